@@ -255,7 +255,7 @@ def _picture(results: Sequence[Figures]) -> bytes | None:
         import matplotlib  # noqa: F401
     except ImportError:
         return None
-    from dreamgym_lg.report.plots import draw_png
+    from dreamgym_lg.report.curves import draw_png
 
     columns = by_budget(results)
     most = max(len(methods) for methods in columns.values())
@@ -265,7 +265,7 @@ def _picture(results: Sequence[Figures]) -> bytes | None:
 
 
 def _draw(figure: "Figure", columns: Mapping[Budget, Mapping[str, Sequence[Figures]]]) -> None:
-    from dreamgym_lg.report.plots import DREAM, FAINT, REAL, TICKS, whiskers
+    from dreamgym_lg.report.curves import DREAM, FAINT, REAL, TICKS, whiskers
 
     shown = [name for name in METHODS if any(name in methods for methods in columns.values())]
     panels: Any = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]

@@ -40,7 +40,7 @@ DIFFERENCES_SHOWN = 10
 
 
 def canary(log: Log, name: Name = None, stop: Stop = False) -> None:
-    """Show what a canary or a shadow of a policy in production showed: who served, outcomes, agreement, the decision."""
+    """Show served threads, outcomes, agreement and the decision of a canary or shadow."""
     with errors_shown():
         from dreamgym_lg.production.log import CanaryLog
 

@@ -19,7 +19,9 @@ console = Console()
 
 @contextmanager
 def errors_shown(*, resumes: bool = False) -> Iterator[None]:
-    """An error of this library ends the command with its message alone and exit code 2; Ctrl-C with 130.
+    """End the command at an error of this library with its message alone.
+
+    Exit code 2; at Ctrl-C 130.
 
     Args: `resumes`, whether the same command goes on where it was stopped.
     """
@@ -48,7 +50,7 @@ def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def typed(prompt: str) -> str | None:
-    """The person's next line, joined with the next ones while it ends with a backslash; None at the end of the input."""
+    """The person's next line; None at the end of the input. A backslash at its end joins the next one."""
     try:
         line = input(prompt).strip()
     except EOFError:
@@ -63,7 +65,7 @@ def typed(prompt: str) -> str | None:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print what a model, a tool or a person wrote: no markup, on lines of its own length."""
+    """Print foreign text: no markup, on lines of its own length."""
     console.print(Text(visible(text), style), soft_wrap=True)
 
 
@@ -73,7 +75,7 @@ def visible(text: str) -> str:
 
 
 def quiet_libraries(*, offline: bool) -> None:
-    """Defaults of the environment: no telemetry, no bars but ours, no spinning threads and, if `offline`, no download."""
+    """Set quiet defaults: no telemetry, bars or spinning threads and, if `offline`, no download."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; downloads of the hub still show theirs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: a waiting thread must not burn a core
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""The dream that a command asks: an experiment's newest one, or one over a replay buffer."""
+"""The dream of a command: an experiment's newest one, or one over a replay buffer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

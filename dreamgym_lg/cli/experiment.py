@@ -142,7 +142,7 @@ def demo(
     learner: Learner = None,
     report_to: ReportTo = None,
 ) -> None:
-    """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
+    """Run every stage: collect, train in the dream, evaluate in reality, write the report."""
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()
@@ -175,7 +175,7 @@ def train(
     servers: Servers = None,
     report_to: ReportTo = None,
 ) -> None:
-    """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
+    """Collect data if needed, train experience model and base policy, then the policy.
 
     A dream that pays what it must not is refused, with the figure.
     """
@@ -188,7 +188,7 @@ def train(
 
 
 def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
-    """Base and trained policy on held-out tasks of the real environment; writes result.json and the report."""
+    """Evaluate base and trained policy on held-out real tasks; write result.json and the report."""
     with _opened(world, seed=seed, out=out, quickly=quick, existing=True) as work:
         work.prove()
         _show(work)

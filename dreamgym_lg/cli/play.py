@@ -1,4 +1,4 @@
-"""`dreamgym play`: a person acts in the dream or in the real environment, or answers the tool calls of an agent."""
+"""`dreamgym play`: a person acts in an environment, or answers the calls of an agent."""
 
 import json
 import shlex
@@ -63,7 +63,7 @@ def play(
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
 ) -> None:
-    """Act yourself, in the dream or in the real environment; or be the world of your own agent. /help inside says how.
+    """Act yourself, dreamed or for real, or be the world of your own agent. /help inside says how.
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
@@ -105,7 +105,7 @@ def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Tas
 
 
 class Session:
-    """One episode of a person, stepped and cut short as the episode graph does it for a policy."""
+    """One episode of a person, stepped and cut short like a policy's."""
 
     def __init__(self, environment: Environment, task: Task, max_steps: int | None = None) -> None:
         self.environment, self.task, self.max_steps = environment, task, max_steps
@@ -203,7 +203,7 @@ def _obey(session: Session, line: str, reasoning: bool) -> None:
 
 
 def _act(session: Session, action: str, reasoning: bool) -> None:
-    """Play the action; print the observation as the policy sees it, and the outcome at the end."""
+    """Play the action. Print the observation as the policy sees it, and the outcome at the end."""
     last = session.act(action)
     say(last.next_observation or "(nothing)")
     if not last.valid:
@@ -236,7 +236,7 @@ def _show_tools(task: Task) -> None:
 
 
 def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The action that a person means by `name key=value ...` or by a call in JSON, which is passed on unchecked.
+    """The action of a typed `name key=value ...`, or of a call in JSON, passed on unchecked.
 
     A value is JSON where it can be read as such and the schema does not ask for a string. Raises `ConfigurationError` for an
     unknown tool or argument, and a line that cannot be read; the dream answers for arguments that are missing.

@@ -96,7 +96,7 @@ class Left(RunStopped):
 
 
 class Person:
-    """The only part of the dream: answers tool calls at the terminal, and gives the reward at the end."""
+    """Responder and judge at the terminal, the only part of the dream."""
 
     name = PERSON
 
@@ -167,7 +167,7 @@ def show_episode(episode: Trajectory) -> None:
 
 
 def _policy(name: str | None, graph: object, *, guarded: bool) -> tuple[BaseChatModel | None, str]:
-    """The chat model that acts, and a notice for the person; None: the agent asks its own models.
+    """The chat model that acts and a notice; None: the agent asks its own models.
 
     Behind the wall is no network, so that this process asks for an agent with one model.
     """
@@ -190,12 +190,12 @@ def _policy(name: str | None, graph: object, *, guarded: bool) -> tuple[BaseChat
 
 
 def _no_call(call: Call) -> bool:
-    """Selects no call for the policy; a function of a module, which can be sent to a worker."""
+    """Selects no call for the policy. A function of a module can be sent to a worker."""
     return False
 
 
 def _payload(task: Task) -> Any:
-    """The graph's input: an instruction that is a JSON object as it is, any other as a message."""
+    """The graph's input: a JSON object as it is, any other instruction as a message."""
     try:
         payload = json.loads(task.instruction)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The commands that serve over HTTP: `dreamgym serve`, an exported policy, and `dreamgym ui`, what a replay buffer holds."""
+"""The commands that serve over HTTP: `dreamgym serve` and `dreamgym ui`."""
 
 import os
 import socket
@@ -59,7 +59,7 @@ def serve(
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise `ConfigurationError` for a port that is taken: the server would say so after loading the model."""
+    """Raise `ConfigurationError` for a taken port. The server would do so after loading the model."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
@@ -77,7 +77,7 @@ def ui(
     path: Annotated[Path, typer.Argument(metavar="PATH", help=PATH_HELP)],
     port: Annotated[int, typer.Option(min=0, max=65535, help=PORT_HELP)] = 8321,
 ) -> None:
-    """Show runs, curves, groups and episodes of a replay buffer in the browser, while a run goes on too; it is only read."""
+    """Show runs, curves, groups and episodes of a replay buffer in the browser. It is only read; a run may go on."""
     with errors_shown():
         check_installed("starlette", "uvicorn", "matplotlib", "jinja2", extra="ui")
         from dreamgym_lg.report.server import serve

@@ -1,4 +1,4 @@
-"""A trained policy in production: beside the old one (`shadow`), or for a share of the threads (`canary`)."""
+"""A trained policy in production: beside the old one, or for a share of the threads."""
 
 from dreamgym_lg.production.canary import canary
 from dreamgym_lg.production.log import CanaryLog, CanaryState, Pair, Served

@@ -1,4 +1,4 @@
-"""`canary`: a graph in production whose policy serves a share of the threads, until it is proven worse."""
+"""`canary`: a policy serves a share of the threads in production, until proven worse."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def canary(
     pass_through: Sequence[str] = (),
     verify: Verify | None = None,
 ) -> Graph:
-    """The graph in production, with the policy in its place for a share of the threads, until the outcomes speak against it.
+    """The graph, with the policy in its place for a share of the threads, until proven worse.
 
     A thread is drawn once, by its `thread_id`, and stays at its side; a run without one is a thread of its own. Both sides run
     on the real tools and the graph's own checkpointer. `CanaryLog.record_outcome` says how a thread ended, or `verify` does;
@@ -73,7 +73,7 @@ def check_share(share: float) -> None:
 
 
 def judged(verify: Verify | None, payload: Any, state: Any) -> bool | None:
-    """The user's own verdict on a run; None where there is none, as where it raises."""
+    """The user's own verdict on a run; None without one, or if it raises."""
     try:
         success = None if verify is None else verify(payload, state)
     except Exception as error:

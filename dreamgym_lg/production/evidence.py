@@ -1,4 +1,4 @@
-"""The test of a canary: blocks of threads by their start, whose outcomes may come in any order."""
+"""The test of a canary, over blocks of threads in the order of their start."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Counts = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Evidence(NamedTuple):
-    """E-values of the two claims about the policy's success rate: 1 says nothing, 20 a lot.
+    """E-values of two claims about the policy's success rate: 1 says nothing, 20 a lot.
 
     If the policy is at least as good as production, `worse` reaches 1/alpha at any time with a probability of alpha at most,
     however often one looks. So does `better` if it is at most as good.
@@ -75,7 +75,7 @@ def canary_evidence(outcomes: ArrayLike, blocks: Blocks) -> Evidence:
 
 
 def evidence_by_prefix(outcomes: ArrayLike, blocks: Blocks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`worse` and `better` after some numbers of first blocks, the last of them all blocks (at most 64 numbers).
+    """`worse` and `better` after at most 64 numbers of first blocks, the last of all.
 
     Args: `outcomes`, (..., threads), as of `canary_evidence`. Returns two arrays (..., numbers of blocks).
     """
@@ -91,7 +91,7 @@ def evidence_by_prefix(outcomes: ArrayLike, blocks: Blocks) -> tuple[NDArray[np.
 
 
 def lower_rate_evidence(first: Counts, second: Counts) -> NDArray[np.float64]:
-    """The e-values against "the first rate is not lower than the second", after each number of whole blocks.
+    """E-values against "the first rate is not lower", after each number of blocks.
 
     A block is an e-variable of Turner, Ly and Grünwald (2024, Generic E-variables for exact sequential k-sample tests that
     allow for optional stopping, J. Stat. Plan. Inference 230). Their product is averaged over a grid of alternatives

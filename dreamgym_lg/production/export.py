@@ -1,4 +1,4 @@
-"""A policy as a folder for production: `export_policy` writes it, `load_policy` reads it, `langgraph dev` serves it.
+"""A policy as a folder for production: written, loaded, and served by `langgraph dev`.
 
 The server is started in the exported folder, or the environment variable DREAMGYM_POLICY names it.
 """
@@ -44,7 +44,7 @@ def export_policy(
     agent: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a policy to a new folder: weights (LoRA merged), tokenizer, sampling, manifest, model card, `langgraph.json`.
+    """Write a policy to a new folder: weights, tokenizer, sampling, manifest, card, `langgraph.json`.
 
     It is whole or not there. No file is a program: nothing of it runs when it is loaded, but for the chat template in
     transformers' sandbox. The data that it was trained on are named by counts and hashes.
@@ -93,7 +93,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
-    """Load an exported policy as a chat model that samples as it was exported: temperature, length, stop texts.
+    """Load an exported policy as a chat model, with its temperature, length and stop texts.
 
     Args: `options`, those of `LocalChatModel.from_path`, e.g. `device`, `dtype`, `temperature=0`.
 
@@ -116,7 +116,7 @@ def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
 
 
 def load_exported(folder: Path) -> Pregel:
-    """The graph of an exported folder, without a checkpointer and a store: the server brings its own.
+    """The graph of an exported folder. The server brings its own checkpointer and store.
 
     Raises `ConfigurationError` as `load_policy` does, and if the agent's source cannot be loaded.
     """
@@ -193,7 +193,7 @@ def _write(
 
 
 def _merged(model: Any) -> dict[str, Any] | None:
-    """The weights with the adapters of `lora=True` merged into them; None for a model without adapters."""
+    """The weights with LoRA adapters merged into them; None without adapters."""
     if not hasattr(model, "peft_config"):
         return None
     from dreamgym_lg.integrations.trl.adapters import merged_weights
@@ -216,7 +216,7 @@ def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
 
 
 def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
-    """The format by which `transformers serve` reads the policy's replies, tool calls included; None for an unknown one.
+    """The format by which `transformers serve` reads replies; None for an unknown one.
 
     It is the one that transformers knows of this model, else Hermes' where the chat template writes calls in it.
     """
@@ -255,7 +255,7 @@ def _edit(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _code(draft: Path) -> str:
-    """The files by which loading would run code, or that are no part of a model; "" if there are none."""
+    """Names of files that run code when loaded, or are no part of a model."""
     foreign = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in _SUFFIXES]
     mapped = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in json.loads((draft / name).read_text())]
     return ", ".join([*foreign, *mapped])

@@ -119,7 +119,7 @@ class CanaryLog:
     # --- the user's side --------------------------------------------------------------------------------------------------
 
     def record_outcome(self, thread_id: str, success: bool | None, *, name: str | None = None) -> bool:
-        """Record how a thread has ended; once the outcomes of both sides prove the policy worse, this ends the canary.
+        """Record how a thread has ended. Once the outcomes prove the policy worse, this ends the canary.
 
         The first outcome of a thread counts: False, and nothing changed, if there is one, and for a thread that began after
         the canary's end. Outcomes may come in any order and after any delay: until then a thread counts against a decision.
@@ -158,7 +158,7 @@ class CanaryLog:
             return CanaryState._make((*row, served, _evidence(db, name)))
 
     def pairs(self, name: str | None = None) -> tuple[list[Pair], int]:
-        """The simulated sides, oldest first, and the number of runs without one since too many waited."""
+        """The simulated sides, oldest first, and the number of runs that were dropped."""
         with self._transaction() as db:
             name = self._name(db, name)
             rows = db.execute("SELECT pair FROM pairs WHERE canary = ? ORDER BY id", (name,)).fetchall()

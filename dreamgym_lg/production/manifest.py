@@ -1,4 +1,4 @@
-"""`manifest.json` of an exported policy: where it comes from, and the hash of every file beside it."""
+"""`manifest.json` of an exported policy: its origin, and the hash of every file."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def _parsed(folder: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> set[str]:
-    """The files of the folder by their path in it, the manifest and hidden ones left out."""
+    """Relative paths of the files in the folder, without the manifest and hidden ones."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     return {path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)} - {MANIFEST}
 

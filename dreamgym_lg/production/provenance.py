@@ -1,4 +1,4 @@
-"""Origin of a policy, for manifest and model card of its export: numbers, names and hashes, never a text of the traces."""
+"""Origin of a policy, for manifest and model card. No text of the traces is in it."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ _SMALL_BASE = "the small base of dreamgym-lg"
 
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
-    """JSON of a policy's origin; `training` is None for one that this experiment did not train."""
+    """Origin of a policy as JSON; `training` is None if this experiment did not train it."""
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
@@ -69,12 +69,12 @@ def _base_model(work: Workspace) -> str:
 
 
 def _model_name(name: str) -> str:
-    """A hub name as it is; of a folder its own name alone, for the way to it is nobody's business."""
+    """A hub name as it is; of a folder its own name alone, without the path."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
 def _experience_model(work: Workspace) -> dict[str, Any] | None:
-    """The dream that the policy was trained in, by its version; None where it played no part."""
+    """Version of the dream that the policy was trained in; None without one."""
     name = work.experience_version
     if (work.stored_settings() or work.settings).environment == "real" or not name:
         return None
@@ -86,7 +86,7 @@ def _experience_model(work: Workspace) -> dict[str, Any] | None:
 
 
 def _data(buffer: ReplayBuffer) -> dict[str, Any]:
-    """Number of the real episodes of training tasks, and one hash of them, whatever their order."""
+    """Number and hash of the real episodes of training tasks, whatever their order."""
     records = [each for each in buffer.records() if each.split == "train"]
     texts = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
     hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in texts)
@@ -95,7 +95,7 @@ def _data(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
-    """The stored evaluations of this policy on held-out tasks, each with its 95 % Wilson interval.
+    """Stored evaluations of this policy on held-out tasks, with 95 % Wilson intervals.
 
     One with episodes that could not be played is left out: there is no verdict without them.
     """
@@ -192,7 +192,7 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
 
 
 def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]]) -> str:
-    """A table of the policy's evaluations and, below them, of its baselines' on real held-out tasks."""
+    """Table of the policy's evaluations, and of its baselines' on real held-out tasks."""
     if not rows:
         return "This policy was not evaluated on held-out tasks before it was exported."
     lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]

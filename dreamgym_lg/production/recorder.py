@@ -1,4 +1,4 @@
-"""Records the real runs of a graph by callbacks: tool calls with their answers, and the end."""
+"""Records the real runs of a graph by callbacks: tool calls, answers, the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -55,7 +55,7 @@ class Recorder(BaseCallbackHandler):
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """In the order in which they began; those of one reply in that of the reply, since they begin at once."""
+        """Calls in the order in which they began; of one reply, in the reply's."""
         started = list(self._calls.values())
         again = {(call.id, call.action) for call in started if call.id and call.valid}  # a middleware's retry is the same call
         calls = [call for call in started if call.valid or (call.id, call.action) not in again]
@@ -101,7 +101,7 @@ class Recorder(BaseCallbackHandler):
 
 
 def _messages(outputs: Any) -> Iterator[AIMessage | ToolMessage]:
-    """Those of a node's output: a list of messages, or an update of the state with one in it."""
+    """Messages of a node's output: a list, or an update of the state with one in it."""
     for part in outputs.values() if isinstance(outputs, dict) else [outputs]:
         for each in part if isinstance(part, list) else [part]:
             if isinstance(each, AIMessage | ToolMessage):
@@ -136,7 +136,7 @@ class Observer(Protocol):
 
 
 def observed(graph: Graph, observer: Observer) -> Graph:
-    """The same graph with an observer of its runs; those in a dream, or of another graph's policy, are left alone."""
+    """The same graph with an observer of its runs. Runs in a dream, or of another graph's policy, are left alone."""
 
     def stream(served: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any) -> Iterator[Any]:
         if guarded_episode() is not None:
@@ -187,7 +187,7 @@ def _record(
     arguments: Mapping[str, Any],
     loop: asyncio.AbstractEventLoop | None,
 ) -> tuple[RealRun, RunnableConfig]:
-    """The run, and its own config with the recorder among its callbacks; LangGraph merges it with the others."""
+    """The run, and its own config with the recorder among its callbacks."""
     recorder, config = Recorder(), config or {}
     outer = (var_child_runnable_config.get() or {}).get("configurable") or {}
     own = {**((graph.config or {}).get("configurable") or {}), **(config.get("configurable") or {})}

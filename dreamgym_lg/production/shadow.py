@@ -53,7 +53,7 @@ def shadow(
     recursion_limit: int | None = None,
     most_waiting: int = 20,
 ) -> Graph:
-    """The graph as it is, in production; beside it the policy plays the same inputs, with all its tool calls simulated.
+    """The graph as it is; beside it the policy plays the same inputs in a dream.
 
     Production answers, with its own models and tools. After each run the policy plays it again under the guard of dreams: a
     call is answered as this very run was answered, else by a recorded answer of `replay_buffer`, else by `experience_model`.
@@ -112,7 +112,7 @@ def shadow(
 
 
 def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
-    """Wait until no simulated side of this process's runs of a `shadow` graph waits; False if time is up.
+    """Wait for the simulated sides of this process; False if time is up.
 
     Where the graph runs asynchronously: `await asyncio.to_thread(wait_for_shadows, graph)`.
     """
@@ -122,7 +122,7 @@ def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
 
 
 class _Shadow:
-    """Plays the simulated sides of real runs, each after its real run has ended, and stores the comparisons.
+    """Plays the simulated side of each real run after its end, and stores the comparison.
 
     The side of a run in a thread is played in a thread of its own, that of an asynchronous run as a task of the same loop:
     the clients of models are bound to their loop. A loop that ends ends its tasks.
@@ -234,7 +234,7 @@ def _copy(graph: Pregel, run: RealRun) -> ShadowedRun:
 
 
 def _behind(graph: Pregel, before: Mapping[str, Any], payload: Any) -> dict[str, Any]:
-    """An input for a thread without a past that is this input behind that state: each key as its own reducer has it."""
+    """The input behind an earlier state, as one input: each key by its own reducer."""
     state = dict(before)
     for key, value in dict(payload).items():
         if key in before:

@@ -1,4 +1,4 @@
-"""The simulated side of a run: the policy in a dream of the very same run, compared with what production did."""
+"""The simulated side of a run: the policy in a dream of it, compared with production."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class ShadowedRun:
 
 
 class ThisRun:
-    """Answers a call as it was answered in the real run after the same writing calls.
+    """Answers a call as the real run answered it after the same writing calls.
 
     The n-th identical call gets the n-th answer, and the last one from then on.
     """
@@ -107,7 +107,7 @@ class Simulation:
         return self._compare(run, episode, state)
 
     async def aplay(self, run: ShadowedRun) -> Pair:
-        """Play it in the event loop of the real run: an async client of a model belongs to one loop."""
+        """Play it in the event loop of the real run, to which async clients of models belong."""
         if run.unusable is not None:
             return Pair(run.thread, run.unusable)
         answers = ThisRun(run.calls, self.index)

@@ -1,16 +1,38 @@
-"""Curves of a training run, from the metrics of its iterations."""
+"""Figures of a training run, and the look of every picture. Needs matplotlib to draw."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dreamgym_lg.report.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, whiskers
 from dreamgym_lg.statistics import Rate, wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
+REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
+STYLE: Mapping[str, object] = {
+    "font.size": 15,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": "#999999",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 17,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "grid.color": "#E6E6E6",
+    "legend.frameon": False,
+    "legend.fontsize": 14,
+}
+TICKS = [0, 0.25, 0.5, 0.75, 1]
+"""Of an axis of shares."""
+
 
 History = Mapping[int, Mapping[str, Any]]
 """A run's metrics by iteration, in order."""
@@ -21,7 +43,7 @@ INVALID, ENTROPY = ("invalid_action_share", "Invalid actions", 1), ("entropy", "
 
 
 class Evaluation(NamedTuple):
-    """Success of a policy in the real environment and in the dream, on the same worlds."""
+    """Success of a policy on the same tasks, really and in the dream."""
 
     real: Rate | None
     dream: Rate | None
@@ -32,12 +54,6 @@ class Evaluation(NamedTuple):
         return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
 
 
-class Gap(NamedTuple):
-    value: float
-    low: float | None
-    high: float | None
-
-
 def by_iteration(metrics: Sequence[Mapping[str, Any]]) -> History:
     """Of two records of an iteration the later counts."""
     placed = {int(record["iteration"]): record for record in metrics if read_number(record.get("iteration")) is not None}
@@ -45,14 +61,14 @@ def by_iteration(metrics: Sequence[Mapping[str, Any]]) -> History:
 
 
 def read_number(value: Any, most: float = math.inf) -> float | None:
-    """The value if it is a finite number in 0..most, as every figure here has to be, else None."""
+    """The value if it is a finite number in 0..most, else None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if math.isfinite(value) and 0 <= value <= most else None
 
 
 def read_rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
-    """None unless an episode was played and the counts are possible; Wilson's interval where none is given."""
+    """The rate of possible counts, else None; with Wilson's interval where none is given."""
     episodes = int(read_number(record.get(f"{prefix}episodes")) or 0)
     successes = read_number(record.get(f"{prefix}successes"), episodes)
     if not episodes or successes is None:
@@ -70,17 +86,38 @@ def read_evaluations(history: History) -> dict[int, Evaluation]:
     return {iteration: each for iteration, each in points.items() if each.real or each.dream}
 
 
+def whiskers(rates: Iterable[Rate]) -> list[list[float]]:
+    """Lengths of the whiskers below and above each rate, for `errorbar`. 0 where the interval does not hold it."""
+    below_and_above = [(max(0.0, rate.value - rate.low), max(0.0, rate.high - rate.value)) for rate in rates]
+    return [list(lengths) for lengths in zip(*below_and_above, strict=True)]
+
+
+def draw_png(draw: "Callable[[Figure], None]", *, width: float, height: float, layout: Any = None) -> bytes:
+    """Draw a picture of `width` x `height` hundred pixels and return it as PNG.
+
+    A plain `Figure`, not pyplot: no backend is chosen and no global state changes. Args: `layout`, matplotlib's.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", dict(STYLE)]):  # "default" first: a user's own style must not leak in
+        figure, buffer = Figure(figsize=(width, height), dpi=100, facecolor="white", layout=layout), BytesIO()
+        draw(figure)
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
 def draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
     axes.errorbar(list(rates), [rate.value for rate in rates.values()], whiskers(rates.values()), **look)
 
 
 def draw_progress(axes: "Axes", history: History) -> None:
-    axes.set(title="During training", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
+    axes.set(title="Success", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
     axes.grid(axis="y")
     points = read_evaluations(history)
     if training := read_series(history, "train_success", 1):
-        look: dict[str, Any] = {"color": FAINT, "alpha": 0.5, "label": "training rollouts"}
+        look: dict[str, Any] = {"color": FAINT, "alpha": 0.5, "label": "in training"}
         axes.plot(list(training), list(training.values()), ".-", ms=4, lw=1.3, **look)
     for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
         rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
@@ -93,7 +130,7 @@ def draw_progress(axes: "Axes", history: History) -> None:
 
 
 def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, float]]) -> None:
-    """Two metrics, each on its own scale from 0, named and numbered in its own colour."""
+    """Draw two metrics, each on its own scale from 0 and in its own colour."""
     axes.set(title=", ".join(name for _, name, _ in metrics), xlabel="iteration")
     axes.grid(axis="y")
     recorded = [(name, most, series) for key, name, most in metrics if (series := read_series(history, key, most))]
@@ -105,37 +142,30 @@ def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, 
         side.tick_params(axis="y", colors=color)
 
 
-def draw_gap(axes: "Axes", history: History) -> None:
-    """Dreamed minus real success of the evaluations, with its interval: above 0 the dream flatters."""
-    axes.set(title="Gap: dream minus real", xlabel="iteration")
-    axes.grid(axis="y")
-    gaps = {
-        iteration: Gap(row["eval_gap"], row.get("eval_gap_low"), row.get("eval_gap_high"))
-        for iteration, row in history.items()
-        if row.get("eval_gap") is not None
-    }
-    if gaps:
-        values = [gap.value for gap in gaps.values()]
-        axes.errorbar(list(gaps), values, whiskers(gaps.values()), fmt="s-", color=INK, ms=7, lw=2, capsize=4)
-        axes.axhline(0, color=FAINT, lw=1)
-
-
-PROGRESS: tuple[Callable[..., None], ...] = (draw_progress, draw_gap)
-HEALTH: tuple[Callable[..., None], ...] = (
+CURVES: tuple[Callable[..., None], ...] = (
+    draw_progress,
     partial(draw_pair, metrics=(UNIFORM, VALUE)),
     partial(draw_pair, metrics=(INVALID, ENTROPY)),
 )
+"""Success, curriculum and health of a run."""
 
 
 def draw_panels(
-    figure: "Figure", history: History, panels: Sequence[Callable[["Axes"], None]], alarms: Collection[int] = (), **edges: Any
+    figure: "Figure",
+    history: History,
+    panels: Sequence[Callable[["Axes"], None]],
+    alarms: Collection[int] = (),
+    *,
+    rows: int = 1,
+    **edges: Any,
 ) -> None:
-    """Draw four panels, each by a function of its axes.
+    """Draw panels in rows, each by a function of its axes.
 
     Args: `alarms`, iterations that the curves mark; `edges`, of the grid: matplotlib's own layout would take as long again
     as all the drawing.
     """
-    axes: list[Any] = [*figure.subplots(2, 2, gridspec_kw={"left": 0.045, "right": 0.955, "wspace": 0.22, **edges}).flat]
+    edges = {"left": 0.045, "right": 0.955, "wspace": 0.22, **edges}
+    axes: list[Any] = [*figure.subplots(rows, len(panels) // rows, gridspec_kw=edges).flat]
     for place, draw in zip(axes, panels, strict=True):
         draw(place)
         if history and place.get_xlabel() == "iteration":
@@ -147,9 +177,3 @@ def draw_panels(
         if not place.has_data():
             place.set_axis_off()
             place.text(0.5, 0.5, "not recorded", transform=place.transAxes, ha="center", va="center", color=FAINT)
-
-
-def draw_curves(figure: "Figure", history: History, alarms: Collection[int]) -> None:
-    """Success, gap, curriculum and health of a run; `alarms`, the iterations at which something began to go wrong."""
-    panels = [partial(draw, history=history) for draw in (*PROGRESS, *HEALTH)]
-    draw_panels(figure, history, panels, alarms, top=0.94, bottom=0.08, hspace=0.36)

@@ -1,4 +1,4 @@
-"""The HTML pages that this library writes and serves: all from `templates/`, on one base and one style."""
+"""HTML pages from `templates/`, on one base and one style."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The proof written down: `report.html` and `report.png` of a finished run, and the same table for the terminal.
+"""The proof of a finished run as `report.html`, `report.png` and a table.
 
 Every figure is an input or derived from one here, once, for page, picture and terminal alike. What is missing, null or
 impossible is left out, never guessed; a gain whose intervals overlap is called not proven wherever it is named.
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.report import curves
-from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
+from dreamgym_lg.report.curves import DREAM, FAINT, INK, REAL, TICKS, Evaluation, History, draw_png, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
-from dreamgym_lg.report.plots import DREAM, FAINT, INK, REAL, TICKS, draw_png
 from dreamgym_lg.statistics import Rate, intervals_apart
 from dreamgym_lg.types import Trajectory
 
@@ -42,7 +41,7 @@ UNFILTERED = "No filtered imitation: the successes are the best recorded episode
 
 
 class Row(NamedTuple):
-    """One policy in one mode: in the real environment, and on the same worlds in the dream."""
+    """One policy in one mode, on the same tasks really and in the dream."""
 
     policy: str
     mode: str
@@ -64,7 +63,7 @@ class Row(NamedTuple):
 def write_report(
     result: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], episodes: Sequence[Trajectory], out: Path
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `report.png` (1600 x 1000 pixels) into the folder `out` and return their paths.
+    """Write `report.html` and `report.png` (1600 x 1000 pixels) into `out`; returns their paths.
 
     The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of order
     or have gaps; of two records of an iteration the later counts. The page shows the first EPISODES_SHOWN episodes and says
@@ -82,7 +81,7 @@ def write_report(
 
 
 def summary_table(result: Mapping[str, Any]) -> "Table":
-    """Per policy and mode: success real and dreamed, their gap, the share of invalid actions and how many were recognised."""
+    """Real and dreamed success, gap, invalid actions and their recall per policy and mode."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -117,7 +116,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline.
+    """Sentence and verdict (`proven`, `not proven`, `worse`) per mode; the first is the headline.
 
     The trained policy is compared with the better of its baselines, base and filtered imitation.
     """
@@ -196,11 +195,8 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
     note = _note(result)
     figure.text(0.03, 0.022, note, fontsize=min(13, 2000 / len(note)), color=FAINT, va="center")
-    panels = [
-        partial(_draw_headline, rows=_rows(result)),
-        *(partial(draw, history=history) for draw in (curves.draw_progress, *curves.HEALTH)),
-    ]
-    curves.draw_panels(figure, history, panels, top=0.83, bottom=0.115, hspace=0.52, height_ratios=(30, 26))
+    panels = [partial(_draw_headline, rows=_rows(result)), *(partial(draw, history=history) for draw in curves.CURVES)]
+    curves.draw_panels(figure, history, panels, rows=2, top=0.83, bottom=0.115, hspace=0.52, height_ratios=(30, 26))
 
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -21,9 +21,9 @@ from starlette.routing import Route
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay.reader import ReplayReader, stamp
 from dreamgym_lg.report import views
-from dreamgym_lg.report.curves import by_iteration, draw_curves, read_number
+from dreamgym_lg.report.curves import CURVES, by_iteration, draw_panels, draw_png, read_number
 from dreamgym_lg.report.pages import create_templates
-from dreamgym_lg.report.plots import draw_png
+from dreamgym_lg.text import clean
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
@@ -49,7 +49,7 @@ _drawing = Lock()  # matplotlib's style is the process's
 
 
 def create_app(path: Path) -> Starlette:
-    """The pages over the replay buffer at `path`, which is opened for each of them and never written to.
+    """The pages over the replay buffer at `path`, which is never written to.
 
     A file that cannot be read is told in the page, and may be there at the next request.
     """
@@ -62,7 +62,7 @@ def create_app(path: Path) -> Starlette:
         version = stamp(path)  # before the file is read: what is stored meanwhile is shown next
         with ReplayReader(path) as reader:
             values = view(reader, request.query_params)
-        return HTMLResponse(templates.get_template(f"ui_{view.__name__}.html.j2").render(values, stamp=version))
+        return HTMLResponse(clean(templates.get_template(f"ui_{view.__name__}.html.j2").render(values, stamp=version)))
 
     def failed(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -70,7 +70,7 @@ def create_app(path: Path) -> Starlette:
         else:
             status, text = next(status for kind, status in _STATUS.items() if isinstance(error, kind)), str(error)
         template = templates.get_template("ui_error.html.j2")
-        return HTMLResponse(template.render(status=status, text=text, stamp=""), status_code=status)
+        return HTMLResponse(clean(template.render(status=status, text=text, stamp="")), status_code=status)
 
     def curves(request: Request) -> Response:
         with ReplayReader(path) as reader:
@@ -98,7 +98,7 @@ def create_app(path: Path) -> Starlette:
 
 
 def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
-    """Serve the pages on this machine's loopback until the user ends it, by Ctrl-C: it raises `KeyboardInterrupt` then.
+    """Serve the pages on this machine's loopback until Ctrl-C, then raise `KeyboardInterrupt`.
 
     Args: `port`, 0 for any free one; `say`, told the address.
 
@@ -122,9 +122,12 @@ def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
 @lru_cache(maxsize=32)
 def _curves(metrics: str) -> bytes:
     history = by_iteration(json.loads(metrics))
+    panels = [partial(draw, history=history) for draw in CURVES]
     began = {iteration for iteration, _ in views.alarms(history)}
     with _drawing:
-        return draw_png(lambda figure: draw_curves(figure, history, began), width=16.5, height=9)
+        return draw_png(
+            lambda figure: draw_panels(figure, history, panels, began, wspace=0.32, top=0.88, bottom=0.16), width=20, height=5
+        )
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:

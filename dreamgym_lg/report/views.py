@@ -1,4 +1,4 @@
-"""Values of each page's template, from the reader of a replay buffer and the page's address."""
+"""Values of each page's template, from a replay buffer and the page's address."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,12 @@ class NotStored(DreamGymError):
 
 def link(page: str, **values: object) -> str:
     """The address of a page; None leaves a value away."""
-    query = urlencode({name: value for name, value in values.items() if value is not None})
+    query = urlencode({name: value for name, value in values.items() if value is not None}, errors="replace")
     return f"{page}?{query}" if query else page
 
 
 def success(row: Run | Iteration) -> Rate | None:
-    """Of the episodes that could be played (`is_missing`); None where each ended in an error, as in `missing_episodes`."""
+    """Success of the episodes that could be played; None where each ended in an error."""
     played = row.episodes - row.failed
     return Rate.of(row.successes, played) if row.errors < row.episodes else None
 

@@ -64,7 +64,7 @@ def test_open_filter_open_an_episode_see_its_reasoning_live(page: Any, address: 
     assert page.get_by_text("It was so before.").is_visible()
 
     page.goto(f"{address}/run?run=train&iteration=0")
-    assert page.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 1650
+    assert page.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 2000
     page.goto(f"{address}/episode?id=7")
     assert page.title() == "Episode 7 · replay.db", "what a trace holds is not run"
 

@@ -25,7 +25,7 @@ from dreamgym_lg.replay.reader import Filters, ReplayReader
 from dreamgym_lg.report.server import create_app, serve
 from dreamgym_lg.report.views import CHOICES, alarms, link
 from dreamgym_lg.rollout import check_played
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 ATTACK_RUN = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\"'>{{ 7 * 7 }}"
 PAGES = [
@@ -311,6 +311,21 @@ def test_what_a_trace_says_is_text(client: TestClient, address: str) -> None:
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on") or name == "style"]
     assert "<script>document.title" in page.text, "shown as it is"
     assert "'>49" not in page.text
+
+
+def test_half_an_emoji_in_metadata_fails_no_page(client: TestClient, database: Path) -> None:
+    half = "\ud83d"
+    task = Task(id="half", instruction=half, environment="e", metadata={half: [half]})
+    with ReplayBuffer(database) as buffer:
+        buffer.add(Trajectory(task=task, steps=[step_of(half)], run="half"))
+    changed(database, """UPDATE tasks SET metadata = '{"k": "\\ud83d"}' WHERE instruction = '?'""")  # of an earlier release
+    for address in ("/", "/episodes", "/episode?id=8", link("/run", run="half", iteration=0), link("/episodes", text=half)):
+        assert client.get(address).status_code == 200, address
+    assert '"k": "?"' in shown(client, "/episode?id=8")
+
+
+def step_of(text: str) -> Step:
+    return Step(observation=text, action=text, next_observation=text, reasoning=text)
 
 
 # --- the file -----------------------------------------------------------------------------------------------------------------
