@@ -85,9 +85,8 @@ def open_experiment(
             )
         return open_folder(Path(name), **chosen)
     if loaded is None:
-        given = {"seed": seed, "out": out}
-        own = {key: value for key, value in given.items() if value is not None}  # those that a function may name
-        loaded = load_object(name, **own) if is_object(name) else load_world(name)
+        nameable = {key: value for key, value in (("seed", seed), ("out", out)) if value is not None}
+        loaded = load_object(name, **nameable) if is_object(name) else load_world(name)
     work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")

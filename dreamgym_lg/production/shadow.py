@@ -130,7 +130,7 @@ class _Shadow:
 
     def __init__(self, simulation: Simulation, log: CanaryLog, name: str, share: float, most_waiting: int) -> None:
         self._simulation, self._log, self._name, self._share = simulation, log, name, share
-        self._copied: dict[Recorder, ShadowedRun] = {}
+        self._copied: WeakKeyDictionary[Recorder, ShadowedRun] = WeakKeyDictionary()  # a run may be left before its end
         self._queue: queue.SimpleQueue[ShadowedRun] = queue.SimpleQueue()
         self._changed, self._most_waiting = threading.Condition(), most_waiting
         self._waiting = self._dropped = 0
@@ -151,7 +151,7 @@ class _Shadow:
             self._copied[run.recorder] = ShadowedRun(thread=run.thread, unusable="failed")
 
     def fail(self, run: RealRun) -> None:
-        self._copied.pop(run.recorder, None)
+        pass
 
     def end(self, run: RealRun) -> None:
         """Let the policy play a run that has ended, unless too many wait."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_the_command_on_anybodys_buffer(
     assert groups["offline data"]["one_step"]["normalised"] == pytest.approx(
         {"successes": 3, "n": 3, "episodes": 1, "value": 1.0, "low": low, "high": high}
     )
+
+
+def test_what_the_page_needs_is_checked_before_any_call_is_paid(
+    scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        buffer.add(episode("t0"))
+    server = scripted(reply=door_world)
+    monkeypatch.setattr(dreams, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = CliRunner().invoke(app, ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door"])
+    assert done.exit_code == 2 and "jinja2 is not installed" in done.output and server.asked == []
 
 
 @pytest.mark.parametrize(

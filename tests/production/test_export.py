@@ -191,7 +191,9 @@ def test_what_a_server_keeps_beside_it_is_nobodys_business(copied: Path) -> None
 
 
 def test_what_cannot_be_exported(tmp_path: Path, scripted: Any, exported: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"mine exists already: overwrite=True .--overwrite. .* name e\.g\. .*mine-2"):
+    with pytest.raises(
+        ConfigurationError, match=r"mine exists already: overwrite=True .--overwrite. .* name another, e\.g\. .*mine-2"
+    ):
         export_policy(tiny(), exported, provenance=RECORD)
     with pytest.raises(ConfigurationError, match="ScriptedModel has no weights in this process"):
         export_policy(scripted(reply=str), tmp_path / "mine", provenance=RECORD)
