@@ -25,10 +25,7 @@ def render_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
-    """The action text of what was meant as tool calls and could not be read as such: `{"name": ..., "arguments": TEXT}`.
-
-    The text is what the policy wrote; `parse_action` takes it for neither a call nor an answer.
-    """
+    """The action text of unreadable tool calls: `{"name": ..., "arguments": TEXT}`, neither a call nor an answer."""
     text = "\n".join(call["args"] or "" for call in calls)
     return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
@@ -40,11 +37,11 @@ def render_answer(text: str) -> str:
 
 def parse_action(action: str) -> ToolCall | str:
     """A call, or the text of a final answer; `ValueError` if `action` is neither."""
-    found = json.loads(action)
-    if isinstance(found, dict) and isinstance(found.get("answer"), str):
-        return str(found["answer"])
-    if isinstance(found, dict) and isinstance(found.get("name"), str) and isinstance(found.get("arguments"), dict):
-        return ToolCall(found["name"], found["arguments"])
+    match json.loads(action):
+        case {"answer": str(answer)}:
+            return answer
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return ToolCall(name, arguments)
     raise ValueError(f"{action[:80]!r} is neither a tool call (name, arguments) nor an answer")
 
 
@@ -59,7 +56,7 @@ def parse_call(action: str) -> ToolCall | None:
 
 
 def is_answer(action: str) -> bool:
-    """Whether the action is the final answer of a tool agent."""
+    """True for a message of a tool agent."""
     try:
         return isinstance(parse_action(action), str)
     except ValueError:
@@ -71,21 +68,21 @@ def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
 
     Those that run at the provider, such as a web search, are left out. Raises what LangChain raises for what is no tool.
     """
-    found = []
+    schemas = []
     for tool in tools:
         if isinstance(tool, Mapping) and "name" in tool and "parameters" in tool:  # OpenAI's responses, or a bare function
             function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
-            found.append({"type": "function", "function": function})
+            schemas.append({"type": "function", "function": function})
         elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
-            found.append(dict(convert_to_openai_tool(tool)))
-    return found
+            schemas.append(dict(convert_to_openai_tool(tool)))
+    return schemas
 
 
 def tool_line(function: Mapping[str, Any]) -> str:
     """A tool's schema on one line: `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
 
-    As in the chat template of small models; the JSON schema takes three times the tokens. Args: `function`, of a tool's schema
-    in OpenAI's form; without parameters the tool's name alone. Its `returns`, the JSON schema of the answer, follows `->`.
+    A third of the JSON schema's tokens. Args: `function`, of a tool's schema in OpenAI's form; without parameters its name
+    alone. Its `returns`, the JSON schema of the answer, follows `->`.
     """
     parameters = function.get("parameters")
     if parameters is None:

@@ -49,7 +49,7 @@ CreateEnvironment = Callable[[], Environment]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeContext:
-    """The run context of an agent's graph: `graph.ainvoke(..., context=EpisodeContext(environment=...))`."""
+    """The run context of an agent's graph."""
 
     environment: Environment | None = None
     """None for a graph that was built with its environment (a server makes an empty context) and for an agent that acts on
@@ -101,10 +101,10 @@ def refused(observation: str) -> StepResult:
 
 
 def check_environment(environment: Environment, task: Task, actions: Sequence[str]) -> None:
-    """Check that `environment` keeps the contract on this task: to be called in the tests of every adapter.
+    """Check that `environment` keeps the contract on this task, in the tests of its adapter.
 
-    Plays `actions` (until the episode ends) twice, takes a step too many if they end the task, and plays one action that
-    makes no sense. Raises `ContractBroken` with the first rule that is broken and what was seen.
+    Plays `actions` twice, takes a step too many if they end the task, and plays one action that makes no sense. Raises
+    `ContractBroken` with the first rule that is broken and what was seen.
     """
     first, results = _play(environment, task, actions)
     _require(isinstance(first, str) and first.strip(), f"reset must return a non-empty text, got {first!r}")

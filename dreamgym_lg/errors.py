@@ -1,28 +1,4 @@
-"""Every error this library raises on purpose.
-
-DreamGymError
-├── ConfigurationError      an argument, an option or an unknown name: nothing was started
-│   ├── UntruthfulDream     a dream pays what it must not, or no success: no policy is trained there
-│   └── ContextExceeded     a conversation does not fit into a local model's context
-├── MissingDependency       something to install first: an extra, a Java runtime
-├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
-├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
-│   ├── AccessBlocked       an agent's code would have touched the real world in a dream: it would do so again
-│   └── WorkerLost          the process that played an episode has died: the episode is played again
-├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
-├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
-├── OwnerUnknown            code that an episode left behind asks a model or tool, and nobody knows for whom
-├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
-│   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
-│   ├── ProcessLost         a process of a model or of a training has died: the run goes on with a new one
-│   ├── ServersUnavailable  no server of the policy answers: the run goes on once one does
-│   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
-├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
-├── CanaryLogError          the SQLite file of a canary is not ours, or cannot be written
-└── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
-
-A message names what was given, the rule it broke and what to do.
-"""
+"""Every error this library raises on purpose. A message names what was given, the rule it broke and what to do."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

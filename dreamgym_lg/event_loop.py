@@ -1,8 +1,4 @@
-"""Event loops that outlive each call.
-
-The async clients of providers, and those of a user's own tools, keep connections that no other loop can use: with a loop of
-its own, the second evaluation of the same agent finds them closed.
-"""
+"""Event loops that outlive each call, because async clients keep connections that no other loop can use."""
 
 import asyncio
 import os
@@ -19,15 +15,8 @@ _starting, _playing = threading.Lock(), threading.Lock()
 
 
 def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run`, in the caller's thread, but always in the same loop; also where a loop runs already, as in a notebook.
-
-    While that loop is busy in another thread, or further up in this one, the coroutine gets one of its own.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    """`asyncio.run` in the caller's thread, but in one lasting loop, unless that is busy; also within a running loop."""
+    if asyncio._get_running_loop() is not None:
         again: Any = run_lasting  # mypy loses the type of a function within itself
         with ThreadPoolExecutor(1) as beside:
             result: Result = beside.submit(copy_context().run, again, coroutine).result()
@@ -53,11 +42,7 @@ def wait_in_loop(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
     Raises `RuntimeError` inside that loop itself, which would wait for ever.
     """
     loop = lasting_loop(name)
-    try:
-        inside = asyncio.get_running_loop() is loop
-    except RuntimeError:
-        inside = False
-    if inside:
+    if asyncio._get_running_loop() is loop:
         coroutine.close()
         raise RuntimeError(f"synchronous code in the event loop {name!r} waits for that loop: call the async method there")
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()

@@ -25,10 +25,9 @@ class Launch(NamedTuple):
 def launched() -> Launch | None:
     """This process among those of its launcher; None where it is the only one.
 
-    The launcher's variables are taken out of the environment, and the process's own GPU is the only one left visible: libraries
-    that would join the processes by themselves (accelerate), and what rank 0 starts, see one process on one GPU.
-
-    Raises `ConfigurationError` for sharded weights, and where the process cannot have a GPU of its own.
+    The launcher's variables are taken out of the environment, and only the process's own GPU is left visible: libraries that
+    would join the processes by themselves (accelerate) see one process on one GPU. Raises `ConfigurationError` for sharded
+    weights, and where the process cannot have a GPU of its own.
     """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None

@@ -1,7 +1,4 @@
-"""The learner protocol, and credit: the weight and advantage of each token in the loss.
-
-A learner gets groups (the episodes of one task) and turns them into rows by its credit. Pure Python: no torch.
-"""
+"""The learner protocol, and credit: the weight and advantage of each token in the loss. Pure Python: no torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +27,7 @@ class Learner(Protocol):
         """The metrics of the last update, also after a restart."""
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Train on one iteration's groups and return metrics.
-
-        `skipped` is 1 where the groups taught nothing. An update that was not saved is repeated after a crash.
-        """
+        """Train on one iteration's groups and return metrics; `skipped` is 1 where the groups taught nothing."""
 
     def close(self) -> None:
         """End its threads."""
@@ -42,8 +36,8 @@ class Learner(Protocol):
 class TrainingRow(NamedTuple):
     """One segment with the weight and advantages of its tokens in an iteration's loss.
 
-    The loss is the sum over all sampled tokens of all rows of `weight * loss(token, advantage)`, the KL term included. Of the
-    sequences, which have one number per token of the segment, those of tokens that were read, not sampled, are not used.
+    The loss is the sum over all sampled tokens of all rows of `weight * loss(token, advantage)`, the KL term included. The
+    sequences have one number per token of the segment; those of tokens that were read are not used.
     """
 
     segment: Segment
@@ -87,22 +81,19 @@ def group_credit(
     normalise: Normalisation = "episodes",
     length: int = 1,
 ) -> list[TrainingRow]:
-    """The rows of GRPO and RLOO: replies with their episode's advantage among comparable ones.
+    """The rows of GRPO and RLOO: replies with their episode's advantage in the group.
 
-    A reply cannot have earned what was earned before it. So its episode is compared with those of the group that also replied
-    when they had earned just as much (without this, the useless last replies of the better failures are reinforced). Where all
-    reward comes at the end, as in the paper, that is the advantage within the group (GRPO). It is 0 where there is
-    no other such episode. Where an episode's replies and steps are not one to one, each reply counts as its first.
+    A reply cannot have earned what was earned before it: it is compared with episodes of the group that replied when they had
+    earned just as much, which are all where reward comes at the end, as in the paper. The advantage is 0 where there is no
+    other such episode. Where an episode's replies and steps are not one to one, each reply counts as its first.
 
-    How an episode was cut into segments has no influence on its weight, which is shared by its tokens. Left out are failed
-    episodes and those without a sampled token (of the group's mean and deviation too), and uniform groups, which carry no
-    signal.
+    Left out are failed episodes, those without a sampled token, and uniform groups. An episode's weight is shared by its
+    tokens, however it was cut into segments.
 
     Args:
         advantages: From the rewards of two or more episodes.
-        normalise: What all the weights of N episodes with T sampled tokens amount to. `episodes`: each episode weighs 1/N,
-            a token of an episode with L of them 1/(N L) (GRPO). `tokens`: each token weighs 1/T (DAPO, BNPO, CISPO).
-            `length`: each token weighs 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
+        normalise: Weights of N episodes with T sampled tokens. `episodes`: a token of an episode with L of them weighs 1/(N L)
+            (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO); `length`: 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
     """
     credited: list[tuple[Trajectory, Sequence[float]]] = []
     for group in groups:
@@ -126,10 +117,7 @@ def _progress_advantages(
 
 
 def _earned_before(episode: Trajectory) -> list[float]:
-    """The reward before each reply of an episode, to six digits; 0 for all where it is unknown.
-
-    It is known where there are as many replies as steps, in the order of the segments: in one, or each in one of its own.
-    """
+    """The reward before each reply of an episode, to six digits; 0 for all unless there is one reply a step."""
     replies = [len(_replies(segment)) for segment in trainable_segments(episode)]
     if sum(replies) != len(episode.steps) or any(number > 1 for number in replies[:-1]):
         return [0.0] * sum(replies)
@@ -197,12 +185,10 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float, gae_
 
 
 def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda: float = 1.0) -> list[TrainingRow]:
-    """The rows of PPO: each sampled token is an action of its episode.
+    """The rows of PPO: each sampled token is an action of its episode, over all its segments.
 
-    Tokens that were read are no actions: from the last token of a reply the estimate goes on to the first of the next, also in
-    another segment (they are in the order in which they began). The last token earns the episode's reward; nothing is expected
-    after it, also where a step limit cut the episode short. Advantages are normalised over all tokens (mean 0, deviation 1),
-    each of which weighs the same. No row where all episodes earned the same: that would blow up the critic's errors alone.
+    The last token earns the episode's reward, and nothing is expected after it. Advantages are normalised over all tokens (mean
+    0, deviation 1), each of which weighs the same. No row where all episodes earned the same.
     """
     episodes = _usable(groups)
     if len({episode.reward for episode in episodes}) < 2:
@@ -247,14 +233,13 @@ def preference_pairs(groups: Groups) -> list[Pair]:
 
 
 def preference_credit(pairs: Sequence[Pair], margins: Sequence[float], *, beta: float) -> list[TrainingRow]:
-    """The rows of DPO, whose log-likelihood has the gradient of its loss.
+    """The rows of DPO, whose log-likelihood has the gradient of the loss `-log sigmoid(beta margin)`.
 
-    The loss is `-log sigmoid(beta margin)`, weighed over the pairs. Its gradient is that of `beta sigmoid(-beta margin)` times
-    the log-likelihood of each token of the chosen episode, and the negative for the rejected one, so neither the two episodes
-    nor the segments of one need share a forward pass.
+    That is `beta sigmoid(-beta margin)` times the log-likelihood of each token of the chosen episode, and the negative for the
+    rejected one, so that no two segments need share a forward pass.
 
-    Args: `margins`, by how much more than the reference's the policy's log-probability of the chosen tokens exceeds that of the
-        rejected ones, of each pair (Rafailov et al. 2023, equation 7).
+    Args: `margins`, of each pair: by how much more than the reference's the policy's log-probability of the chosen tokens
+        exceeds that of the rejected ones (Rafailov et al. 2023, equation 7).
     """
     rows = []
     for (chosen, rejected, weight), margin in zip(pairs, margins, strict=True):

@@ -1,4 +1,4 @@
-"""Progress bars, one for each stage: in the terminal of the command line, and in the output of a notebook's cell."""
+"""Progress bars, one for each stage, and progress without a terminal."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 OnProgress = Callable[[str, int, int], None]
-"""(label, how many are done, of how many)."""
+"""(label, number done, total)."""
 
 
 def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
@@ -48,15 +48,15 @@ class StageBars(Progress):
 
 
 class Tenths:
-    """Says when a stage has got another tenth further: where no terminal shows it, a line is written then."""
+    """Tells when a stage reaches another tenth."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._reached: dict[str, int] = {}
 
     def reached(self, label: str, done: int, total: int) -> bool:
         """True the first time that the stage is in this tenth."""
         tenth = 10 * done // max(total, 1)
-        before, self._told[_stage(label)] = self._told.get(_stage(label)), tenth
+        before, self._reached[_stage(label)] = self._reached.get(_stage(label)), tenth
         return before != tenth
 
 
@@ -64,32 +64,13 @@ def _stage(label: str) -> str:
     return label.split(" (")[0].split(":")[0]
 
 
-_cell: dict[int, tuple[StageBars, Any]] = {}
-"""The bars of the notebook's cell that runs, by its number, and the handle by which they are shown anew."""
 _tenths = Tenths()
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress as bars in a notebook, on one line of a terminal, else on standard error by a line for each tenth."""
-    if Console().is_jupyter:
-        _show_in_notebook(label, done, total)
-    elif sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
-        print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
+    """Show progress on one line of a terminal or a notebook's cell, else on standard error by a line for each tenth."""
+    if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place
+        line, end = f"{label}: {done}/{total}".ljust(79), "\n" if done >= total else "\r"
+        print(line, end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
     elif _tenths.reached(label, done, total):
         print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
-
-
-def _show_in_notebook(label: str, done: int, total: int) -> None:
-    """By IPython's own display: rich's live display needs ipywidgets there."""
-    from IPython import get_ipython
-    from IPython.display import display
-
-    number = get_ipython().execution_count
-    if number not in _cell:
-        _cell.clear()
-        bars = StageBars(Console(force_jupyter=True))
-        bars.report(label, done, total)
-        _cell[number] = bars, display(bars, display_id=True)
-    bars, handle = _cell[number]
-    bars.report(label, done, total)
-    handle.update(bars)

@@ -4,19 +4,22 @@ import asyncio
 import contextvars
 import gc
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
+
+from langsmith.env import get_langchain_env_var_metadata
+from langsmith.run_helpers import get_tracing_context, tracing_context
+from langsmith.run_trees import get_cached_client
 
 from dreamgym_lg.environment import RULES, CreateEnvironment, EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped, WorkerLost
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.tracing import caller_tracing, episode_tracing
-from dreamgym_lg.types import Act, Segment, Source, Step, Task, Trajectory, is_missing
+from dreamgym_lg.types import Segment, Source, Step, Task, Trajectory, is_missing
 
 _PLAYS = 4
 """How often an episode is begun at most whose process dies (`WorkerLost`)."""
@@ -26,7 +29,7 @@ _COLLECTED_AFTER = 50_000
 
 
 class Agent(Protocol):
-    """What plays an episode: a compiled graph whose state has `steps` and `success`, or a `SimulatedAgent`."""
+    """Plays episodes: a compiled graph whose state has `steps` and `success`, or a `SimulatedAgent`."""
 
     @property
     def astream(self) -> Callable[..., AsyncIterator[Any]]: ...
@@ -52,20 +55,17 @@ async def rollout(
 ) -> list[Trajectory]:
     """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
 
-    Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
-    stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
-    under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
-    stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
-    beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are
-    left out of its texts. Meanwhile Python's cyclic garbage collector leaves out what existed before, and runs more seldom,
-    unless the caller has frozen its objects (`gc.freeze`) already.
+    Each episode runs in a context of its own, with its own sampling seed, and is stored in `replay_buffer` the moment it ends,
+    without secrets of the environment (`environment_secrets`). An exception is a trajectory with an `error`. An episode that is
+    stored under the same (run, iteration, task, index) is read instead of played; one stored with an `error` is played again
+    and replaced, and one whose process died (`WorkerLost`) is played again at once.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
         source: Who answers: `synthetic` for the experience model, `real` for the real environment.
         run: Name under which the episodes are stored; needed with `replay_buffer`.
-        attempts: How many rounds at most: what could not be played is played again after all others have ended. What the
-            guard or the wall stopped (`AccessBlocked`) or is set wrongly (`ConfigurationError`) is not: it would end the same.
+        attempts: Rounds at most: failed episodes are played again after all others have ended, but for those that would end the
+            same (`AccessBlocked`, `ConfigurationError`).
         on_episode: Called with each episode as soon as it has been played and stored.
 
     Raises:
@@ -74,13 +74,13 @@ async def rollout(
         RunStopped: No episode can be played on. Raised once the others have ended; those that were stopped are not stored,
             and played next time.
     """
-    for name, given in (("num_generations", num_generations), ("concurrency", concurrency), ("attempts", attempts)):
-        if given < 1:
-            raise ConfigurationError(f"{name}={given}: at least 1")
+    for name, count in (("num_generations", num_generations), ("concurrency", concurrency), ("attempts", attempts)):
+        if count < 1:
+            raise ConfigurationError(f"{name}={count}: at least 1")
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
-    played_by = _PlayedBy(source, policy_version, experience_version)
+    played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
-    record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
+    record: Callable[..., Trajectory] = partial(Trajectory, run=run, iteration=iteration, **played_by)  # type: ignore[arg-type]
     slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
     kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
@@ -93,7 +93,7 @@ async def rollout(
                     played, segments = await _play_kept(graph, task, create_environment, own_seed, recursion_limit)
             except RunStopped as stopped:
                 return stopped
-        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played._asdict()))
+        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
@@ -108,7 +108,7 @@ async def rollout(
 
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
-    """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
+    """True for an episode that could not be played, unless something has to be changed first."""
     lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
     return is_missing(trajectory.error) and _cause(trajectory.error) not in lasting
 
@@ -119,18 +119,15 @@ def _cause(error: str | None) -> str:
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
-    """Those without which an evaluation gives no verdict: what could not be played, or all if every one failed somehow."""
+    """Episodes without which there is no verdict: those that could not be played, or all if every one failed somehow."""
     failed = [episode for episode in episodes if episode.error]
     return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode.error)]
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
-    """The episodes of an evaluation as given, if a verdict may be based on them.
+    """The episodes of an evaluation; `EpisodesMissing` unless a verdict may be based on them (`missing_episodes`).
 
-    Args:
-        again: What the user has to do to have the missing ones played, as the subject of a sentence.
-
-    Raises `EpisodesMissing` if an episode could not be played, or if every one failed in whatever way.
+    Args: `again`, names what the user has to do to have the missing ones played.
     """
     if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
@@ -166,55 +163,36 @@ def _without_secrets(trajectory: Trajectory) -> Trajectory:
     )
 
 
-class _PlayedBy(NamedTuple):
-    """Who plays the episodes of one call: those of another are never given in their place."""
-
-    source: Source
-    policy_version: str
-    experience_version: str
-
-
-class _Outcome(NamedTuple):
-    steps: Sequence[Step]
-    success: bool
-    error: str | None
-    acts: Sequence[Act] = ()
-
-
 Key = tuple[str, int]
 """Task id and rollout index."""
 
 
 def _stored(
-    replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: _PlayedBy
+    replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: Mapping[str, str]
 ) -> dict[Key, Trajectory]:
-    """What of these episodes was played before; failed ones are not among them."""
+    """Those of these episodes that were played before without failing."""
     if not run:
         raise ConfigurationError(
             "run='' with a replay_buffer: episodes are stored under a run's name and read back by it; give run='...', "
             "a name for each policy and purpose"
         )
-    found: dict[Key, Trajectory] = {}
+    episodes: dict[Key, Trajectory] = {}
     for each in replay_buffer.trajectories(run=run, iteration=iteration, errors=False, segments=True):
         if (key := (each.task.id, each.rollout_index)) not in keys:
             continue
-        before = _PlayedBy(each.source, each.policy_version, each.experience_version)
-        for name, stored, given in zip(_PlayedBy._fields, before, played_by, strict=True):
-            if stored != given:
+        for name, own in played_by.items():
+            if (stored := getattr(each, name)) != own:
                 raise ConfigurationError(
-                    f"run {run!r} holds episodes of iteration {iteration} with {name}={stored!r}, and {name}={given!r} is "
+                    f"run {run!r} holds episodes of iteration {iteration} with {name}={stored!r}, and {name}={own!r} is "
                     "given now; they are not the same episodes: give another run name, or what they were played with"
                 )
-        found[key] = each
-    return found
+        episodes[key] = each
+    return episodes
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Python's cyclic garbage collector leaves out what exists by now, and runs more seldom.
-
-    Else it goes through all modules and all running episodes again and again: with 512 of these, two fifths of the CPU.
-    """
+    """Spare the cyclic garbage collector what exists by now: with 512 episodes it takes two fifths of the CPU."""
     threshold = gc.get_threshold()
     # set by the caller or by another rollout; the threshold first, for the count goes through all that is frozen
     if not 0 < threshold[0] < _COLLECTED_AFTER or gc.get_freeze_count():
@@ -252,30 +230,70 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
 
 async def _play_kept(
     graph: Agent, task: Task, create_environment: CreateEnvironment | None, seed: int, recursion_limit: int
-) -> tuple[_Outcome, list[Segment]]:
+) -> tuple[dict[str, Any], list[Segment]]:
     """`_play`, from the beginning again where the episode's process has died, and the tokens of that play alone."""
     for _ in range(_PLAYS):
         recorder = TokenRecorder(seed=seed)
         played = await _play(graph, task, create_environment, recorder, recursion_limit)
-        if _cause(played.error) != WorkerLost.__name__:
+        if _cause(played["error"]) != WorkerLost.__name__:
             break
     return played, recorder.segments()
 
 
 async def _play(
     graph: Agent, task: Task, create_environment: CreateEnvironment | None, recorder: TokenRecorder, recursion_limit: int
-) -> _Outcome:
-    """The steps, the outcome and, if it broke, the cause of one episode; what was played before a fault is kept."""
-    state: dict[str, Any] = {}
+) -> dict[str, Any]:
+    """Steps, acts, success and error of one episode; what was played before a fault is kept."""
+    state, cause = dict[str, Any](), None
     try:
         with closing(create_environment()) if create_environment else nullcontext() as environment, recorder:
             context = EpisodeContext(environment=environment)
-            # streamed, so that what was played before a fault is known
             config = {"recursion_limit": recursion_limit}
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
     except RunStopped:
         raise
     except Exception as error:
-        return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}", acts=state.get("acts", ()))
-    return _Outcome(state.get("steps", ()), state.get("success", False), None, acts=state.get("acts", ()))
+        cause = f"{type(error).__name__}: {error}"
+    success = cause is None and state.get("success", False)
+    return {"steps": state.get("steps", ()), "acts": state.get("acts", ()), "success": success, "error": cause}
+
+
+# --- tracing -----------------------------------------------------------------------------------------------------------
+
+MARK = "dreamgym"
+"""Key of the metadata whose value is `dream` or `real`; the tag is `dreamgym: dream` or `dreamgym: real`."""
+
+_CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
+
+
+def caller_tracing() -> dict[str, Any]:
+    """The caller's `langsmith.tracing_context`, for episodes that begin in a context of their own."""
+    return {name: value for name, value in get_tracing_context().items() if name in _CARRIED and value is not None}
+
+
+@contextmanager
+def episode_tracing(
+    kind: Literal["dream", "real"], about: Mapping[str, str] | None = None, *, caller: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Mark every run in the block, whoever traces it, as of an episode of this kind.
+
+    LangSmith is sent a dreamed one only inside of `tracing_context(enabled=True)`: the environment variable that turns
+    production's tracing on is no wish to have thousands of dreams there.
+
+    Args:
+        about: Further metadata, such as the episode's task.
+        caller: The caller's tracing context. Default: that of the running code.
+    """
+    context = dict(caller_tracing() if caller is None else caller)
+    if kind == "dream":
+        context.setdefault("enabled", False)
+    if context.get("enabled"):
+        # the guard would stop what the first trace of a process does: it asks git, and begins the thread that sends
+        get_langchain_env_var_metadata()
+        context.setdefault("client", get_cached_client())
+    tags, metadata = context.get("tags", []), context.get("metadata", {})
+    if MARK not in metadata:  # else an outer block has marked it
+        context |= {"tags": [*tags, f"{MARK}: {kind}"], "metadata": {**metadata, MARK: kind, **(about or {})}}
+    with tracing_context(**context):
+        yield

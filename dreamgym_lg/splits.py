@@ -35,13 +35,12 @@ def split_tasks(
 ) -> list[Task]:
     """The tasks with new splits, `train`, `validation` and `test`, that share no entity.
 
-    Tasks with an entity in common are one group, and so is whatever another entity ties to one of them. Groups are drawn whole,
-    until a split has about its share. The same tasks and seed give the same splits, in the order of the tasks.
+    Tasks that share one, directly or through others, are drawn together, until a split has about its share. The same tasks and
+    seed give the same splits, in the order of the tasks.
 
     Args:
-        by: The entities of a task. Default: `entities` of what it begins with (its observation, or its instruction);
-            tasks in the same words are one group, too. Give your own where metadata hold the ids, or where all nouns are
-            capitalised: `by=lambda task: [task.metadata["customer"]]`.
+        by: The entities of a task. Default: `entities` of its first observation; tasks in the same words are tied, too. Give
+            your own where metadata hold the ids: `by=lambda task: [task.metadata["customer"]]`.
         validation: Share of the tasks, at least 0 and below 1; 0 makes no such split.
         test: The same of the split `test`. Both together are below 1.
         common: An entity of more than this share of the tasks, and of more than 5, ties nothing: else all would be one group.
@@ -69,8 +68,8 @@ def entities(text: str) -> frozenset[str]:
     """The ids and other words with digits, amounts, email addresses, names and quotes of a text.
 
     In lower case, and in one form however they are written: `#A-17` and `a17`, `$1,000.00` and `1000`. A number of one or two
-    digits is a count and no amount, unless decimals or a currency sign say so. Names are runs of capitalised words (Anna Berg);
-    a single one is none at the beginning of a sentence, nor as an abbreviation of up to three capitals.
+    digits is a count, unless decimals or a currency sign say otherwise. Names are runs of capitalised words (Anna Berg); one
+    alone is none at the beginning of a sentence, nor as an abbreviation of up to three capitals.
     """
     numbered = (match for match in _WORD.finditer(text) if re.search(r"[\d@]", match.group()))
     ids = {_normal(match.group()) for match in numbered if not _is_count(match)}

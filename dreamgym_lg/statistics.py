@@ -1,28 +1,22 @@
-"""Intervals and tests of rates and means: what a handful of episodes can and cannot prove."""
+"""Intervals and tests of rates and means over few episodes."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.replay.retrieval import WORD
 
 FEW_EPISODES = 10
-"""Below so many episodes a bootstrap over them is too narrow, and `clustered_interval` uses none."""
-_RESAMPLES, _SEED, _DRAWN_AT_ONCE = 2000, 0, 1_000_000
+"""Below so many episodes their variance says too little."""
 
 
-def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a success rate (Wilson 1927), 95 % at the default `z`.
 
-    Stays inside 0..1 and keeps a sensible width at 0 and n successes, where the usual rate ± error has none. Without a
-    trial nothing is known: `n=0` gives (0, 1). `successes` may be a fraction, as the sum of scores between 0 and 1 is.
-    Raises ConfigurationError unless 0 <= successes <= n.
+    Inside 0..1; (0, 1) for `n=0`. `successes` may be a fraction. Raises ConfigurationError unless 0 <= successes <= n.
     """
     if not 0 <= successes <= n:
         raise ConfigurationError(f"successes must be between 0 and n={n}, got {successes}")
@@ -39,7 +33,7 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float]:
     """The 95 % interval of the rate of `a` minus that of `b`, each (successes, trials) of at least one trial.
 
-    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10): made of Wilson's intervals, between -1 and 1.
+    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
     """
     p, q = a[0] / a[1], b[0] / b[1]
     (low_a, high_a), (low_b, high_b) = wilson(*a), wilson(*b)
@@ -50,63 +44,35 @@ def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, 
 def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None = None) -> tuple[float, float] | None:
     """The 95 % interval of a mean over steps, where the steps of one episode may resemble each other.
 
-    Steps of one episode are right or wrong together more often than steps of different episodes, so an interval that counts
-    every step as a trial of its own is too narrow. Here whole episodes are drawn again, with replacement (a bootstrap over
-    clusters, 2000 draws from a fixed seed: the same values always give the same interval). Its percentiles are widened for
-    the number of episodes ("expanded percentiles", Hesterberg 2015, What Teachers Should Know About the Bootstrap).
+    Student's interval of the ratio estimator over whole episodes (Cochran 1977, Sampling Techniques, section 9A).
 
     Args:
         episodes: One sequence of values for each episode; empty ones do not count.
-        top: Where every value lies between 0 and `top` (1 for a rate), the interval stays inside and is never narrower than
-            Wilson's for independent steps. Where the bootstrap says nothing - fewer than FEW_EPISODES episodes, or all
-            draws alike, as when every step is right - it is Wilson's with the number of *episodes* as sample size: the
-            steps of an episode then count as one, which is the most cautious assumption. Without `top` there is no
-            interval in these two cases.
-
-    Returns (low, high), or None where the values allow no interval. Episodes of one value each are independent: with `top`
-    they get Wilson's interval.
+        top: Where every value lies between 0 and `top` (1 for a rate), the interval is Wilson's for so many independent steps
+            as would vary as much (Kish's effective sample size), at most for all steps. With fewer than FEW_EPISODES episodes,
+            or no variation among them, it is Wilson's for the number of episodes; without `top` it is None.
     """
-    given = [values for values in episodes if values]
-    m, n, total = len(given), sum(map(len, given)), float(sum(map(sum, given)))
+    clusters = [values for values in episodes if values]
+    m, n, total = len(clusters), sum(map(len, clusters)), float(sum(map(sum, clusters)))
     if top is not None and n == m:
-        return _scaled(total, n, n, top)
-    found = _bootstrap(given) if m >= FEW_EPISODES else None
-    if found is None:
-        return None if top is None else _scaled(total, n, m, top)
-    if top is None:
-        return found
-    independent = _scaled(total, n, n, top)
-    return min(found[0], independent[0]), max(found[1], independent[1])
-
-
-def _scaled(total: float, values: int, trials: int, top: float) -> tuple[float, float]:
-    """Wilson's interval of the mean of `values` values in 0..top, as if they came from so many independent trials."""
-    share = min(max(total / top / max(values, 1), 0.0), 1.0)  # rounding may leave 1 + 1e-16
-    low, high = wilson(share * trials, trials)
-    return low * top, high * top
-
-
-def _bootstrap(episodes: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Expanded percentiles of the mean over redrawn episodes; None if every draw has the same mean."""
-    m = len(episodes)
+        return _scaled(total / n if n else 0.0, n, top)
+    deviations = (sum(values) - len(values) * total / n for values in clusters)
+    variance = sum(each * each for each in deviations) / n**2 * m / (m - 1) if m >= FEW_EPISODES else 0.0
+    if variance < 1e-24:
+        return None if top is None else _scaled(total / n if n else 0.0, m, top)
     # Cornish and Fisher's expansion of Student's t: within 0.2 % of the exact quantile from nine degrees of freedom on.
     z, df = NormalDist().inv_cdf(0.975), m - 1
     t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-    tail = NormalDist().cdf(-t * sqrt(m / df))
-    low, high = (float(end) for end in np.quantile(_redrawn_means(episodes), [tail, 1 - tail]))
-    return (low, high) if high - low > 1e-12 else None
+    if top is None:
+        return total / n - t * sqrt(variance), total / n + t * sqrt(variance)
+    return _scaled(total / n, min(n, total / n * (top - total / n) / variance), top, t)
 
 
-def _redrawn_means(episodes: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    sums = np.array([sum(values) for values in episodes], float)
-    counts = np.array([len(values) for values in episodes], float)
-    rng, m = np.random.default_rng(_SEED), len(episodes)
-    rows = max(1, _DRAWN_AT_ONCE // m)  # bounds the memory, whatever the number of episodes
-    means = []
-    for start in range(0, _RESAMPLES, rows):
-        drawn = rng.integers(m, size=(min(rows, _RESAMPLES - start), m))
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
-    return np.concatenate(means)
+def _scaled(mean: float, trials: float, top: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a mean of values in 0..top, as if they came from so many independent trials."""
+    share = min(max(mean / top, 0.0), 1.0)  # rounding may leave 1 + 1e-16
+    low, high = wilson(share * trials, trials, z)
+    return low * top, high * top
 
 
 def intervals_apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
@@ -139,9 +105,6 @@ class Rate(NamedTuple):
 
 # --- figures with their number of samples ---------------------------------------------------------------------------------
 
-# Chinese and Japanese are written without spaces, so there each character is a word (as in retrieval).
-_WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9fff]")
-
 
 class StepRate(NamedTuple):
     """The share of steps that something is true of, with the 95 % interval of `clustered_interval`."""
@@ -149,7 +112,7 @@ class StepRate(NamedTuple):
     successes: int
     steps: int
     episodes: int
-    """How many episodes the steps are from. A sample of many steps from few episodes says little."""
+    """Number of episodes that the steps are from."""
     low: float
     high: float
 
@@ -166,9 +129,9 @@ class Mean(NamedTuple):
 
     value: float
     n: int
-    """How many values: one a step, or one an episode."""
+    """Number of values: one a step, or one an episode."""
     episodes: int
-    """How many episodes they are from."""
+    """Number of episodes that they are from."""
     low: float | None = None
     high: float | None = None
 
@@ -187,46 +150,36 @@ def rate(outcomes: Iterable[bool]) -> Rate | None:
 
 
 def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:
-    """The share of steps that something is true of, with the interval of `clustered_interval`; None of no step.
-
-    Args: `episodes`, for each episode the outcomes of those of its steps that count; an episode without one does not count.
-    """
-    given = [outcomes for each in episodes if (outcomes := [bool(outcome) for outcome in each])]
-    interval = clustered_interval(given, top=1)
-    if not given or interval is None:
+    """The share of steps that something is true of, with the interval of `clustered_interval`; None of no step."""
+    clusters = [outcomes for each in episodes if (outcomes := [bool(outcome) for outcome in each])]
+    interval = clustered_interval(clusters, top=1)
+    if not clusters or interval is None:
         return None
-    return StepRate(sum(map(sum, given)), sum(map(len, given)), len(given), *interval)
+    return StepRate(sum(map(sum, clusters)), sum(map(len, clusters)), len(clusters), *interval)
 
 
 def mean(values: Sequence[float], *, top: float | None = None) -> Mean | None:
-    """The mean of one value an episode; None of no value. `top` as in `step_mean`."""
+    """The mean of one value an episode; None of no value."""
     return step_mean([[value] for value in values], top=top)
 
 
 def step_mean(episodes: Iterable[Iterable[float]], *, top: float | None = None) -> Mean | None:
-    """The mean over steps, with the interval of `clustered_interval`; None of no value.
-
-    Args:
-        episodes: For each episode the values of those of its steps that count.
-        top: Where every value lies between 0 and it, there always is an interval, inside 0..top.
-    """
-    given = [values for each in episodes if (values := list(each))]
-    n = sum(map(len, given))
-    if not n:
+    """The mean over steps, with the interval of `clustered_interval`; None of no value."""
+    clusters = [values for each in episodes if (values := list(each))]
+    if not (n := sum(map(len, clusters))):
         return None
-    return Mean(sum(map(sum, given)) / n, n, len(given), *(clustered_interval(given, top=top) or (None, None)))
+    return Mean(sum(map(sum, clusters)) / n, n, len(clusters), *(clustered_interval(clusters, top=top) or (None, None)))
 
 
 def normalised(text: str) -> str:
     """The words alone: case, whitespace and punctuation do not count. A text without words stays as it is."""
-    return " ".join(_WORD.findall(text.casefold())) or text.strip()
+    return " ".join(WORD.findall(text.casefold())) or text.strip()
 
 
-def token_f1(given: str, right: str) -> float:
+def token_f1(answer: str, right: str) -> float:
     """Harmonic mean of the precision and recall of the words, 0 to 1; two texts without words agree if they are equal."""
-    given, right = normalised(given), normalised(right)
-    words, wanted = Counter(given.split()), Counter(right.split())
-    if not words or not wanted:
-        return float(given == right)
-    common = (words & wanted).total()
-    return 2 * common / (words.total() + wanted.total())
+    answer, right = normalised(answer), normalised(right)
+    words, others = Counter(answer.split()), Counter(right.split())
+    if not words or not others:
+        return float(answer == right)
+    return 2 * (words & others).total() / (words.total() + others.total())

@@ -1,10 +1,13 @@
-"""Reading a `Task`: its first observation, its tools, its world seed."""
+"""Reads a task: its first observation, its tools and which of them write, its world seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
+from langchain_core.tools import BaseTool
+
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Task
 
 
@@ -42,3 +45,42 @@ def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
 def world_seed(task: Task) -> int:
     """Decides everything that the task leaves open: its own seed, else a number derived from its id."""
     return task.seed if task.seed is not None else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
+
+
+class ToolUse(NamedTuple):
+    """Says if a tool changes the world, and by what this is known."""
+
+    writes: bool
+    why: str
+
+
+UNKNOWN = ToolUse(True, "nothing says that it only reads")
+"""A tool counts as writing. Taken for a reading one by mistake, it would let a dream reward what was never done."""
+
+
+def find_tool_uses(
+    tools: Iterable[BaseTool] = (), called: Iterable[str] = (), *, writes: Collection[str] | None = None
+) -> dict[str, ToolUse]:
+    """The use of each tool, by name: as `writes` or its metadata say, else `UNKNOWN`.
+
+    Args:
+        tools: The agent's; `tool.metadata["writes"]` counts, and MCP's `readOnlyHint`, which langchain-mcp-adapters puts there.
+        called: Names of further tools, that traces call.
+        writes: These tools write and no others.
+
+    Raises `ConfigurationError` for a name in `writes` that no tool has.
+    """
+    metadata = {tool.name: tool.metadata or {} for tool in tools}
+    names = sorted({*metadata, *called})
+    for name in sorted(set(writes or ()) - set(names)):
+        raise ConfigurationError.unknown("tool in writes", name, names)
+    return {name: _tool_use(name, metadata.get(name, {}), writes) for name in names}
+
+
+def _tool_use(name: str, metadata: Mapping[str, Any], writes: Collection[str] | None) -> ToolUse:
+    if writes is not None:
+        return ToolUse(name in writes, f"writes= {'names' if name in writes else 'does not name'} it")
+    for key, means_writing in (("writes", True), ("readOnlyHint", False)):
+        if isinstance(value := metadata.get(key), bool):
+            return ToolUse(value is means_writing, f"its metadata says {key}={value}")
+    return UNKNOWN

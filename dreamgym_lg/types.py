@@ -1,8 +1,4 @@
-"""The vocabulary of the library: tasks, steps, trajectories and token segments.
-
-Everything here is a frozen value without behaviour beyond a derived figure, so that a record means the same thing in the
-dream, in the real environment and in the replay buffer.
-"""
+"""Tasks, steps, trajectories and token segments: frozen values, the same in the dream, in reality and in the replay buffer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +8,7 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
-"""Who answered the actions: recorded before training, the experience model, or the real environment during training."""
+"""Of the answers: recorded before training, dreamed, or of the real environment during training."""
 
 Split = Literal["train", "validation", "test"]
 """`validation` and `test` tasks are evaluation tasks: retrieval and the curriculum never see them."""
@@ -41,7 +37,7 @@ class Task:
     id: str
     """Stable over runs: the same world has the same id."""
     instruction: str
-    """What the policy is told to achieve."""
+    """The goal, as the policy reads it."""
     environment: str
     """The environment's name, e.g. `textworld_express/peckingorder`."""
     observation: str = ""
@@ -87,7 +83,7 @@ class Step:
     """One transition of a trajectory."""
 
     observation: str
-    """What the policy saw before it acted."""
+    """The text before the action."""
     action: str
     next_observation: str
     reward: float = 0.0
@@ -97,15 +93,13 @@ class Step:
     reasoning: str = ""
     """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
     decided_by: str = ""
-    """Name of the part of a dream that answered (`dreamgym_lg.dream.parts`): `schema` (LangChain refused the call: unknown
-    tool, wrong arguments), `recorded` (as in a trace, or as earlier in the episode), `model` (the experience model), `user`, or
-    another responder's; `rules`, the environment's own rules refused the action. Empty: a real step, or nobody was asked."""
+    """Name of the part of a dream that answered (`DECIDERS`), or `rules`: the environment's own rules refused the action.
+    Empty: a real step, or nobody was asked."""
     judged_by: str = ""
     """Name of the judge that decided the reward; empty where none did."""
     line: str = ""
-    """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`; where a tool node makes it, the tool's own first
-    line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment`
-    that the episode graph plays."""
+    """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`, or the tool's first line, or the node's name;
+    empty where there is none."""
 
 
 class Act(NamedTuple):
@@ -115,17 +109,16 @@ class Act(NamedTuple):
     after: int
     """How many steps of the episode were before it."""
     text: str
-    """`passed through`: the call, as `Step.action` has it. `blocked`: what would have been touched, as
-    `os.remove of orders.db`. `raised`: the error that ended the episode."""
+    """The call, as `Step.action` has it; the blocked access, as `os.remove of orders.db`; the error that ended the episode."""
     answer: str = ""
-    """What a tool that passed through returned, as the policy read it."""
+    """The answer of a tool that passed through, as the policy read it."""
     line: str = ""
     """As `Step.line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of tokens exactly as the policy read and sampled them: one row of a training batch.
+    """Tokens exactly as the policy read and sampled them: one row of a training batch.
 
     An episode whose context only grows is one segment; an agent that edits its context gives several.
     """
@@ -136,11 +129,11 @@ class Segment:
     logprobs: Sequence[float]
     """Same length: natural-log probability under the sampling distribution; 0.0 where `sampled` is 0."""
     temperature: float | None = None
-    """At which all its tokens were sampled; 0 is greedy. None: recorded before this was (by no learner taken)."""
+    """At which all its tokens were sampled; 0 is greedy. None: unknown, and taken by no learner."""
     policy_version: str = ""
     """Of the weights that sampled all its tokens, as the server of the policy names them; "" where no server samples."""
     guided: bool = False
-    """Whether tokens that fit no tool's schema were left out when they were sampled (`LocalChatModel.guided`)."""
+    """True if tokens that fit no tool's schema were left out when they were sampled (`LocalChatModel.guided`)."""
 
     @property
     def trainable(self) -> int:
@@ -167,14 +160,13 @@ class Trajectory:
     """Empty when the real environment answered."""
     segments: Sequence[Segment] = ()
     annotation: Mapping[str, str] | None = None
-    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before. Of a dreamed one
-    the `notes` of its world, where the experience model wrote some."""
+    """`overall_plan`, `success_mode` and `failure_mode` of the whole episode by `annotate`; None before."""
     acts: Sequence[Act] = ()
-    """What an unmodified agent's code did beside its steps, of failed episodes too; nothing is trained on them."""
+    """Deeds of an unmodified agent's code beside its steps; nothing is trained on them."""
 
     @property
     def in_order(self) -> list[Step | Act]:
-        """Steps and acts as they happened: how an episode is read to find out what went wrong."""
+        """Steps and acts as they happened."""
         acts, ordered = list(self.acts), list[Step | Act]()
         for number, step in enumerate([*self.steps, None]):
             while acts and (step is None or acts[0].after <= number):
@@ -193,20 +185,8 @@ class Trajectory:
 
 
 def is_missing(error: str | None) -> bool:
-    """True for the error of an episode that could not be played: something it needs is broken or away.
+    """True for the error of an episode that could not be played, and is left out wherever success is counted.
 
-    Such an episode is left out wherever success is counted. An experience model's unreadable answer (`PredictionFailed`) ends
-    an episode too, but is an outcome of the dream, and no success: a model at temperature 0 would give it again.
+    An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success.
     """
     return error is not None and not error.startswith(f"{PredictionFailed.__name__}:")
-
-
-class Prediction(NamedTuple):
-    """The experience model's answer to one action: `(s_{t+1}, r_{t+1})` with its reasoning trace `R_t` (paper, section 4)."""
-
-    reasoning: str
-    observation: str
-    reward: float
-    terminated: bool
-    success: bool
-    valid: bool

@@ -5,26 +5,35 @@ be repeated after a crash without doing its work twice.
 """
 
 import logging
+import signal
+import sqlite3
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.errors import GraphDrained
 from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
-from dreamgym_lg.metrics.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
+from dreamgym_lg.metrics.health import Row, check_health, check_trainable, describe, mostly_failed
 from dreamgym_lg.metrics.names import reported_metrics
 from dreamgym_lg.metrics.spending import add_totals, estimate_rest
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -32,15 +41,13 @@ from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Trajectory
 
-logger = logging.getLogger(__name__)
-
-Metrics = Mapping[str, float | int | str | None]
+Figures = dict[str, float | int | str | None]
 
 _UNIFORM = "all episodes of a task had the same reward (under learner='rft': no episode succeeded)"
 
 
 class TrainingState(TypedDict, total=False):
-    """Input: `run` and `iterations`; a resumed run needs no input at all."""
+    """Input: `run` and `iterations`; a resumed run needs none."""
 
     run: str
     iterations: int
@@ -51,8 +58,6 @@ class TrainingState(TypedDict, total=False):
     """How many iterations in a row, up to the last update, taught the learner nothing."""
     real_steps: int
     """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
-    collapsed: bool
-    """True once the mean reward has fallen to a fraction of the best before."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -68,8 +73,7 @@ class Training:
     create_environment: CreateEnvironment | None
     """Creates the environments of the rollouts: of `dream`, or real ones. None: `agent` has its own."""
     source: Source
-    """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
-    The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
+    """Who answers there: `synthetic` for the experience model, `real` for the real environment, whose steps are counted."""
     dream: Dream | None = None
     """The dream that answers; None where the rollouts are real."""
     curriculum: Curriculum
@@ -85,35 +89,26 @@ class Training:
     """Called before each update, to give back the memory that only rollouts need."""
     weights_changed: Callable[[], None] = lambda: None
     """Called after each update, to drop what was cached of the old weights."""
-    evaluate: Callable[[int], Metrics] | None = None
+    evaluate: Callable[[int], Row] | None = None
     """Called with the number of finished iterations every `evaluate_every` of them, and after the last."""
     evaluate_every: int = 10
     evaluated: int = 0
     """Dreamed episodes of an evaluation: for the estimate of what a hosted experience model will cost."""
-    refresh: Callable[[int], Metrics] | None = None
+    refresh: Callable[[int], Row] | None = None
     """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
     refresh_every: int = 15
     stop_after_uniform: int = 5
-    """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`), as equal
-    rewards within all groups teach GRPO nothing. 0: never."""
-    stop_after_collapse: int = 3
-    """The run ends early once the mean reward of so many iterations is below a quarter of the best before. 0: never."""
+    """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`). 0: never."""
     max_gap: float | None = None
-    """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
-    of its interval, `eval_gap_low`, is above 0. None: never."""
+    """The run ends early once dreamed minus real success (`eval_gap`) is above it, and surely above 0. None: never."""
     real_steps: int | None = None
-    """With real rollouts, the run ends after the iteration that has spent so many steps in all. None: no limit."""
+    """With real rollouts, the run ends after so many steps. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
     """Told the metrics of each iteration at its end, by their stable names (`metrics.names`)."""
-    say: Callable[[str], None] = logger.warning
-    """Told what a user should know while the run goes on: that most episodes failed, that it ends early, and, after the first
-    episodes with a hosted experience model, what the others will cost."""
+    say: Callable[[str], None] = logging.getLogger(__name__).warning
+    """Prints what a user should know while the run goes on."""
     _estimated: bool = False
-
-    def __post_init__(self) -> None:
-        if self.source != "synthetic" and self.refresh is not None:
-            raise ConfigurationError(f"source={self.source!r} with refresh=: no dream is played there; drop one of them")
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
@@ -143,11 +138,12 @@ class Training:
             on_episode=played.append,
         )
         episodes = run_lasting(playing)
-        if played:
-            spent = [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)]
-            self._tell_cost(state, spent, len(played))
-        # Here, not in the next node: a resumed run begins with the node that raised, which plays what failed again.
-        check_trainable(episodes)
+        if played and not self._estimated:
+            self._estimated = True
+            self._tell_cost(
+                state, [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)], len(played)
+            )
+        check_trainable(episodes)  # not in the next node: a resumed run begins with the node that raised, and plays again
         if mostly_failed(episodes):
             causes = [episode.error for episode in episodes if episode.error]
             self.say(
@@ -161,9 +157,8 @@ class Training:
         left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
         evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
         episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
-        for hosted, usage in spent if episodes and not self._estimated else ():
+        for hosted, usage in spent if episodes else ():
             self.say(estimate_rest(hosted, usage, played=played, left=episodes))
-        self._estimated = True
 
     def update_policy(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
@@ -171,9 +166,8 @@ class Training:
         ordered = [trajectory for group in groups for trajectory in group]
         check_trainable(ordered)
         metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
-        spent = self._real_steps(state["run"], iteration) if self.source == "real" else 0
         if self.source == "real":
-            metrics["real_steps"] = spent
+            metrics["real_steps"] = self._real_steps(state["run"], iteration)
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
@@ -181,23 +175,19 @@ class Training:
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
+        earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
         if self.dream is not None and (costs := [each.pop_metrics() for each in self.dream.hosted]):
             metrics |= {name: sum(each[name] for each in costs) for name in costs[0]}
-            metrics |= add_totals(self._earlier(state), metrics)
+            metrics |= add_totals(earlier, metrics)
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
-        uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
+        metrics["uniform"] = int(bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered))
         after: TrainingState = {
-            "uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0,
-            "real_steps": state.get("real_steps", 0) + spent,
-            "collapsed": self._watch(state, metrics),
+            "uniform_iterations": state.get("uniform_iterations", 0) + 1 if metrics["uniform"] else 0,
+            "real_steps": state.get("real_steps", 0) + int(metrics.get("real_steps") or 0),
         }
-        metrics["uniform"] = int(uniform)
-        early = (self.is_stuck(after) or after["collapsed"]) and iteration + 1 < state["iterations"]
-        metrics["stopped_early"] = int(early)
-        self._tell_uniform(state | after, uniform=uniform)
-        if self.is_spent(after):
-            steps = f"{after['real_steps']} real steps are spent (real_steps={self.real_steps})"
-            self.say(f"the run ends after {iteration + 1} iterations: {steps}")
+        self._tell_alarms(earlier, metrics, iteration)
+        self._tell_end(state, after, metrics)
+        self._tell_uniform(state, after, sum(row.get("uniform") == 1 for row in (*earlier, metrics)))
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
 
@@ -221,57 +211,37 @@ class Training:
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps(each for each in stored if each.run.partition(FAILED)[0] == run)
 
-    def _earlier(self, state: TrainingState) -> list[Row]:
-        """The metrics of the iterations before."""
-        return [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < state["iteration"]]
-
-    def _watch(self, state: TrainingState, metrics: dict[str, float | int | str | None]) -> bool:
-        """Tell what begins to go wrong, note it among the iteration's metrics, and return whether the policy has collapsed."""
-        iteration, window, earlier = state["iteration"], self.stop_after_collapse, self._earlier(state)
+    def _tell_alarms(self, earlier: Sequence[Row], metrics: Figures, iteration: int) -> None:
+        """Tell what begins to go wrong, and note it among the iteration's metrics."""
         before = earlier[-1] if earlier else {}
         for name, text in check_health([*earlier, metrics]):
             metrics[f"alarm_{name}"] = 1
             if not before.get(f"alarm_{name}"):
                 self.say(f"iteration {iteration}: {text}")
-        collapsed = window > 0 and is_collapsed([*earlier, metrics], window)
-        if collapsed:
-            self.say(
-                f"the run ends after {iteration + 1} of {state['iterations']} iterations: the policy has collapsed, its mean "
-                f"reward over {window} iterations is below a quarter of the best before. With real validation, the policy that "
-                "did best there is kept. Train in a new folder with a lower learning_rate or a larger beta; "
-                "stop_after_collapse=0 goes on"
-            )
-        return collapsed
 
-    def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
-        """Say that iterations teach nothing: at the first of them, and when the run ends."""
+    def _tell_uniform(self, state: TrainingState, after: TrainingState, uniform: int) -> None:
+        """Tell of iterations that taught nothing: at the first of them, and when the run ends."""
         finished, total = state["iteration"] + 1, state["iterations"]
-        rows = self.replay_buffer.metrics(state["run"])
-        taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
-        if self.is_stuck(state) and finished < total:
-            self.say(
-                f"the run ends after {finished} of {total} iterations: in the last {state['uniform_iterations']}, {_UNIFORM}, "
-                "which teaches nothing. Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            )
-        elif finished >= total and taught_nothing:
-            self.say(f"{taught_nothing} of {finished} iterations taught nothing: {_UNIFORM}")
-        elif uniform and taught_nothing == 1:
+        if finished >= total and uniform:
+            self.say(f"{uniform} of {finished} iterations taught nothing: {_UNIFORM}")
+        elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
             self.say(f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so")
+
+    def _tell_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
+        """Tell why a run ends early, and note it among the iteration's metrics."""
+        finished, total = state["iteration"] + 1, state["iterations"]
+        cause = self.end_cause(after) if finished < total else ""
+        metrics["stopped_early"] = int(bool(cause))
+        if cause:
+            self.say(f"the run ends after {finished} of {total} iterations: {cause}")
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None
-        finished = state["iteration"] + 1
-        metrics = dict(self.evaluate(finished))
+        metrics = dict(self.evaluate(state["iteration"] + 1))
         gap, low = (float(metrics.get(name) or 0) for name in ("eval_gap", "eval_gap_low"))
         after: TrainingState = {"gap": gap if low > 0 else 0.0}
-        if self.exceeds_max_gap(after) and finished < state["iterations"]:
-            metrics["stopped_early"] = 1
-            self.say(
-                f"the run ends after {finished} of {state['iterations']} iterations: dreamed minus real success of the policy "
-                f"is {gap:+.2f} (95 % interval from {low:+.2f}), above max_gap={self.max_gap:g}: it learns what is paid in the "
-                "dream alone. The policy that did best in reality is kept. Refresh the experience model or give it more "
-                "failures; more iterations, or max_gap=None, go on"
-            )
+        if self.end_cause(after):
+            self._tell_end(state, after, metrics)
         self.replay_buffer.record_metrics(state["run"], state["iteration"], metrics)
         return after
 
@@ -287,21 +257,24 @@ class Training:
         self.report(iteration, reported_metrics(row, self.source))
         return {"iteration": iteration + 1}
 
-    def is_stuck(self, state: TrainingState) -> bool:
-        return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
-
-    def exceeds_max_gap(self, state: TrainingState) -> bool:
-        return self.max_gap is not None and state.get("gap", 0) > self.max_gap
-
-    def is_collapsed(self, state: TrainingState) -> bool:
-        return self.stop_after_collapse > 0 and state.get("collapsed", False)
-
-    def is_spent(self, state: TrainingState) -> bool:
-        return self.source == "real" and self.real_steps is not None and state.get("real_steps", 0) >= self.real_steps
+    def end_cause(self, state: TrainingState) -> str:
+        """The reason why a run in this state ends before its last iteration; "" for none."""
+        if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
+            fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
+            return f"in the last {uniform}, {_UNIFORM}, which teaches nothing. {fix}"
+        if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
+            return (
+                f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "
+                "rewarded in the dream alone. The policy that did best in reality is kept. Refresh the experience model or "
+                "give it more failures; more iterations, or max_gap=None, go on"
+            )
+        spent = state.get("real_steps", 0)
+        if self.source == "real" and self.real_steps is not None and spent >= self.real_steps:
+            return f"{spent} real steps are spent (real_steps={self.real_steps})"
+        return ""
 
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        ended = self.is_stuck(state) or self.exceeds_max_gap(state) or self.is_spent(state) or self.is_collapsed(state)
-        return ended or finished >= state["iterations"]
+        return finished >= state["iterations"] or bool(self.end_cause(state))
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1
@@ -359,3 +332,57 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     builder.add_edge("refresh", "count")
     builder.add_conditional_edges("count", training.next_iteration, [END, "curriculum"])
     return builder
+
+
+def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
+    """Run a training, or go on with the one in the SQLite file `checkpoints`, whatever ended it.
+
+    Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
+    call goes on from there. Args: `iterations`, where to stop, in all; it replaces an earlier number.
+    """
+    with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
+        graph = create_training_graph(training).compile(checkpointer=saver)
+        config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
+        values: Any = {"run": run, "iterations": iterations}
+        begun = graph.get_state(config)
+        # a node that had ended, and whose checkpoint had not been written yet, is a task, and no next one
+        node = begun.tasks[0].name if begun.tasks else None
+        ended = node is not None and not begun.next
+        updated = node in ("evaluate", "refresh") or (node == "count" and not ended) or (node == "update_policy" and ended)
+        training.repeat_updates(run, begun.values.get("iteration", 0) + updated)
+        if node is not None:
+            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
+                graph.update_state(config, values, as_node="curriculum")  # so that the next node is `rollout`
+            elif begun.values["iterations"] != iterations:
+                graph.update_state(config, values)
+            values = None
+        elif iterations > begun.values.get("iterations", iterations):
+            # who asks for more of a run that ended early gets it
+            values |= {"uniform_iterations": 0, "gap": 0.0}
+        control = RunControl()
+        with _draining(control):
+            try:
+                graph.invoke(values, config, durability="sync", control=control)
+            except sqlite3.OperationalError:  # of the checkpoints alone: a replay buffer's is none of SQLite's
+                with writing(checkpoints, sqlite3.OperationalError):
+                    raise
+            except GraphDrained as drained:
+                raise KeyboardInterrupt from drained
+
+
+@contextmanager
+def _draining(control: RunControl) -> Iterator[None]:
+    """Ctrl-C asks the run to end between two nodes; signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def drain(*_: Any) -> None:
+        control.request_drain("Ctrl-C")
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, drain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

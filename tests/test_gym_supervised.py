@@ -21,7 +21,7 @@ from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import DreamGym, Experiment, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream.training_data import judge_conversations, responder_conversation
+from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
 from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -164,7 +164,7 @@ def conversations(work: Experiment, trajectory: Trajectory) -> tuple[list[Any], 
     """The training data of one episode: of the responder, of the judge."""
     model = work.experience("")
     verdicts = asyncio.run(judge_conversations(work.world.create_dream(model), trajectory))
-    return [in_roles(responder_conversation(model, trajectory))], [in_roles(messages) for messages in verdicts]
+    return [in_roles(model.training_conversation(trajectory))], [in_roles(messages) for messages in verdicts]
 
 
 def in_roles(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:

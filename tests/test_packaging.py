@@ -82,7 +82,7 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert "License-Expression: Apache-2.0" in metadata
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
-        "train", "textworld", "openai", "retrieval", "report", "bfcl", "alfworld", "browsergym", "webshop", "tau",
+        "train", "textworld", "openai", "report", "bfcl", "alfworld", "browsergym", "webshop", "tau",
         "docs", "serve", "demo", "dev", "all", "ui", "ray", "guided",
     }  # fmt: skip
 

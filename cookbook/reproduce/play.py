@@ -71,7 +71,7 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
     """
     method = METHODS[cell.method]
     s = replace(world, **{
-        "seed": cell.seed, "evaluate_every": 5, "stop_after_uniform": 0, "stop_after_collapse": 0, "max_gap": None,
+        "seed": cell.seed, "evaluate_every": 5, "stop_after_uniform": 0, "max_gap": None,
         "max_false_success": None, **(PECKINGORDER if cell.world == "peckingorder" else {}), **scale.settings,
     })  # fmt: skip
     s = s if world.episodes else replace(s, tasks=None, episodes={})  # recorded already

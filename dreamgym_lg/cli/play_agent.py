@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from dreamgym_lg.actions import parse_action, parse_call, tool_line
 from dreamgym_lg.cli.console import say, typed
 from dreamgym_lg.dream import Answer, Dream, Episode, Verdict
-from dreamgym_lg.dream.returns import fits_returns, returns_schema
+from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld

@@ -6,8 +6,8 @@ from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Judge, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References
 from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.dream.users import ScriptedUser
-from dreamgym_lg.dream.usual import usual_dream
 
 __all__ = [
     "Answer",
@@ -27,3 +27,18 @@ __all__ = [
     "Verify",
     "usual_dream",
 ]
+
+
+def usual_dream(model: Model, index: TraceIndex | None = None) -> Dream:
+    """Tools' schemas, recorded answers and then the experience model answer; recorded successes and then it judge.
+
+    Args:
+        index: Of the real traces, with the agent's tools, which validate arguments. Default: of the model's replay buffer;
+            without one, no traces answer or judge.
+    """
+    if index is None and model.replay_buffer is not None:
+        index = TraceIndex(model.replay_buffer)
+    if index is None:
+        return Dream([Schemas(), model], judges=[ModelJudge(model)])
+    references = References(index)
+    return Dream([Schemas(index.tools), Recorded(index), model], judges=[references, ModelJudge(model, references=references)])

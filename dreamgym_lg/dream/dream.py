@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
-from dreamgym_lg.dream.returns import fits_returns
-from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.event_loop import wait_in_loop
@@ -23,19 +22,12 @@ T = TypeVar("T")
 class Dream:
     """An environment made of parts; one object serves any number of episodes at once.
 
-    ```python
-    dream = Dream(
-        [Schemas(), Recorded(replay_buffer), Model("openai:gpt-5.4-mini", replay_buffer=replay_buffer)],
-        judges=[References(replay_buffer), ModelJudge("openai:gpt-5.4-mini")],
-    )
-    ```
-
     Args:
-        responders: Asked in order about a tool call, or about any action of a text agent. The first that answers, answers. A
-            valid answer that does not fit the JSON schema of what the tool returns is passed over.
+        responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. A valid answer
+            that does not fit the JSON schema of what the tool returns is passed over.
         user: Replies to a tool agent's messages. None: the first message ends the episode.
-        judges: Asked in order for the outcome, at the end of a tool agent's episode and after each action of a text agent.
-            The first that decides, decides.
+        judges: The first that knows the outcome decides it, at the end of a tool agent's episode and after each action of a
+            text agent.
 
     Raises `ConfigurationError` for a part without its method.
     """
@@ -130,7 +122,7 @@ class DreamEnvironment(Environment):
         self._task = with_tools(self._playing(), tools)
 
     def step(self, action: str) -> StepResult:
-        """As `astep`, waited for: all synchronous episodes share one event loop, which keeps the clients' connections."""
+        """As `astep`; all synchronous episodes share one event loop, which keeps the clients' connections."""
         return wait_in_loop("dreamgym-dream", self.astep(action))
 
     async def astep(self, action: str) -> StepResult:

@@ -1,13 +1,15 @@
 """Judges of a tool agent's episode: the user's own check, and a language model."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_action
+from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import Prompter, outgrown
@@ -15,10 +17,10 @@ from dreamgym_lg.dream.prompts import (
     LineFormat,
     default_format,
     encoded,
-    json_object,
     load_prompt,
     on_one_line,
     prompt_name,
+    read_form,
 )
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex
@@ -26,7 +28,7 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Step, Task, Trajectory
 
 LINE_PROMPT, JSON_PROMPT = "judge-lines-1", "judge-json-1"
 
@@ -36,14 +38,13 @@ RUBRIC = (
 )
 """The rule for success where the task brings none of its own (`Task.rubric`)."""
 
-SCHEMA: Mapping[str, Any] = {
-    "title": "verdict",
-    "description": "Whether the agent did its task.",
-    "type": "object",
-    "properties": {"reason": {"type": "string"}, "success": {"type": "boolean"}},
-    "required": ["reason", "success"],
-    "additionalProperties": False,
-}
+
+class _Answer(BaseModel):
+    """Whether the agent did its task."""
+
+    model_config = ConfigDict(extra="forbid", title="verdict")
+    reason: StrictStr
+    success: StrictBool
 
 
 class Verify:
@@ -81,7 +82,6 @@ class ModelJudge:
     Args:
         model: A chat model that answers at temperature 0, its name, or a `Model` whose chat model and limits it shares.
         references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
-        instructions: The system prompt. Default: the newest of `dreamgym_lg/prompts`.
         policy: Rules that the agent has to keep to, such as its system prompt; shown to the judge.
         hosted, retries: As of `Model`; a `Model` that is given brings its own.
     """
@@ -93,26 +93,24 @@ class ModelJudge:
         model: BaseChatModel | Model | str,
         *,
         references: ReplayBuffer | TraceIndex | References | None = None,
-        instructions: str | None = None,
         policy: str = "",
         hosted: Hosted | None = None,
         retries: int = 1,
     ) -> None:
         shared = model if isinstance(model, Model) else None
-        self._shares = shared is not None
         source = references if references is not None else shared.replay_buffer if shared else None
-        buffer = source if isinstance(source, ReplayBuffer) else None
         if isinstance(model, Model):
             self.prompter = model.prompter
         else:
+            buffer = source if isinstance(source, ReplayBuffer) else None
             self.prompter = Prompter(model, hosted=hosted, replay_buffer=buffer, retries=retries)
         self._references = source if source is None or isinstance(source, References) else References(source)
         form = default_format(self.model)
         self._lines = isinstance(shared.prompt_format, LineFormat) if shared else form == "lines"
-        self._schema = SCHEMA if form == "json_schema" and not self._lines else None
-        prompt = LINE_PROMPT if self._lines else JSON_PROMPT
-        self.policy, self.instructions = policy, load_prompt(prompt) if instructions is None else instructions
-        self.prompt = prompt_name(prompt, f"{self.instructions}\n{policy}" if policy else instructions)
+        self._schema = _Answer.model_json_schema() if form == "json_schema" and not self._lines else None
+        self._usual = LINE_PROMPT if self._lines else JSON_PROMPT
+        self._shares, self.policy, self.instructions = shared is not None, policy, load_prompt(self._usual)
+        self.prompt = prompt_name(self._usual, f"{self.instructions}\n{policy}" if policy else None)
 
     @property
     def model(self) -> BaseChatModel | None:
@@ -126,7 +124,7 @@ class ModelJudge:
     @property
     def version(self) -> str:
         """Names the model and prompt behind the verdicts; of a shared `Model`, its version for the usual prompt."""
-        usual = self._shares and self.prompt in (LINE_PROMPT, JSON_PROMPT)
+        usual = self._shares and self.prompt == self._usual
         return self.prompter.version if usual else f"{self.prompter.version}/{self.prompt}"
 
     async def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
@@ -178,12 +176,37 @@ class ModelJudge:
             if match is None:
                 raise PredictionFailed(f"the judge answered {text[:200]!r}; expected its reasoning, then success or failure")
             return Verdict(float(match["status"] == "success"), match["status"] == "success", match["reason"])
-        fields = json_object(text)
-        success, reason = fields.get("success"), fields.get("reason")
-        if not isinstance(success, bool) or not isinstance(reason, str):
-            raise PredictionFailed(f"the judge answered {text[:200]!r}; expected a text 'reason' and a boolean 'success'")
-        return Verdict(float(success), success, reason)
+        answer = read_form(text, _Answer)
+        return Verdict(float(answer.success), answer.success, answer.reason)
 
 
 def _text(action: str) -> str:
     return str(parse_action(action)) if is_answer(action) else action
+
+
+async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list[BaseMessage]]:
+    """A recorded episode as the `ModelJudge` of `dream` should have judged it, for its training.
+
+    It is judged twice where the prompts differ: with the traces of its task, and as of a new task. What an earlier judge
+    decides is left out. Empty without a `ModelJudge`, and for an episode that does not end with a tool agent's message.
+    """
+    place = next((number for number, judge in enumerate(dream.judges) if isinstance(judge, ModelJudge)), None)
+    if place is None or not ends_with_message(trajectory):
+        return []
+    judge, earlier = dream.judges[place], Dream((), judges=dream.judges[:place])
+    assert isinstance(judge, ModelJudge)
+    *steps, last = trajectory.steps
+    outcome = "it completes the task" if trajectory.success else "it fails the task"
+    verdict = Verdict(float(trajectory.success), trajectory.success, last.reasoning or outcome)
+    prompts = dict[tuple[str, ...], list[BaseMessage]]()
+    for own_traces in (True, False):
+        episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=own_traces)
+        if (await earlier.judge(episode))[0] is None:
+            messages = judge.messages(episode)
+            prompts[tuple(message.text for message in messages)] = messages
+    return [[*messages, judge.answer(verdict)] for messages in prompts.values()]
+
+
+def ends_with_message(trajectory: Trajectory) -> bool:
+    """True for a tool agent's episode that ends with a message, by which it is judged."""
+    return is_tool_task(trajectory.task) and bool(trajectory.steps) and is_answer(trajectory.steps[-1].action)

@@ -2,22 +2,24 @@
 
 import copy
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from dreamgym_lg.actions import parse_call
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
-from dreamgym_lg.dream.prompts import PromptFormat, PromptFormatName, Question, create_format, in_hindsight
-from dreamgym_lg.dream.returns import fits_returns, returns_schema
+from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
+from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 _MAX_DEMONSTRATIONS = 20_000
 DEFAULT_DEMONSTRATIONS = 3
@@ -30,27 +32,26 @@ Context = Callable[[Task, Sequence[Step]], Sequence[str]]
 class Model:
     """The responder that is a language model: reasoning, observation and reward from task, history, action and examples.
 
-    The same prompt is asked once: concurrent rollouts of a group that act alike share one call, and replaying the same
-    actions gives the same world. `version` names the model and prompt behind the answers and is recorded with every
-    trajectory; change it through `refreshed`.
+    The same prompt is asked once, so that the episodes of a group share a world. `version` names the model and prompt behind
+    the answers and is recorded with every trajectory; change it through `refreshed`.
 
     Args:
         model: A chat model that answers at temperature 0, or a name like `openai:gpt-5.4-mini`. None for one that is yet to be
             trained: it prepares its training data, and cannot answer.
-        replay_buffer: Real transitions, of which the nearest are shown at each step.
+        replay_buffer: Real transitions, of which the nearest of the task's environment are shown at each step.
         demonstrations: How many: k of the paper's retrieval. Default: 3 with a replay buffer, else 0.
-        demonstration_characters: Characters of each of their texts that are shown, at most. Default: 1000.
+        demonstration_characters: Characters of each of their texts that are shown, at most.
         prompt_format: `lines`, for a model that is trained on them; `json`; `json_schema`, JSON by the model's own structured
-            output; or a `PromptFormat`, which then holds its own instructions. Default: `lines` with `instructions` or for a
-            local model, else JSON, by a schema where the model's profile says that it takes one.
+            output. Default: `lines` with `instructions` or for a local model, else JSON, by a schema where the model's profile
+            says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
         context: Tells what is already decided about the world, for each prompt. Default: nothing.
         hosted: Limits, budget and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each with the reason.
         version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-1`.
 
-    Raises `ConfigurationError` for something else than a chat model, an unknown format, demonstrations without a buffer, and
-    options of a format beside a `PromptFormat`; what `load_chat_model` raises.
+    Raises `ConfigurationError` for something else than a chat model, an unknown format, and demonstrations without a buffer;
+    what `load_chat_model` raises.
     """
 
     name = "model"
@@ -61,8 +62,8 @@ class Model:
         *,
         replay_buffer: ReplayBuffer | None = None,
         demonstrations: int | None = None,
-        demonstration_characters: int | None = None,
-        prompt_format: PromptFormat | PromptFormatName | None = None,
+        demonstration_characters: int = 1000,
+        prompt_format: PromptFormatName | None = None,
         instructions: str | None = None,
         context: Context | None = None,
         hosted: Hosted | None = None,
@@ -73,8 +74,7 @@ class Model:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
         self.replay_buffer, self.context = replay_buffer, context
-        default = DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0
-        self.k = default if demonstrations is None else demonstrations
+        self.k = (DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0) if demonstrations is None else demonstrations
         self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
         self.prompter.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
         self._view: Callable[[Episode], Episode | None] | None = None
@@ -134,7 +134,11 @@ class Model:
 
         def read(text: str) -> Prediction:
             prediction = _consistent(self.prompt_format.read(text))
-            self._check(prediction, episode)
+            if not fits_returns(episode.task, episode.action, Answer(prediction.observation, prediction.valid)):
+                schema = json.dumps(returns_schema(episode.task, episode.action), ensure_ascii=False)
+                raise PredictionFailed(
+                    f"the observation {prediction.observation[:120]!r} is not what the tool returns, JSON of {schema}"
+                )
             return prediction
 
         form = self.prompt_format
@@ -168,15 +172,20 @@ class Model:
                 seen, score = step.next_observation, score + step.reward
         return messages
 
+    def training_conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
+        """A recorded episode as the model should have answered it; empty if it was asked nothing.
+
+        Of a tool agent, its calls alone: messages go to the user or the judge.
+        """
+        steps = list(trajectory.steps)
+        if is_tool_task(trajectory.task) and steps and is_answer(steps[-1].action):
+            steps.pop()
+        return self.conversation(trajectory.task, steps, success=trajectory.success) if steps else []
+
     def _context(self, task: Task, steps: Sequence[Step]) -> Sequence[str]:
-        if self.context is None:
-            return [""] * (len(steps) + 1)
-        texts = self.context(task, steps)
+        texts = [""] * (len(steps) + 1) if self.context is None else self.context(task, steps)
         if len(texts) != len(steps) + 1:
-            raise ConfigurationError(
-                f"context gave {len(texts)} texts after {len(steps)} steps: it has to give one for each step and one for the "
-                'step to come ("" for none)'
-            )
+            raise ConfigurationError(f"context gave {len(texts)} texts after {len(steps)} steps: it has to give one more")
         return texts
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
@@ -185,47 +194,20 @@ class Model:
             return ()
         key = (observation, action, task.id)
         if key not in self._demonstrations:
-            steps = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
-            keep(self._demonstrations, key, steps, _MAX_DEMONSTRATIONS)
-            return steps
+            where: dict[str, Any] = {"environment": task.environment, "exclude_task": task.id}
+            steps = self.replay_buffer.similar(observation, action, k=self.k, **where)
+            keep(self._demonstrations, key, tuple(steps), _MAX_DEMONSTRATIONS)
         return self._demonstrations[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
         """Look up the demonstrations of all these steps at once, a task at a time: much faster than one by one."""
-        queries: dict[str, dict[tuple[str, str], None]] = {}
-        for trajectory in trajectories if self.k else ():
-            pairs = queries.setdefault(trajectory.task.id, {})
-            pairs.update(dict.fromkeys((step.observation, step.action) for step in trajectory.steps))
-        for task_id, pairs in queries.items():
+        queries = defaultdict[tuple[str, str], dict[tuple[str, str], None]](dict)
+        for each in trajectories if self.k else ():
+            queries[each.task.id, each.task.environment] |= {(step.observation, step.action): None for step in each.steps}
+        for (task_id, environment), pairs in queries.items():
             assert self.replay_buffer is not None
-            results = self.replay_buffer.similar_many(list(pairs), self.k, exclude_task=task_id)
-            self._demonstrations.update({(*pair, task_id): tuple(steps) for pair, steps in zip(pairs, results, strict=True)})
-
-    # --- the answer -------------------------------------------------------------------------------------------------------
-
-    def _check(self, prediction: Prediction, episode: Episode) -> None:
-        """Raise `PredictionFailed` if a tool answers in another structure than it declares, or than all its examples have."""
-        call, answer = parse_call(episode.action), Answer(prediction.observation, prediction.valid)
-        if call is None or not prediction.valid:
-            return
-        if not fits_returns(episode.task, episode.action, answer):
-            schema = json.dumps(returns_schema(episode.task, episode.action), ensure_ascii=False)
-            raise PredictionFailed(
-                f"the observation {prediction.observation[:120]!r} is not what the tool {call.name!r} returns, JSON of the "
-                f"schema {schema}"
-            )
-        examples = self.demonstrations(episode.observation, episode.action, episode.task)
-        same_tool = (step for step in examples if step.valid and (made := parse_call(step.action)) and made.name == call.name)
-        kinds, kind = {_container(step.next_observation) for step in same_tool}, _container(prediction.observation)
-        if len(kinds) != 1 or kind in kinds or None in kinds:
-            return
-        assert self.replay_buffer is not None
-        if kind is None and any(_container(text) is None for text in self.replay_buffer.answers(call.name)):
-            return
-        raise PredictionFailed(
-            f"the observation {prediction.observation[:120]!r} is no JSON {kinds.pop()}, which every recorded answer of the "
-            f"tool {call.name!r} is"
-        )
+            near = self.replay_buffer.similar_many([*pairs], self.k, environment=environment, exclude_task=task_id)
+            self._demonstrations |= {(*pair, task_id): tuple(steps) for pair, steps in zip(pairs, near, strict=True)}
 
 
 def _consistent(prediction: Prediction) -> Prediction:
@@ -233,11 +215,3 @@ def _consistent(prediction: Prediction) -> Prediction:
     terminated = prediction.valid and prediction.terminated
     reward = prediction.reward if prediction.valid else 0.0
     return prediction._replace(reward=reward, terminated=terminated, success=terminated and prediction.success)
-
-
-def _container(text: str) -> str | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return "object" if isinstance(value, dict) else "list" if isinstance(value, list) else None

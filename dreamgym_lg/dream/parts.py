@@ -76,8 +76,7 @@ class Judge(Protocol):
     def judge(self, episode: Episode, answer: Answer | None) -> "Verdict | None | Awaitable[Verdict | None]":
         """The verdict; None if this judge does not know it.
 
-        Args: `answer`, the responder's to a text agent's action, after each of which judges are asked; None where a tool
-        agent's episode ends with its last message.
+        Args: `answer`, the responder's to a text agent's action; None where a tool agent's episode ends with a message.
         """
 
 
@@ -86,4 +85,4 @@ class DecidesTasks(Protocol):
     """A judge that knows beforehand which tasks it always decides."""
 
     def decides(self, task: Task) -> bool:
-        """Whether every outcome of the task is decided by this judge, and no later one is asked."""
+        """True if this judge decides every outcome of the task."""

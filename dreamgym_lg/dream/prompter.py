@@ -1,10 +1,8 @@
 """`Prompter`: prompts a chat model, reads the answer, remembers it, and asks each prompt once."""
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -14,6 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.prompts import bind_schema
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
+from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.hosted.chat_model import APART, Chat, load_chat_model, name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -48,16 +47,12 @@ class Prompter:
         if model is not None and not isinstance(model, BaseChatModel):
             raise ConfigurationError(f"{model!r} is no chat model; give one, or its name")
         self.hosted, self.retries = hosted_for(model, hosted, replay_buffer), retries
-        self._lock = threading.Lock()
         self.renew(name_of(model), model)
 
     def renew(self, version: str, model: BaseChatModel | None) -> None:
-        """Take this model from now on and forget all answers, those under way included. Args: `version`, names its weights."""
-        with self._lock:
-            self.version, self.model = version, model
-            self._chats: dict[str, Chat] = {}
-            self._answers: dict[str, Any] = {}
-            self._under_way: dict[str, asyncio.Task[Any]] = {}
+        """Take this model from now on and forget all answers, those under way included."""
+        self.version, self.model = version, model
+        self._answers: dict[str, asyncio.Task[Any]] = {}
 
     async def ask(
         self,
@@ -71,83 +66,40 @@ class Prompter:
 
         Args: `prompt`, its name and version; `schema`, of the model's structured output.
 
-        Raises `PredictionFailed` after `retries` unreadable answers, `ConfigurationError` without a model, what `Hosted.aask`
-        raises.
+        Raises `PredictionFailed` after `retries` unreadable answers, what `Hosted.aask` raises.
         """
-        parts = (name_of(self.model), prompt, self.version, *(message.text for message in messages))
-        key = sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
-        while True:
-            with self._lock:
-                if key in self._answers:
-                    value: Value = self._answers[key]
-                    return value
-                task = self._task(key, messages, read, schema)
-            try:
-                return await _result(task)
-            except asyncio.CancelledError:
-                if (current := asyncio.current_task()) is None or current.cancelling():
-                    raise
-                # the task's own event loop has ended: once more, in this one
-
-    def _task(
-        self, key: str, messages: Sequence[BaseMessage], read: Callable[[str], Value], schema: Mapping[str, Any] | None
-    ) -> "asyncio.Task[Value]":
-        """The task that asks, of whoever came first."""
-        under_way, place = self._under_way, f"{os.getpid()}/{key}"  # a forked child has no loop to wait for
-        task = under_way.get(place)
-        if task is None or task.done() or not task.get_loop().is_running():
-            answering = self._answer(key, self._chat(schema), messages, read, self._answers)
-            task = under_way[place] = asyncio.create_task(answering)
-            task.add_done_callback(lambda _: under_way.pop(place, None))
-        return task
-
-    async def _answer(
-        self,
-        key: str,
-        chat: Chat,
-        messages: Sequence[BaseMessage],
-        read: Callable[[str], Value],
-        answers: dict[str, Any],
-    ) -> Value:
-        if self.hosted is not None and (stored := self.hosted.recall(key)) is not None:
-            with suppress(PredictionFailed):  # what has been recorded since may contradict it
-                return self._keep(answers, key, read(stored))
-        value, text = await ask_until_read(chat, messages, read, hosted=self.hosted, retries=self.retries)
-        if self.hosted is not None:
-            self.hosted.remember(key, text)
-        return self._keep(answers, key, value)
-
-    def _keep(self, answers: dict[str, Any], key: str, value: Value) -> Value:
-        with self._lock:
-            keep(answers, key, value, _MAX_ANSWERS)
-        return value
-
-    def _chat(self, schema: Mapping[str, Any] | None) -> Chat:
         if self.model is None:
             raise ConfigurationError("there is no language model yet: this part prepares training data and cannot answer")
-        if schema is None:
-            return self.model
-        title = str(schema["title"])
-        if title not in self._chats:
-            self._chats[title] = bind_schema(self.model, schema)
-        return self._chats[title]
+        parts = (name_of(self.model), prompt, self.version, *(message.text for message in messages))
+        key = sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
+        answers, chat = self._answers, self.model if schema is None else bind_schema(self.model, schema)
 
+        async def once() -> Value:  # always in one loop: nothing here needs a lock
+            task = answers.get(key)
+            if task is None or (not task.done() and task.get_loop() is not asyncio.get_running_loop()):  # of a forked parent
+                task = asyncio.create_task(self._answer(key, chat, messages, read))
+                keep(answers, key, task, _MAX_ANSWERS)
+                task.add_done_callback(lambda done: answers.pop(key, None) if done.cancelled() or done.exception() else None)
+            value: Value = await asyncio.shield(task)
+            return value
 
-async def _result(task: "asyncio.Task[Value]") -> Value:
-    """What a task of any event loop gives; it goes on where the one that waits is cancelled."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(once(), lasting_loop("dreamgym-prompts")))
 
-    async def wait() -> Value:
-        return await asyncio.shield(task)
-
-    if task.get_loop() is asyncio.get_running_loop():
-        return await wait()
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(wait(), task.get_loop()))
+    async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:
+        text = self.hosted.recall(key) if self.hosted is not None else None
+        try:
+            return read(text or "")
+        except PredictionFailed:  # nothing is kept, or it cannot be read any more
+            value, text = await ask_until_read(chat, messages, read, hosted=self.hosted, retries=self.retries)
+        if self.hosted is not None:
+            self.hosted.remember(key, text)
+        return value
 
 
 async def ask_until_read(
     chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value], *, hosted: Hosted | None, retries: int
 ) -> tuple[Value, str]:
-    """The answer as `read` takes it, and its text; asked for again, with the reason, up to `retries` times."""
+    """The answer as `read` takes it, and its text; prompted again, with the reason, up to `retries` times."""
     messages = list(messages)
     for attempt in range(retries + 1):
         with unrecorded():
@@ -171,10 +123,7 @@ def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
 
 @contextmanager
 def outgrown(episode: Episode) -> Iterator[None]:
-    """Turn an episode that outgrows a model's context into `PredictionFailed`: played again it would do so again.
-
-    A first prompt that does not fit is the settings' fault, and stays a `ContextExceeded`.
-    """
+    """Turn an episode that outgrows a model's context into `PredictionFailed`, but for a first prompt that does not fit."""
     try:
         yield
     except ContextExceeded as error:

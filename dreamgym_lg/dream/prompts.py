@@ -1,29 +1,30 @@
 """Prompt formats of the experience model: lines for a model trained on them, JSON for one that is prompted.
 
-What an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in the JSON
-every text is encoded, so that nothing in it can close its string, or pass for a mark of a chat template.
+Whatever an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in the
+JSON every text is encoded, so that nothing in it can close its string, or pass for a mark of a chat template.
 """
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, ValidationError
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.chat_model import Chat
 from dreamgym_lg.tasks import is_tool_task, schemas, world_seed
 from dreamgym_lg.text import clean, split_thought
-from dreamgym_lg.types import Prediction, Step, Task
+from dreamgym_lg.types import Step, Task
+
+Form = TypeVar("Form", bound=BaseModel)
 
 LINE_PROMPT, JSON_PROMPT = "experience-lines-1", "experience-json-1"
 """The system prompts of the two formats."""
@@ -32,8 +33,19 @@ NOTHING = "(nothing)"
 """Stands for an empty observation in the lines; tools do give them."""
 
 
+class Prediction(NamedTuple):
+    """The experience model's answer to one action: `(s_{t+1}, r_{t+1})` with its reasoning trace `R_t` (paper, section 4)."""
+
+    reasoning: str
+    observation: str
+    reward: float
+    terminated: bool
+    success: bool
+    valid: bool
+
+
 class Question(NamedTuple):
-    """The question at one step of an episode: what follows the action?"""
+    """One step of an episode, whose outcome is to be predicted."""
 
     action: str
     observation: str
@@ -46,27 +58,6 @@ class Question(NamedTuple):
     """Text about the world that is decided already (`Model(context=...)`); "" for none."""
 
 
-class PromptFormat(Protocol):
-    """Writes the prompts of an experience model, and reads its answers."""
-
-    name: str
-    """The prompt's name and version, recorded with the answers."""
-    schema: Mapping[str, Any] | None
-    """The JSON schema that the model is bound to by its own structured output; None to leave the model as it is."""
-
-    def head(self, task: Task) -> str:
-        """The system message: all that stays the same over an episode."""
-
-    def ask(self, task: Task, question: Question) -> str:
-        """The message with the question."""
-
-    def answer(self, prediction: Prediction) -> str:
-        """An answer as the model should write it."""
-
-    def read(self, text: str) -> Prediction:
-        """The prediction in an answer. Raises `PredictionFailed` saying what is wrong with the text."""
-
-
 _LINES = re.compile(
     r"(?P<reasoning>(?P<valid>valid|invalid)\b[^\n]*)\n"
     r"reward (?P<reward>[+-]?\d{1,9}(?:\.\d+)?), (?P<status>continues|success|failure)\n"
@@ -76,10 +67,10 @@ _LINES = re.compile(
 
 
 class LineFormat:
-    """The short format, for models that are trained on it. Such a model may need no instructions at all (`""`).
+    """The short format, for models that are trained on it.
 
     Args:
-        instructions: The system prompt; None for the newest of `dreamgym_lg/prompts`.
+        instructions: The system prompt, "" for none; None for the newest of `dreamgym_lg/prompts`.
         demonstration_characters: Characters of each text of a demonstration that are shown, at most.
     """
 
@@ -106,10 +97,7 @@ class LineFormat:
         return "\n".join([*first, *examples, head, on_one_line(question.action), *known])
 
     def answer(self, prediction: Prediction) -> str:
-        """Verdict and reasoning, reward (to six digits) and status, observation, as `read` takes them.
-
-        Reasoning that does not begin with the verdict or has several lines (an annotation) is put behind it, on one.
-        """
+        """Verdict and reasoning on one line, reward (to six digits) and status, observation."""
         verdict = "valid" if prediction.valid else "invalid"
         first = prediction.reasoning
         if "\n" in first or not re.match(rf"{verdict}\b", first):
@@ -136,41 +124,32 @@ class LineFormat:
         )
 
 
-SCHEMA: Mapping[str, Any] = {
-    "title": "prediction",
-    "description": "What follows the agent's action.",
-    "type": "object",
-    "properties": {
-        "reasoning": {"type": "string"},
-        "valid": {"type": "boolean"},
-        "reward": {"type": "number"},
-        "terminated": {"type": "boolean"},
-        "success": {"type": "boolean"},
-        "observation": {"type": "string"},
-    },
-    "required": ["reasoning", "valid", "reward", "terminated", "success", "observation"],
-    "additionalProperties": False,
-}
-"""An answer in JSON. The order counts: the verdict follows from the reasoning, the observation from the verdict."""
+class _Answer(BaseModel):
+    """The outcome of the agent's action."""
+
+    # The order counts: the verdict follows from the reasoning, the observation from the verdict.
+    model_config = ConfigDict(extra="forbid", title="prediction")
+    reasoning: StrictStr
+    valid: StrictBool
+    reward: StrictFloat
+    terminated: StrictBool
+    success: StrictBool
+    observation: StrictStr
 
 
 class JsonFormat:
     """The format of models that are prompted: everything but the system prompt's own text is a value in a JSON object.
 
-    Args: as of `LineFormat`; `schema`, `SCHEMA` for a model with structured output of its own.
+    Args: as of `LineFormat`; `structured`, by the model's own structured output.
     """
 
     def __init__(
-        self,
-        instructions: str | None = None,
-        demonstration_characters: int = 1000,
-        *,
-        schema: Mapping[str, Any] | None = None,
+        self, instructions: str | None = None, demonstration_characters: int = 1000, *, structured: bool = False
     ) -> None:
         self.instructions = load_prompt(JSON_PROMPT) if instructions is None else instructions
         self.characters = demonstration_characters
         self.name = prompt_name(JSON_PROMPT, instructions)
-        self.schema = schema
+        self.schema = _Answer.model_json_schema() if structured else None
 
     def head(self, task: Task) -> str:
         world: dict[str, Any] = {"task": task.instruction, "world_seed": world_seed(task)}
@@ -200,76 +179,44 @@ class JsonFormat:
 
     def read(self, text: str) -> Prediction:
         """Strictly: these keys, these types. Raises `PredictionFailed` saying what is wrong."""
-        fields = json_object(text)
-        kinds = {key: kind["type"] for key, kind in SCHEMA["properties"].items()}
-        if fields.keys() != kinds.keys():
-            raise PredictionFailed(f"the answer has the keys {sorted(fields)}; expected {', '.join(kinds)}")
-        for key, kind in kinds.items():
-            if not _is(fields[key], kind):
-                raise PredictionFailed(f"{key!r} in the answer is {str(fields[key])[:80]!r}; expected a {kind}")
-        return Prediction(**{**fields, "reward": float(fields["reward"])})
-
-
-def _is(value: object, kind: str) -> bool:
-    if kind == "number":  # a boolean is an int to Python
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 and math.isfinite(value)
-    return isinstance(value, str if kind == "string" else bool)
+        fields = read_form(text, _Answer).model_dump()
+        if not abs(reward := float(fields["reward"])) < 1e9:
+            raise PredictionFailed(f"'reward' in the answer is {reward:g}; expected a finite number")
+        return Prediction(**fields | {"reward": reward})
 
 
 def _ordered(prediction: Prediction) -> dict[str, Any]:
-    return {key: getattr(prediction, key) for key in SCHEMA["properties"]}
+    return {key: getattr(prediction, key) for key in _Answer.model_fields}
 
+
+PromptFormat = LineFormat | JsonFormat
 
 # --- choosing a format ----------------------------------------------------------------------------------------------------
 
 PromptFormatName = Literal["json_schema", "json", "lines"]
 
-PROMPT_FORMATS: Mapping[PromptFormatName, Callable[[str | None, int], PromptFormat]] = {
-    "json_schema": partial(JsonFormat, schema=SCHEMA),
-    "json": JsonFormat,
-    "lines": LineFormat,
-}
-
 
 def default_format(model: BaseChatModel | None) -> PromptFormatName:
-    """The format for a model of which nothing else is known.
-
-    One that is reached with a key is prompted in JSON; a local one may be trained on the lines.
-    """
+    """JSON for a model that is reached with a key, else the lines, which a local one may be trained on."""
     if model is None or not (model.profile or model.lc_secrets):
         return "lines"
     return "json_schema" if (model.profile or {}).get("structured_output") else "json"
 
 
 def create_format(
-    name: PromptFormat | PromptFormatName | None,
-    model: BaseChatModel | None,
-    instructions: str | None,
-    demonstration_characters: int | None,
+    name: PromptFormatName | None, model: BaseChatModel | None, instructions: str | None, demonstration_characters: int
 ) -> PromptFormat:
-    """The named prompt format, or the one that suits the model.
-
-    Raises `ConfigurationError` for an unknown name, and for options of a format beside a `PromptFormat` object.
-    """
-    if name is not None and not isinstance(name, str):
-        for option, value in (("instructions", instructions), ("demonstration_characters", demonstration_characters)):
-            if value is not None:
-                raise ConfigurationError(
-                    f"{option}={value!r} belongs to the prompt format: give it to {type(name).__name__}, or name the format "
-                    f"({', '.join(PROMPT_FORMATS)})"
-                )
-        return name
+    """The named prompt format, or the one that suits the model. Raises `ConfigurationError` for an unknown name."""
     name = name or ("lines" if instructions is not None else default_format(model))
-    if name not in PROMPT_FORMATS:
-        raise ConfigurationError.unknown("prompt_format", name, PROMPT_FORMATS)
-    return PROMPT_FORMATS[name](instructions, 1000 if demonstration_characters is None else demonstration_characters)
+    if name not in get_args(PromptFormatName):
+        raise ConfigurationError.unknown("prompt_format", name, get_args(PromptFormatName))
+    if name == "lines":
+        return LineFormat(instructions, demonstration_characters)
+    return JsonFormat(instructions, demonstration_characters, structured=name == "json_schema")
 
 
 def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
-    """The model with a JSON schema bound to it, by its own structured output.
-
-    Without LangChain's parser behind it: ours are stricter, say what is wrong, and leave the token counts in reach.
-    """
+    """The model with a JSON schema bound to it, without LangChain's parser, which loses the token counts."""
     structured = model.with_structured_output(dict(schema), method="json_schema")
     return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
 
@@ -303,7 +250,7 @@ def on_one_line(action: str) -> str:
 
 
 def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:
-    """Demonstrations with what followed them, long texts cut: the end of what was before, the beginning of what came."""
+    """Demonstrations with their outcomes, long texts cut: the end of what was before, the beginning of what came."""
     pairs = []
     for step in steps:
         right = in_hindsight(step, success=step.terminated and step.reward > 0)
@@ -313,10 +260,9 @@ def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Predic
 
 
 def encoded(value: Any) -> str:
-    """JSON on one line, of which no text can be taken for anything else.
+    """JSON on one line, in which the marks of chat templates (`<|im_end|>`, `[INST]`) and line breaks are escaped.
 
-    What begins the marks of chat templates (`<|im_end|>`, `</s>`, `[INST]`) is written as an escape: a server that looks for
-    them in the whole prompt would else let an observation end its own message. So are the line breaks that JSON allows.
+    A server that looks for such marks in the whole prompt would else let an observation end its own message.
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = re.sub(r"[<\x7f\x85\u2028\u2029]|\[(?=/?[A-Z_]+\])", lambda mark: f"\\u{ord(mark[0]):04x}", text)
@@ -333,15 +279,23 @@ def json_object(text: str) -> dict[str, Any]:
         raise PredictionFailed(f"the answer {text[:200]!r} is not JSON ({error}); expected one JSON object") from None
     if not isinstance(value, dict):
         raise PredictionFailed(f"the answer {text[:200]!r} is JSON, but no object; expected one JSON object")
-    return value
+    return dict(clean(value))
+
+
+def read_form(text: str, form: type[Form]) -> Form:
+    """The JSON object in an answer, in this form. Raises `PredictionFailed` saying what is wrong with the text."""
+    try:
+        return form.model_validate(json_object(text))
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, each['loc']))!r} in the answer: {each['msg']}" for each in error.errors())
+        keys = ", ".join(form.model_fields)
+        raise PredictionFailed(f"{'; '.join(wrong)[:500]}; expected an object with the keys {keys}") from None
 
 
 def in_hindsight(step: Step, *, success: bool) -> Prediction:
     """The prediction that a recorded step should have got (paper, section 4: reasoning is annotated in hindsight).
 
-    Its reasoning is the step's own where `annotate` wrote one, else one line that judges the action by what came of it.
-
-    Args: `success`, whether the episode ended in success.
+    Its reasoning is the step's own where `annotate` wrote one, else a line by rule. Args: `success`, of the episode.
     """
     if not step.valid:
         reasoning = step.reasoning or "invalid, it is not understood"

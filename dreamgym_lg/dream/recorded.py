@@ -14,9 +14,9 @@ from dreamgym_lg.types import Task
 class Recorded:
     """Answers a call as it was recorded after the same writing calls, byte for byte.
 
-    Traces of the same task count first, then those of the same world. Where recordings contradict each other, the answer of
-    more than half of them is taken, and none if there is no such answer. An identical call of a reading tool with no writing
-    call in between is answered as before in this episode, whoever answered. Nothing here applies to text agents.
+    Traces of the same task count first, then those of the same world. Of recordings that contradict each other the answer of
+    more than half is taken, if there is one. A reading call that is repeated with no writing call in between is answered as
+    before in this episode. Nothing here applies to text agents.
 
     Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
     """
@@ -63,15 +63,14 @@ class Recorded:
 class References:
     """Judges a tool agent's episode by the writing calls of recorded successes at the same task.
 
-    A success needs the same writing calls with the same arguments as one of them, in any order but that of one tool's calls
-    among each other, and no others. Of free text (an argument that mostly holds words nobody said before) only that it is
-    there counts. Refused calls write nothing. Where a recorded success wrote nothing and the episode did neither, the message
-    alone decides: this judge leaves that to the next one, and so it does every task without a recorded success.
+    A success needs the same writing calls with the same arguments as one of them, those of one tool in the same order, and no
+    others. The wording of free text (an argument that mostly holds words nobody said before) does not count, nor do refused
+    calls. Where neither a recorded success nor the episode wrote anything, or there is no recorded success, the next judge
+    decides.
 
     Args:
         traces: As of `Recorded`.
-        conversations: Whether successes in which a user replied judge too: for a dream with a user. Without one, an episode
-            ends with the agent's first message, and cannot do what they did later.
+        conversations: Also judge by successes in which a user replied: for a dream with a user.
     """
 
     name = "references"
@@ -105,7 +104,7 @@ class References:
         ]
 
     def decides(self, task: Task) -> bool:
-        """Whether every outcome of the task is decided here: it has recorded successes, and all of them wrote something."""
+        """True if every outcome of the task is decided here: it has recorded successes, and all of them wrote something."""
         references = self.references(task) if is_tool_task(task) else []
         return bool(references) and all(each.effects for each in references)
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import is_answer, parse_call
-from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
-from dreamgym_lg.tool_uses import ToolUse, find_tool_uses
+from dreamgym_lg.replay.buffer import Record, ReplayBuffer
+from dreamgym_lg.tasks import ToolUse, find_tool_uses
 from dreamgym_lg.types import Task
 
 FREE_TEXT_WORDS = 4
@@ -20,7 +20,7 @@ FREE_TEXT_WORDS = 4
 
 
 class Call(NamedTuple):
-    """A tool call in the one form in which calls are compared: defaults filled in, arguments in order, 20.0 as 20."""
+    """A tool call in comparable form: defaults filled in, arguments in order, 20.0 as 20."""
 
     tool: str
     arguments: tuple[tuple[str, Any], ...]
@@ -55,13 +55,12 @@ class Success(NamedTuple):
 class TraceIndex:
     """The answers and successes in a replay buffer's real trajectories that did not fail.
 
-    The tasks of one `environment` (`Task.environment`) share one world, as the traces of one production system share its
-    database: give the tasks of another database another environment's name. Traces of evaluation tasks answer nothing, and
+    The tasks of one `Task.environment` share one world, such as one database. Traces of evaluation tasks answer nothing, and
     judge only their own task.
 
     Args:
-        replay_buffer: Read at the first `refresh`, and again by the next one after real trajectories were added or held out.
-        tools: The agent's tools; their schemas say which defaults there are, their metadata which tools write.
+        replay_buffer: Read at the first `refresh`, and again after real trajectories were added or held out.
+        tools: The agent's tools, whose schemas say which defaults there are, and metadata which tools write.
         writes: As of `find_tool_uses`.
         pass_through: Tools that really run: a dream does not see their calls.
 
@@ -90,7 +89,7 @@ class TraceIndex:
         """(action) -> the call that it is, in the form in which calls are compared; None for anything else."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
         self._lock = Lock()
-        self._read: Changes | None = None
+        self._read: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, traces: "ReplayBuffer | TraceIndex") -> "TraceIndex":
@@ -98,22 +97,19 @@ class TraceIndex:
         return traces if isinstance(traces, TraceIndex) else cls(traces)
 
     def refresh(self, *, only_once: bool = False) -> None:
-        """Read the buffer's trajectories, if others are in it than when they were last read.
-
-        Args: `only_once`, do not look again once they were read.
-        """
+        """Read the buffer's trajectories if they have changed. Args: `only_once`, not if they were read before."""
         if only_once and self._read is not None:
             return
         with self._lock:
-            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
-            if self._read is None or now.real or now.held_out != self._read.held_out:
+            now = self._replay_buffer.revision()
+            if now != self._read:
                 self._build(self._replay_buffer.records())
             self._read = now
 
     def _build(self, records: Sequence[Record]) -> None:
-        traces = [[(step[0], step[1]) for step in each.steps if step[2]] for each in records if each.split == "train"]
+        calls = (parse_call(step[0]) for each in records if each.split == "train" for step in each.steps if step[2])
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, traces, writes=self._writes)
+        new.uses = find_tool_uses(self.tools, {call.name for call in calls if call is not None}, writes=self._writes)
         new._free_text = _find_free_text(records, new.writes)
         new.answers, new.successes = {}, {}
         for record in records:
@@ -141,7 +137,7 @@ class TraceIndex:
                 self.successes.setdefault(key, []).append(success)
 
     def writes(self, tool: str) -> bool:
-        """Whether calls of the tool count as writing ones; those of an unknown tool do."""
+        """True if calls of the tool count as writing ones, as those of an unknown tool do."""
         if tool in self._pass_through:
             return False
         if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
@@ -207,10 +203,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _find_free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
-    """The (tool, argument) of writing calls that mostly hold several words which were not copied from anything seen.
-
-    Two episodes never word a reason alike; an address, copied from the instruction, has to be right.
-    """
+    """The (tool, argument) of writing calls that mostly hold several words which were not copied from anything seen."""
     free, total = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for record in records:
         for position, (action, *_) in enumerate(record.steps):

@@ -12,7 +12,7 @@ from dreamgym_lg.learner import LearnerName
 Place = Literal["dream", "real", "s2r"]
 
 CHANGED_LATER = {
-    "iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps",
+    "iterations", "stop_after_uniform", "max_gap", "real_budget", "real_steps",
     "max_false_success",  # asked before training begins, and `--force` lifts it together with `max_gap`
 }  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
@@ -23,7 +23,7 @@ TRAINING = {
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
 """Settings that may change until training has begun."""
-STOP_CRITERIA = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
@@ -91,8 +91,6 @@ class Settings:
     """Fraction of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
     """Iterations in a row without a difference of reward (of `rft`, without a success) that end training; 0: never."""
-    stop_after_collapse: int = 3
-    """Iterations whose mean reward, below a quarter of the best that as many had before, ends training; 0: never."""
 
     evaluate_every: int = 10
     """Iterations between two evaluations on the validation tasks."""

@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.dream.annotate import Annotate, annotate
-from dreamgym_lg.dream.training_data import ends_with_message, judge_conversations, responder_conversation
+from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
@@ -119,7 +119,7 @@ def _rows(
     model = work.experience("")
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
-    responses = _tokenized(start, [responder_conversation(model, each) for each in recorded])
+    responses = _tokenized(start, [model.training_conversation(each) for each in recorded])
     verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
     for each in (*recorded, *edited):
         verdicts[each.success] += run_lasting(judge_conversations(dream, each))
@@ -158,7 +158,8 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     s = work.settings
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
-    kept = work.replay_buffer.sample(half, rng=rng, source="offline")
+    recorded = [each for each in work.replay_buffer.trajectories(source="offline", split="train", errors=False) if each.steps]
+    kept = rng.sample(recorded, min(half, len(recorded)))
     start = work.models / work.newest_experience()
     old, new = (_rows(work, start, work.world.as_taught(each)) for each in (kept, played))
     rows = [*rng.choices(old, k=half), *rng.choices(new, k=half)]

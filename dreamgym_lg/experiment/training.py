@@ -99,7 +99,7 @@ def train_policy(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
 ) -> "LocalChatModel":
     """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
-    from dreamgym_lg.graphs.running import run_training
+    from dreamgym_lg.graphs.training import run_training
     from dreamgym_lg.integrations.trl.sft import save_model
 
     start, total = time.perf_counter(), work.settings.iterations
@@ -187,7 +187,6 @@ def create_training(
         evaluate_every=s.evaluate_every,
         evaluated=len(work.validation_tasks()) if dream is not None and not s.references_only else 0,
         stop_after_uniform=s.stop_after_uniform,
-        stop_after_collapse=s.stop_after_collapse,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
         refresh=partial(_refresh, work, policy, dream) if s.refresh_episodes and dream is not None else None,

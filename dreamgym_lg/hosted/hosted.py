@@ -1,26 +1,92 @@
 """Calls of hosted models: bounded, counted against a budget, kept on disk, and without keys in errors."""
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from json import JSONDecodeError
 from os import PathLike, fspath
+from typing import NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
+from langgraph.cache.sqlite import SqliteCache
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.hosted.chat_model import APART, Chat, host_of, name_of
-from dreamgym_lg.hosted.store import Store, Usage
 from dreamgym_lg.redaction import redact, secrets
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 _UNREADABLE = (JSONDecodeError, TypeError, KeyError)
 """Raised by LangChain and the clients for a body that is no answer, which no client asks for again."""
 
-_STARTS_A_TURN = 8
-"""Calls that begin in one turn of the event loop: of hundreds at once, none would else be sent before all are made ready."""
+
+class Usage(NamedTuple):
+    """Calls of hosted models, and what they took."""
+
+    calls: int = 0
+    failed: int = 0
+    """Calls without an answer: refused, lost, or too slow."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    """In the currency of the prices; 0 without prices."""
+
+    @property
+    def limited(self) -> dict[str, float]:
+        """The sums that a budget limits: calls, tokens and cost."""
+        return {"calls": self.calls, "tokens": self.input_tokens + self.output_tokens, "cost": self.cost}
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage._make(own + others for own, others in zip(self, other, strict=True))
+
+    def minus(self, other: "Usage") -> "Usage":
+        return Usage._make(own - others for own, others in zip(self, other, strict=True))
+
+
+class Store(SqliteCache[str]):
+    """LangGraph's cache of answers, and the sum of what was spent, shared by threads and processes.
+
+    Raises `ConfigurationError` for a file that cannot be made, or that holds anything else.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            with closing(sqlite3.connect(path)) as connection:
+                tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if tables - {"cache", "spent"}:
+                raise sqlite3.DatabaseError("it is another application's file")
+            super().__init__(path=path)
+            # By default each answer waits for the disk, 5 ms; so only a loss of power can lose the last ones.
+            self._conn.executescript("""
+                PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 60000;
+                CREATE TABLE IF NOT EXISTS spent (calls INTEGER, failed INTEGER, input_tokens INTEGER,
+                    output_tokens INTEGER, cost REAL);
+                INSERT INTO spent SELECT 0, 0, 0, 0, 0.0 WHERE NOT EXISTS (SELECT 1 FROM spent);
+            """)
+        except sqlite3.Error as error:
+            raise ConfigurationError(
+                f"{path} cannot hold the answers of a hosted model ({error}): give the path of such a file, or one where no "
+                "file exists yet; the replay buffer is a file of its own"
+            ) from error
+
+    def usage(self) -> Usage:
+        """The sum of all that was spent."""
+        with self._lock:
+            return Usage(*self._conn.execute(f"SELECT {', '.join(Usage._fields)} FROM spent").fetchone())
+
+    def spend(self, usage: Usage) -> None:
+        with self._lock, self._conn:
+            self._conn.execute(f"UPDATE spent SET {', '.join(f'{name} = {name} + ?' for name in Usage._fields)}", usage)
+
+    def recall(self, key: str) -> str | None:
+        """The answer under this key."""
+        return self.get([(("answers",), key)]).get((("answers",), key))
+
+    def remember(self, key: str, text: str) -> None:
+        self.set({(("answers",), key): (text, None)})
 
 
 class Hosted:
@@ -34,11 +100,9 @@ class Hosted:
         max_calls, max_tokens, max_cost: The budget, of all that the file has ever seen. Then `BudgetExceeded` is raised; what
             is under way is finished, so that tokens and cost may pass the limit by `concurrency` calls.
 
-    Raises `ConfigurationError` for a file that cannot be used, and for `max_cost` without `prices`.
-
     A call that fails is tried again by the model's own client: give the chat model `max_retries=` and `timeout=`
-    (`load_chat_model` does). Every call runs in one event loop of its own thread: clients keep connections that no other loop
-    can use, and a training run begins a new loop every iteration.
+    (`load_chat_model` does). Every call runs in one event loop of its own thread, because clients keep connections that no
+    other loop can use. Raises `ConfigurationError` for a file that cannot be used, and for `max_cost` without `prices`.
     """
 
     def __init__(
@@ -61,7 +125,7 @@ class Hosted:
         self.path: str | None = None
         self._store = Store(":memory:")
         self._own = self._reported = Usage()
-        self._slots, self._starting = asyncio.Semaphore(concurrency), asyncio.Semaphore(_STARTS_A_TURN)
+        self._slots = asyncio.Semaphore(concurrency)
         if path is not None:
             self.keep_in(path)
 
@@ -95,7 +159,7 @@ class Hosted:
             self._store.remember(key, text)
 
     def pop_metrics(self) -> dict[str, float]:
-        """Calls, tokens and cost of this instance since the last time: the metrics of an iteration."""
+        """Calls, tokens and cost of this instance since the last time, as metrics."""
         own, reported = self._own, self._reported
         self._reported = own
         return {f"hosted_{name}": value for name, value in own.minus(reported)._asdict().items()}
@@ -133,8 +197,6 @@ class Hosted:
 
     async def _call(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
         async with self._slots:
-            async with self._starting:
-                await asyncio.sleep(0)
             self.check_budget()
             self._count(Usage(calls=1))
             spent = Usage(failed=1)
@@ -160,7 +222,7 @@ class Hosted:
 
 
 def hosted_for(model: object, hosted: Hosted | None = None, replay_buffer: ReplayBuffer | None = None) -> Hosted | None:
-    """`hosted`, or the default for a model that is reached with a key; None for another model, such as a local one.
+    """`hosted`, or the default for a model that is reached with a key, else None.
 
     Without a file of its own, it keeps answers and spending beside the replay buffer's (`replay-answers.db`).
     """
@@ -172,7 +234,7 @@ def hosted_for(model: object, hosted: Hosted | None = None, replay_buffer: Repla
 
 
 def _describe(error: Exception, timeout: float) -> str:
-    """The error with its first cause, which clients often keep from their message."""
+    """The error with its first cause."""
     if type(error) is TimeoutError:
         return f"nothing within {timeout:g} s"
     cause: BaseException = error

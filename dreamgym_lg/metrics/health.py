@@ -118,6 +118,9 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
     if first is not None and entropy is not None and entropy < 0.1 * first:
         fell = f"entropy fell from {first:.3f} to {entropy:.3f}, so a task's episodes will soon be the same"
         alarms.append(Alarm("entropy", f"{fell}: a lower learning_rate, a larger beta, or harder tasks"))
+    if is_collapsed(rows):
+        fell = f"the mean reward over {WINDOW} iterations is below a quarter of the best before"
+        alarms.append(Alarm("collapsed", f"{fell}: train in a new folder with a lower learning_rate or a larger beta"))
     if first is not None and entropy is not None and entropy > 3 * first + 0.1:
         rose = f"entropy rose from {first:.2f} to {entropy:.2f}, so the policy becomes noise"
         alarms.append(Alarm("noise", f"{rose}: a lower learning_rate or a larger beta"))
@@ -158,15 +161,15 @@ def _prompt_length(segment: Segment) -> int:
     return list(segment.sampled).index(1)
 
 
-def is_collapsed(rows: Sequence[Row], window: int) -> bool:
-    """True if the mean reward of the last `window` iterations is below a quarter of the best of any `window` before them.
+def is_collapsed(rows: Sequence[Row]) -> bool:
+    """True if the mean reward of the last `WINDOW` iterations is below a quarter of the best of any before them.
 
     Only iterations that were played where the last one was (dream or reality) are compared; a best below 0.1 says nothing.
     """
     alike = [row for row in rows if ("real_steps" in row) == ("real_steps" in rows[-1])]
     rewards = [float(row.get("reward_mean") or 0) for row in alike]
-    means = [sum(rewards[end - window : end]) / window for end in range(window, len(rewards) + 1)]
-    before = means[:-window]
+    means = [sum(rewards[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(rewards) + 1)]
+    before = means[:-WINDOW]
     return bool(before) and max(before) >= 0.1 and means[-1] < max(before) / 4
 
 

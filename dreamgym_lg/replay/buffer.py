@@ -1,12 +1,6 @@
-"""The replay buffer: every task, trajectory, token segment and metric, in one SQLite file.
+"""The replay buffer: every task, trajectory, token segment and metric, in one SQLite file."""
 
-Its two readers are the experience model, which is grounded in similar real transitions, and training, which draws
-trajectories from it. Graph state elsewhere holds ids and counters only; the payloads are here.
-"""
-
-import json
 import os
-import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
 from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
@@ -42,19 +37,8 @@ _COUNTED = {
 }
 
 
-class Changes(NamedTuple):
-    """Tells a reader whether the real trajectories are still those that it has read."""
-
-    newest: int
-    """Number of the newest trajectory of all; the next question's `after`."""
-    real: int
-    """Real or offline trajectories that did not fail, stored since."""
-    held_out: int
-    """Evaluation tasks in the buffer: it rises when a train task is held out."""
-
-
 class Record(NamedTuple):
-    """A real trajectory, as little of it as an index over all of them needs."""
+    """The parts of a real trajectory that an index over all of them needs."""
 
     task_id: str
     environment: str
@@ -70,39 +54,24 @@ class Record(NamedTuple):
 class ReplayBuffer:
     """Tasks, trajectories and metrics in one SQLite file, shared by threads and by processes.
 
-    Threads share one instance (one connection behind one lock); each process opens the file itself. What `add` returned
-    for survives a kill of the process. Args: `path_or_connection`, a file made if missing, `:memory:`, or a connection
-    (`check_same_thread=False`, outside a transaction) that stays its owner's to close; `embeddings`, a LangChain model
-    for `similar` in place of hashed words.
+    Threads share one instance (one connection behind one lock); each process opens the file itself. A kill of the process
+    loses nothing that `add` returned for.
 
-    The vectors of `embeddings` are kept in `<path>.embedded.npz` beside the file, so that each distinct (observation,
-    action) is paid once, and three of them at each start, to see that the model is the same: another one's are made anew.
-    (Processes that embed new ones at the same time each pay.) Hashed words are made at each start in 60 µs a step, and kept
-    in `<path>.hashed.npz` above 200,000 steps. Both files may be deleted at any time; where they cannot be written, a
-    warning says so.
+    Args:
+        path: A file, made if missing, or `:memory:`.
+        embeddings: A LangChain model for `similar` in place of hashed words. A process embeds each distinct (observation,
+            action) once; LangChain's `CacheBackedEmbeddings` keep them for the next one.
 
     Raises `ReplayBufferError` for a directory and for a file that is damaged, foreign or made by a newer release, none
     of which is written to; later, wherever SQLite itself fails.
     """
 
-    def __init__(
-        self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: Embeddings | None = None
-    ) -> None:
-        from dreamgym_lg.replay import schema
-
-        self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
-        self.path: Path | None = None
-        """The file; None in memory, and for a given connection."""
-        if isinstance(path_or_connection, sqlite3.Connection):
-            self._name, self._connection = "the given connection", path_or_connection
-            if self._connection.in_transaction:
-                raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
-        else:
-            self._name = os.fspath(path_or_connection)
-            self._connection = schema.connect(self._name)
-            self.path = None if self._name in ("", ":memory:") else Path(self._name)
-        vectors = None if self.path is None else Path(f"{self.path}.{'hashed' if embeddings is None else 'embedded'}.npz")
-        self._retriever = Retriever(self._rows, embeddings, vectors)
+    def __init__(self, path: str | os.PathLike[str], *, embeddings: Embeddings | None = None) -> None:
+        self._lock, self._name = RLock(), os.fspath(path)
+        self._connection = schema.connect(self._name)
+        self.path = None if self._name in ("", ":memory:") else Path(self._name)
+        """The file; None in memory."""
+        self._retriever = Retriever(self._rows, embeddings)
         try:
             schema.prepare(self._connection, self._name)
         except BaseException:
@@ -117,19 +86,16 @@ class ReplayBuffer:
 
     def close(self) -> None:
         """Close the file (twice is fine); using the buffer afterwards raises `ReplayBufferError`."""
-        self._retriever.close()
-        if self._owned:
-            with self._lock:
-                self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def add(self, trajectory: Trajectory) -> bool:
         """Store a trajectory with its task, steps and segments, all or nothing.
 
-        False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
-        rollouts may be added again. One that is there with an `error` is replaced: it was played again.
-        A task stored under its id is left as it is, but that a train task which is given as a validation or test one is
-        held out from now on (see `add_tasks`). Raises `ConfigurationError` for a new trajectory whose task is given as a
-        train one and stored as held out.
+        False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already, so that a crashed run may add
+        its rollouts again. One that is there with an `error` is replaced. A stored task is left as it is, but a train task
+        given as a validation or test one is held out from now on (`add_tasks`). Raises `ConfigurationError` for a new
+        trajectory of a held-out task that is given as a train one.
         """
         return self.extend((trajectory,)) == 1
 
@@ -143,11 +109,11 @@ class ReplayBuffer:
         return stored
 
     def add_tasks(self, tasks: Iterable[Task]) -> int:
-        """Store tasks, and give those stored already the fields given now; the number newly stored.
+        """Store tasks, or update those stored already; the number newly stored.
 
-        A train task given as a validation or test one is held out at once: `similar` and `sample` no longer give its
-        steps, in no process. Raises `ConfigurationError`, and stores nothing, for a held-out task given as a train one
-        (its results would no longer be those of an unseen task), and for a stored id in another environment.
+        A train task given as a validation or test one is held out at once: `similar` no longer gives its steps, in no
+        process. Raises `ConfigurationError`, and stores nothing, for a held-out task given as a train one, and for
+        a stored id in another environment.
         """
         tasks = list(tasks)
         with self._transaction() as connection:
@@ -206,23 +172,6 @@ class ReplayBuffer:
         for start in range(0, len(ids), _PAGE):
             yield from load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
 
-    def sample(
-        self, n: int, *, rng: random.Random, source: Source | None = None, split: Split | None = "train"
-    ) -> list[Trajectory]:
-        """`n` trajectories drawn uniformly without replacement (all if there are fewer), without segments.
-
-        Only episodes that did not fail and have a step; `ReplayBufferError` if there is none to draw from.
-        """
-        drawable = ("error IS NULL", "EXISTS (SELECT 1 FROM steps WHERE trajectory_id = trajectories.id)")
-        where, values = _where(*drawable, source=source, split=split)
-        ids = [id for (id,) in self._rows(f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY 1", values)]
-        if not ids:
-            raise ReplayBufferError(
-                f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
-                "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
-            )
-        return load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
-
     def count(
         self,
         what: Literal["tasks", "trajectories", "steps"],
@@ -237,13 +186,12 @@ class ReplayBuffer:
         where, values = _where(run=run, source=source, split=split)
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
-    def changes(self, after: int = 0) -> Changes:
-        """Count the real trajectories stored behind number `after`, by whichever process."""
-        sql = (
-            "SELECT coalesce(max(id), ?), coalesce(sum(source != 'synthetic' AND error IS NULL), 0), "
-            "(SELECT count(*) FROM tasks WHERE split IN ('validation', 'test')) FROM trajectories WHERE id > ?"
-        )
-        return Changes(*self._rows(sql, [after, after])[0])
+    def revision(self) -> tuple[int, int]:
+        """A pair that changes when `records` does, by whichever process."""
+        real = "SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL ORDER BY id DESC LIMIT 1"
+        sql = f"SELECT coalesce(({real}), 0), (SELECT count(*) FROM tasks WHERE split != 'train')"
+        newest, held_out = self._rows(sql, ())[0]
+        return newest, held_out
 
     def records(self) -> list[Record]:
         """Every real or offline trajectory that did not fail, oldest first: ten times as fast as `trajectories`."""
@@ -261,28 +209,30 @@ class ReplayBuffer:
                 steps[id].append((step[0], step[1], bool(step[2]), step[3]))
         return [Record._make((*row, bool(success), steps[id])) for id, *row, success in trajectories]
 
-    def answers(self, tool: str) -> list[str]:
-        """The different recorded answers of a tool to valid calls, of train tasks."""
-        called = json.dumps(tool, ensure_ascii=False)
-        sql = (
-            f"SELECT DISTINCT next_observation FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id "
-            "WHERE valid AND split = 'train' AND source != 'synthetic' AND substr(action, -length(?1)) = ?1"
-        )
-        return [answer for (answer,) in self._rows(sql, [f', "name": {called}}}'])]
-
-    def similar(self, observation: str, action: str, *, k: int = 3, exclude_task: str | None = None) -> list[Step]:
+    def similar(
+        self, observation: str, action: str, *, k: int = 3, environment: str | None = None, exclude_task: str | None = None
+    ) -> list[Step]:
         """The `k` stored steps most similar by cosine, best first, equal ones oldest first.
 
-        Only steps of train tasks played offline or in the real environment. Steps with the same observation, action and
-        next observation count once; `exclude_task` hides one task's. Fewer than `k` if there are fewer, none for `k=0`.
+        Only steps of train tasks played offline or in the real environment. Steps of one environment with the same
+        observation, action and next observation count once. Fewer than `k` if there are fewer, none for `k=0`.
+
+        Args:
+            environment: Of the steps' tasks (`Task.environment`). Default: any.
+            exclude_task: The id of a task whose steps are left out.
         """
-        return self.similar_many([(observation, action)], k, exclude_task=exclude_task)[0]
+        return self.similar_many([(observation, action)], k, environment=environment, exclude_task=exclude_task)[0]
 
     def similar_many(
-        self, queries: Sequence[tuple[str, str]], k: int = 3, *, exclude_task: str | None = None
+        self,
+        queries: Sequence[tuple[str, str]],
+        k: int = 3,
+        *,
+        environment: str | None = None,
+        exclude_task: str | None = None,
     ) -> list[list[Step]]:
         """`similar` for many (observation, action) pairs at once."""
-        return self._retriever.steps(queries, k, exclude_task) if k > 0 and queries else [[] for _ in queries]
+        return self._retriever.steps(queries, k, environment, exclude_task) if k > 0 and queries else [[] for _ in queries]
 
     def record_metrics(self, run: str, iteration: int, values: Mapping[str, float | int | str | None]) -> None:
         """Store figures of one iteration; a name recorded again replaces its value. NaN comes back as None."""

@@ -1,11 +1,11 @@
-"""Reads a replay buffer for a page: its runs, iterations, groups and episodes, read without ever writing to the file."""
+"""`ReplayReader`: a replay buffer's runs, groups and episodes, read without ever writing to the file."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
+from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.rows import WITH_TASK, explained, load_metrics, load_trajectories
 from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
@@ -22,7 +22,6 @@ _OUTCOMES: Mapping[Outcome, str] = {
 }
 _COUNTS = f"count(*) AS episodes, sum({_SUCCESS}) AS successes, sum({_FAILED}) AS failed, count(error) AS errors"
 _OF_ITS_STEPS = "SELECT 1 FROM steps WHERE trajectory_id = trajectories.id AND"
-_WINDOW = 500
 _EPISODE = "trajectories.id, run, iteration, rollout_index, source, success, error, task_id, instruction, origin, split"
 
 
@@ -99,8 +98,6 @@ class Page(NamedTuple):
     episodes: Sequence[Episode]
     older: int | None
     """Give it as `before` to go on; None at the end."""
-    complete: bool
-    """False where the search ran out of time before the page was full."""
 
 
 class ReplayReader:
@@ -112,8 +109,6 @@ class ReplayReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from dreamgym_lg.replay import schema
-
         self._name = os.fspath(path)
         self._connection = schema.connect_read_only(self._name)
         with explained(self._name):
@@ -126,22 +121,15 @@ class ReplayReader:
     def __exit__(self, *exception: object) -> None:
         self._connection.close()
 
-    def runs(self, name: str | None = None) -> list[Run]:
-        """All runs, or the one of this name, by source, the newest episode's first."""
-        rows = self._rows(
-            f"SELECT run, source, {_COUNTS}, max(iteration), max(id) AS newest FROM trajectories "
-            f"{'' if name is None else 'WHERE run = ?'} GROUP BY run, source ORDER BY newest DESC",
-            () if name is None else [name],
-        )
+    def runs(self) -> list[Run]:
+        """All runs by source, the newest episode's first."""
+        columns = f"run, source, {_COUNTS}, max(iteration), max(id) AS newest"
+        rows = self._rows(f"SELECT {columns} FROM trajectories GROUP BY run, source ORDER BY newest DESC", ())
         return [Run(*row) for row in rows]
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """As `ReplayBuffer.metrics`."""
         return load_metrics(self._rows, run)
-
-    def names(self) -> list[str]:
-        """The names of all runs, in order."""
-        return [name for (name,) in self._rows("SELECT DISTINCT run FROM trajectories ORDER BY run", ())]
 
     def iterations(self, run: str) -> list[Iteration]:
         """The run's iterations that have episodes, in order."""
@@ -177,25 +165,13 @@ class ReplayReader:
         stored = self._rows("SELECT 1 FROM trajectories WHERE id = ?", [id])
         return load_trajectories(self._rows, [id])[0] if stored else None
 
-    def find(self, filters: Filters, *, before: int | None = None, most: int = 50, seconds: float = 0.4) -> Page:
-        """Episodes with an id below `before`, newest first, looked for until `seconds` are over.
-
-        However few they are, some episodes are looked at, so that going on from `older` comes to an end.
-        """
-        ((last,),) = self._rows("SELECT coalesce(max(id), 0) FROM trajectories", ())
-        top = min(last + 1, before or last + 1)
+    def find(self, filters: Filters, *, before: int | None = None, most: int = 50) -> Page:
+        """Up to `most` episodes with an id below `before`, newest first."""
         where, values = _conditions(filters)
-        where = f"WHERE trajectories.id BETWEEN :low AND :high{where}"
-        sql = f"SELECT {_EPISODE} FROM {WITH_TASK} {where} ORDER BY trajectories.id DESC LIMIT :most"
-        rows: list[tuple[Any, ...]] = []
-        begun, end = top, time.monotonic() + seconds
-        while top > 1 and len(rows) < most and (top == begun or time.monotonic() < end):
-            low = max(1, top - _WINDOW)
-            rows += self._rows(sql, values | {"low": low, "high": top - 1, "most": most - len(rows)})
-            top = low
-        full = len(rows) == most
-        older = int(rows[-1][0]) if full else top
-        return Page(self._episodes(rows), older if older > 1 else None, full or older <= 1)
+        values |= {"before": before, "most": most}
+        where = f"WHERE (:before IS NULL OR trajectories.id < :before){where}"
+        rows = self._rows(f"SELECT {_EPISODE} FROM {WITH_TASK} {where} ORDER BY trajectories.id DESC LIMIT :most", values)
+        return Page(self._episodes(rows), int(rows[-1][0]) if len(rows) == most else None)
 
     def _episodes(self, rows: Sequence[tuple[Any, ...]]) -> list[Episode]:
         sql = (

@@ -35,11 +35,7 @@ FAILED = "/failed/"
 
 
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
-    """Store trajectories, their tasks included, and return how many were stored.
-
-    One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
-    set aside.
-    """
+    """Store trajectories with their tasks; the number stored. One that is there is kept, unless it failed."""
     tasks = [trajectory.task for trajectory in trajectories]
     store_tasks(connection, tasks)
     _hold_out(connection, tasks)
@@ -73,9 +69,9 @@ def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
 
 
 def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
-    """Keep a failed episode of this trajectory's key as run `RUN/failed/ID`; False where none is stored.
+    """Rename the run of a failed episode of this key to `RUN/failed/ID`; False where none is stored.
 
-    Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
+    It is not deleted, because ids of steps must never be used again (`Retriever`).
     """
     changed = connection.execute(
         "UPDATE trajectories SET run = run || ? || id "
@@ -95,7 +91,7 @@ def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
 
 
 def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
-    """Give the stored tasks the fields of `tasks`; `ConfigurationError` for another environment, or a way back to train."""
+    """Update stored tasks; `ConfigurationError` for another environment, or a way back to train."""
     for task in tasks:
         _check_split(connection, task)
         environment: str = connection.execute("SELECT environment FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
@@ -207,7 +203,7 @@ def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Raise what SQLite raises as a `ReplayBufferError` that says what to do. Args: `name`, of the file."""
+    """Raise SQLite's errors as a `ReplayBufferError` that says what to do. Args: `name`, of the file."""
     try:
         yield
     except sqlite3.Error as error:

@@ -59,7 +59,7 @@ def run(reader: ReplayReader, query: Query) -> Values:
     history = by_iteration(metrics)
     return {
         "name": name,
-        "parts": reader.runs(name),
+        "parts": [each for each in reader.runs() if each.name == name],
         "history": history,
         "drawn": _digest(metrics) if len(history) > 1 else None,
         "alarms": alarms(history),
@@ -85,7 +85,7 @@ def episodes(reader: ReplayReader, query: Query) -> Values:
     """The episodes that the filters choose, newest first."""
     filters = read_filters(query)
     page = reader.find(filters, before=_number(query, "before"), most=EPISODES_SHOWN)
-    return {"filters": filters, "page": page, "runs": reader.names(), "choices": CHOICES}
+    return {"filters": filters, "page": page, "runs": sorted({run.name for run in reader.runs()}), "choices": CHOICES}
 
 
 def episode(reader: ReplayReader, query: Query) -> Values:

@@ -18,6 +18,7 @@ from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
+from dreamgym_lg.actions import parse_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import check_names
 from dreamgym_lg.simulate.object_graph import body, codes, function_references, makes_tools, reachable, run_by
@@ -26,7 +27,7 @@ from dreamgym_lg.simulate.static_analysis import leaves_episode, touched, unclea
 from dreamgym_lg.simulate.tool_code import returns_command, runs_in_dream, state_update
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
-from dreamgym_lg.tool_uses import UNKNOWN, ToolUse, find_tool_uses, trace_of
+from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
 from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
@@ -113,7 +114,8 @@ def examine(
         raise ConfigurationError.unknown("node", sorted(unknown)[0], nodes - {"__start__"})
     check_names(graph, pass_through=pass_through)
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
-    uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
+    calls = (parse_call(step.action) for each in trajectories for step in each.steps if step.valid)
+    uses = find_tool_uses(tools.values(), {call.name for call in calls if call is not None}, writes=writes)
     parts = [part for each in objects if (part := _object(each)) is not None]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])

@@ -22,7 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.replay.hashed_words import DIMENSION, phi
+from dreamgym_lg.replay.retrieval import DIMENSION, phi
 from dreamgym_lg.simulate.context import answering_episode
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.episode import AgentEpisode

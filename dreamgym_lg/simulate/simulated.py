@@ -18,6 +18,7 @@ from langgraph.types import Command, Interrupt
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.context import Blocked, EpisodeBroken, RealAccessBlocked, in_episode, set_var
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, check_names
@@ -27,7 +28,6 @@ from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.ownership import patch_threads
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.simulate.user_code import raising_line
-from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
 
 MAX_INTERRUPTS = 50

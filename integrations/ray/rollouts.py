@@ -26,7 +26,7 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, WorkerLost
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.rollout import Agent
+from dreamgym_lg.rollout import Agent, episode_tracing
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.remote_episode import (
     Parent,
@@ -35,7 +35,6 @@ from dreamgym_lg.simulate.remote_episode import (
     RemoteEpisode,
     play_episode,
 )
-from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
 
 try:

@@ -23,7 +23,7 @@ from dreamgym_lg.integrations.webshop.pages import (
     results_on,
 )
 from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
-from dreamgym_lg.replay.buffer import Changes, ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -132,7 +132,7 @@ class RecordedShop:
     def __init__(self, replay_buffer: ReplayBuffer, *, compact: bool = False) -> None:
         self._replay_buffer, self._compact = replay_buffer, compact
         self._lock = Lock()
-        self._read: Changes | None = None
+        self._read: tuple[int, int] | None = None
         self._pages: dict[Place, dict[str, str]] = {}
         """Each page's text behind the instruction, by the task whose trace showed it."""
         self._paid: dict[tuple[str, str, tuple[str, ...]], dict[str, float]] = {}
@@ -148,8 +148,8 @@ class RecordedShop:
     def refresh(self) -> None:
         """Read the buffer's trajectories again if they have changed."""
         with self._lock:
-            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
-            if self._read is None or now.real or now.held_out != self._read.held_out:
+            now = self._replay_buffer.revision()
+            if now != self._read:
                 self._build(self._replay_buffer.trajectories(split="train", errors=False))
             self._read = now
 

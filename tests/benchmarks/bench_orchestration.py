@@ -30,7 +30,6 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
-from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -91,7 +90,7 @@ def policy_conversation(episode: Trajectory) -> Messages:
 
 def experience_conversation(experience: Model, episode: Trajectory) -> Messages:
     roles = {"human": "user", "ai": "assistant"}
-    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in responder_conversation(experience, episode)]
+    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in experience.training_conversation(episode)]
 
 
 def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Path, **size: int) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from orders import ORDER, order_task, play, tool
+from orders import order_task, play, tool
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge
-from dreamgym_lg.dream.prompts import LINE_PROMPT, LineFormat, load_prompt
+from dreamgym_lg.dream.prompter import Prompter
+from dreamgym_lg.dream.prompts import LINE_PROMPT, Prediction, load_prompt
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 FINE = "valid, why not\nreward 0, continues\nNothing happens."
@@ -72,7 +73,7 @@ def test_a_typed_tool_that_is_answered_in_another_type_is_asked_again(scripted: 
     task = replace(TASK, tools=[tool("rooms", parameters={"properties": {}}, returns=RETURNS)])
     prediction = predict(Model(chat, retries=1), asked(render_call("rooms", {}), task=task))
     assert prediction.observation == '[{"beds": 2}, {"beds": 1}]' and "rooms() -> {" in chat.asked[0][0].text
-    assert "is not what the tool 'rooms' returns" in chat.asked[1][-1].text
+    assert "is not what the tool returns" in chat.asked[1][-1].text
 
 
 @pytest.mark.parametrize("retries", [0, 3])
@@ -291,16 +292,16 @@ def test_an_answer_in_the_file_is_not_asked_again_by_another_process(scripted: A
     assert len(chat.asked) == 1, "another version answers anew"
 
 
-def test_a_stored_answer_that_recordings_contradict_by_now_is_asked_anew(
-    scripted: Any, tmp_path: Path, buffer: ReplayBuffer
-) -> None:
-    replies = iter([FINE, FINE.replace("Nothing happens.", '{"status": "paid"}')])
-    chat = scripted(reply=lambda _: next(replies))
-    for observation in ("Nothing happens.", '{"status": "paid"}'):
-        model = Model(chat, hosted=Hosted(tmp_path / "hosted.db"), replay_buffer=buffer, instructions="", version="1")
-        model.prompt_format.ask = lambda task, question: question.action  # type: ignore[method-assign]  # shows no example
-        assert predict(model, asked(ORDER, task=order_task())).observation == observation
-        buffer.add(Trajectory(task=order_task("t2"), steps=[seen(ORDER, '{"status": "sent"}', observation="Task t1.")]))
+async def test_a_stored_answer_that_cannot_be_read_any_more_is_replaced(scripted: Any, tmp_path: Path) -> None:
+    def strict(text: str) -> str:
+        if text != "new":
+            raise PredictionFailed("say new")
+        return text
+
+    for read, text, calls in ((str, "old", 1), (strict, "new", 1), (strict, "new", 0)):
+        chat = scripted(reply=lambda _, text=text: text)
+        prompter = Prompter(chat, hosted=Hosted(tmp_path / "hosted.db"))
+        assert await prompter.ask([HumanMessage("Well?")], read, prompt="p") == text and len(chat.asked) == calls
 
 
 # --- the prompt -------------------------------------------------------------------------------------------------------
@@ -349,25 +350,6 @@ def test_long_demonstrations_are_cut_to_the_end_before_and_the_beginning_after(b
     model = Model(None, replay_buffer=buffer, demonstration_characters=5, instructions="")
     text = model.messages(asked())[-1].text
     assert "seen: efore\n" in text and "\nafter\n" in text and "xx" not in text
-
-
-class Shouted(LineFormat):
-    """A format of a user's own."""
-
-    def read(self, text: str) -> Prediction:
-        return super().read(text.lower())
-
-
-def test_any_prompt_format_will_do_and_holds_its_own_options(scripted: Any) -> None:
-    own = Shouted("Shout.")
-    own.name = "shouted-1"
-    model = Model(scripted(reply=lambda _: FINE.upper()), prompt_format=own)
-    assert predict(model, asked()).observation == "nothing happens."
-    assert model.version == "ScriptedModel/shouted-1"
-    options: dict[str, Any]
-    for options in ({"instructions": ""}, {"demonstration_characters": 10}):
-        with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.* belongs to the prompt format: give it to Shou"):
-            Model(None, prompt_format=own, **options)
 
 
 # --- what is decided beforehand ---------------------------------------------------------------------------------------

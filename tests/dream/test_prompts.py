@@ -5,7 +5,6 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +19,15 @@ from dreamgym_lg.dream.prompts import (
     LINE_PROMPT,
     JsonFormat,
     LineFormat,
+    Prediction,
     encoded,
     in_hindsight,
     json_object,
     load_prompt,
 )
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import world_seed
-from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, StepResult, Task
 
 LINES, JSON = LineFormat(), JsonFormat()
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
@@ -172,10 +171,13 @@ def test_a_json_answer_is_read(form: str) -> None:
         ("[" * 100_000, "is not JSON"),
         (json.dumps([GOOD]), "no object"),
         ("true", "no object"),
-        (json.dumps({k: v for k, v in GOOD.items() if k != "valid"}), "has the keys"),
-        (json.dumps({**GOOD, "note": ""}), "has the keys"),
-        (json.dumps({**GOOD, "valid": "true"}), "'valid' in the answer is 'true'; expected a boolean"),
-        (json.dumps({**GOOD, "success": 1}), "'success' in the answer is '1'; expected a boolean"),
+        (
+            json.dumps({k: v for k, v in GOOD.items() if k != "valid"}),
+            "'valid' in the answer: Field required; expected an object with",
+        ),
+        (json.dumps({**GOOD, "note": ""}), "'note' in the answer: Extra inputs are not permitted"),
+        (json.dumps({**GOOD, "valid": "true"}), "'valid' in the answer: Input should be a valid boolean"),
+        (json.dumps({**GOOD, "success": 1}), "'success' in the answer: Input should be a valid boolean"),
         (json.dumps({**GOOD, "reward": True}), "'reward'"),
         (json.dumps({**GOOD, "reward": "1"}), "'reward'"),
         (json.dumps({**GOOD, "reward": float("nan")}), "'reward'"),
@@ -197,7 +199,7 @@ def test_unreadable_json_is_asked_again_saying_what_was_wrong(scripted: Any) -> 
     replies = iter(["It opens.", answer(valid="yes"), answer()])
     chat = scripted(reply=lambda _: next(replies))
     assert predict(Model(chat, prompt_format="json", retries=2), "look").observation == "Well."
-    assert "is not JSON" in chat.asked[1][-1].text and "expected a boolean" in chat.asked[2][-1].text
+    assert "is not JSON" in chat.asked[1][-1].text and "should be a valid boolean" in chat.asked[2][-1].text
 
 
 @pytest.mark.parametrize("prompt_format", ["lines", "json"])
@@ -400,62 +402,9 @@ def test_a_tool_is_a_line_of_the_lines_as_in_the_chat_template_of_small_models()
     assert tool_line(wide).endswith('Look up > an order. with {"Day": {"type": "integer"}}')
 
 
-# --- the structure of answers -----------------------------------------------------------------------------------------
-
-
-def record(name: str, outcome: str, **fields: Any) -> Step:
-    return Step(observation="", action=call(name, city="Rome"), next_observation=outcome, **fields)
-
-
-def shown(model: Model, *steps: Step) -> Model:
-    """The model, to which these transitions are shown at every step."""
-    model.demonstrations = lambda *_: steps  # type: ignore[method-assign]
-    return model
-
-
-@pytest.mark.parametrize(
-    ("recorded", "said", "refused"),
-    [
-        (['{"room": 1}', '{"room": 2}'], "A room.", "is no JSON object, which every recorded answer of the tool 'find' is"),
-        (['{"room": 1}'], '{"room": 7}', None),
-        (["[1]"], '{"room": 7}', "is no JSON list"),
-        (["[1]"], "[]", None),
-        (['{"room": 1}', "Nothing."], "A room.", None),
-        (["A room.", "7"], '{"room": 7}', None),
-        ([], "A room.", None),
-    ],
-)
-def test_a_tool_answers_in_the_structure_of_its_records(
-    scripted: Any, buffer: ReplayBuffer, recorded: list[str], said: str, refused: str | None
-) -> None:
-    steps = [*(record("find", text) for text in recorded), record("other", "[2]"), record("find", "No.", valid=False)]
-    chat = scripted(reply=lambda _: answer(observation=said))
-    model = shown(Model(chat, prompt_format="json", retries=0, replay_buffer=buffer), *steps)
-    if refused is None:
-        assert predict(model, call("find", city="Bern")).observation == said
-    else:
-        with pytest.raises(PredictionFailed, match=refused):
-            predict(model, call("find", city="Bern"))
-    assert predict(model, "find").observation == said, "no call, no structure"
-
-
-def test_a_recorded_error_may_be_answered_where_what_is_retrieved_is_json(scripted: Any, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(tmp_path / "replay.db")
-    chat = scripted(reply=lambda _: answer(observation="No room 9."))
-    model = Model(chat, prompt_format="json", retries=0, replay_buffer=buffer)
-    shown(model, record("find", '{"room": 1}'))
-    others = [record("other", "No room."), record("find", "No.", valid=False), record("find", "[1]")]
-    buffer.add(Trajectory(task=TASK, steps=others))
-    assert buffer.answers("find") == ["[1]"]
-    with pytest.raises(PredictionFailed, match="is no JSON object"):
-        predict(model, call("find", city="Bern"))
-    buffer.add(Trajectory(task=TASK, steps=[record("find", "No room 3.")], rollout_index=1))
-    assert predict(model, call("find", city="Bern")).observation == "No room 9."
-
-
-def test_an_error_of_a_structured_tool_may_be_plain_text(scripted: Any, buffer: ReplayBuffer) -> None:
-    model = replying(scripted, answer(valid=False, observation="No city."), prompt_format="json", replay_buffer=buffer)
-    assert predict(shown(model, record("find", '{"room": 1}')), call("find")).observation == "No city."
+def test_half_an_emoji_of_a_cut_answer_does_not_cost_it() -> None:
+    cut = json.dumps(GOOD).replace("Done.", "Done \\ud83d")
+    assert JSON.read(cut).observation == "Done ?" and json_object('{"a": "\\ud83d"}') == {"a": "?"}
 
 
 def test_a_never_seen_environment_works_cold(scripted: Any) -> None:

@@ -9,7 +9,7 @@ from orders import DONE, NOTE, ORDER, PAID, REFUND, Index, is_judging, order_tas
 
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Verify
-from dreamgym_lg.dream.training_data import ends_with_message, judge_conversations, responder_conversation
+from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -39,7 +39,7 @@ def test_a_text_agents_episode_is_the_very_conversation_held_in_the_dream(
     chat = scripted(reply=lambda messages: door_world(messages).replace("it brings progress", "no progress yet"))
     model = Model(chat, replay_buffer=buffer, demonstrations=1)
     play(Dream([model]).create_environment(), HOUSE, *(step.action for step in steps))
-    *prompt, answer = responder_conversation(model, Trajectory(task=HOUSE, steps=steps, success=True))
+    *prompt, answer = model.training_conversation(Trajectory(task=HOUSE, steps=steps, success=True))
     assert prompt == chat.asked[-1]
     assert answer.text == "valid, it completes the task\nreward 1, success\nYou are outside."
 
@@ -51,7 +51,7 @@ def test_a_tool_agents_episode_is_what_model_and_judge_are_asked_in_the_dream(bu
     episode = trace(order_task(), (which, "W-204"), (ORDER, PAID), (NOTE, "Error", False), (REFUND, "ok"), DONE)
     buffer.add(trace(order_task("t2"), (ORDER, PAID), (NOTE, "Error", False), DONE))
     model = Model(None, replay_buffer=buffer, demonstrations=1, prompt_format=prompt_format)
-    calls = responder_conversation(model, episode)
+    calls = model.training_conversation(episode)
     assert calls[:-1] == model.messages(Episode(task=order_task(), steps=episode.steps[:3], action=REFUND))
     assert calls[-1].text == model.prompt_format.answer(model.prompt_format.read(calls[-1].text))
     judge = ModelJudge(model, references=Index(buffer))
@@ -89,7 +89,7 @@ def test_the_prompt_in_training_is_the_prompt_of_a_dream_that_answers_as_recorde
     play(dream.create_environment(), order_task(), ORDER, NOTE, REFUND, DONE)
     assert chat.asked[-1] == judged(episode, ModelJudge(model))[0][:-1]
     asyncio.run(model.predict(Episode(task=order_task(), steps=episode.steps[:2], action=REFUND)))
-    assert chat.asked[-1] == responder_conversation(model, episode)[:-1]
+    assert chat.asked[-1] == model.training_conversation(episode)[:-1]
 
 
 @pytest.mark.parametrize("success", [True, False])
@@ -109,10 +109,10 @@ def test_an_episode_that_asked_nothing_teaches_nothing() -> None:
     judge = ModelJudge(model)
     cut, silent = trace(order_task(), (ORDER, PAID)), trace(order_task(), DONE)
     assert not ends_with_message(cut) and ends_with_message(silent) and not ends_with_message(trace(order_task()))
-    assert judged(cut, judge) == [] and responder_conversation(model, silent) == []
-    assert responder_conversation(model, trace(order_task())) == []
+    assert judged(cut, judge) == [] and model.training_conversation(silent) == []
+    assert model.training_conversation(trace(order_task())) == []
     house = Trajectory(task=HOUSE, steps=[seen(render_answer("open door"))])
-    assert judged(house, judge) == [] and len(responder_conversation(model, house)) == 3
+    assert judged(house, judge) == [] and len(model.training_conversation(house)) == 3
 
 
 def test_demonstrations_are_looked_up_for_all_at_once(buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +122,15 @@ def test_demonstrations_are_looked_up_for_all_at_once(buffer: ReplayBuffer, monk
     monkeypatch.setattr(buffer, "similar", lambda *_, **__: pytest.fail("one by one"))
     model.retrieve(episodes)
     for number, episode in enumerate(episodes):
-        calls = responder_conversation(model, episode)
+        calls = model.training_conversation(episode)
         assert "seen: " in calls[1].text and f"\npaid {number}\n" not in calls[1].text, "never of the same task"
 
 
 def test_annotated_reasoning_is_what_the_experience_model_is_trained_on() -> None:
     first = seen("open door", reasoning="The handle turns.\nIt is not locked.")
     episode = Trajectory(task=HOUSE, steps=[first, seen("go north", observation="It opens.")])
-    lines = responder_conversation(Model(None, instructions=""), episode)
+    lines = Model(None, instructions="").training_conversation(episode)
     assert lines[2].text == "valid, The handle turns. It is not locked.\nreward 0, continues\nIt opens."
     assert lines[-1].text.startswith("valid, no progress yet\n")
-    answer = json.loads(responder_conversation(Model(None, prompt_format="json"), episode)[2].text)
+    answer = json.loads(Model(None, prompt_format="json").training_conversation(episode)[2].text)
     assert answer["reasoning"] == first.reasoning and list(answer)[0] == "reasoning"

@@ -1,4 +1,4 @@
-"""The alarms of a training run, and that a collapse ends it."""
+"""The alarms of a training run."""
 
 import re
 from pathlib import Path
@@ -51,32 +51,13 @@ def row(reward: float, *, real: bool = False) -> dict[str, float]:
 
 def test_a_collapse_is_a_lasting_fall_from_what_was_reached() -> None:
     risen = [row(reward) for reward in (0.1, 0.4, 0.6, 0.6)]
-    assert is_collapsed([*risen, row(0.1), row(0.1), row(0.1)], 3)
-    assert not is_collapsed([*risen, row(0.0), row(0.0)], 3), "it may be two hard draws"
-    assert not is_collapsed([*risen, row(0.2), row(0.2), row(0.2)], 3)
-    assert not is_collapsed([row(0.05), row(0.05), row(0.05), row(0.0), row(0.0), row(0.0)], 3), "nothing was reached"
-    assert not is_collapsed([*risen, row(0.1, real=True), row(0.1, real=True), row(0.1, real=True)], 3), "that is reality"
-
-
-def test_a_collapse_ends_the_run_and_says_so(process: Any, tmp_path: Path) -> None:
-    """The policy opens the door and leaves in the first iteration alone."""
-    said: list[str] = []
-
-    def run(name: str, window: int) -> Any:
-        def reply(messages: Any) -> str:
-            return "open door" if one.nodes[-1][1] == 0 and len(messages) == 2 else "go north"
-
-        (tmp_path / name).mkdir()
-        one = process(tmp_path / name, reply, stop_after_uniform=0, stop_after_collapse=window, say=said.append)
-        one.run(tmp_path / name)
-        return one
-
-    stopped = run("stopped", 1)
-    assert stopped.learner.iteration == 2 and [row["stopped_early"] for row in stopped.metrics()] == [0, 1]
-    assert [text.partition(", its")[0] for text in said if "collapsed" in text] == [
-        "the run ends after 2 of 4 iterations: the policy has collapsed"
-    ]
-    assert run("goes on", 0).learner.iteration == 4
+    assert is_collapsed([*risen, row(0.1), row(0.1), row(0.1)])
+    (alarm,) = check_health([*risen, row(0.1), row(0.1), row(0.1)])
+    assert alarm.name == "collapsed" and "below a quarter of the best before: train in a new folder" in alarm.text
+    assert not is_collapsed([*risen, row(0.0), row(0.0)]), "it may be two hard draws"
+    assert not is_collapsed([*risen, row(0.2), row(0.2), row(0.2)])
+    assert not is_collapsed([row(0.05), row(0.05), row(0.05), row(0.0), row(0.0), row(0.0)]), "nothing was reached"
+    assert not is_collapsed([*risen, row(0.1, real=True), row(0.1, real=True), row(0.1, real=True)]), "that is reality"
 
 
 def test_an_alarm_is_told_when_it_begins(process: Any, tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.errors import NothingToTrain
-from dreamgym_lg.graphs.running import run_training
-from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory
 

@@ -15,7 +15,6 @@ from chat_server import shares
 from proxy import PROXY_FAULTS, FaultProxy
 
 from dreamgym_lg.dream import Dream, Model
-from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -64,7 +63,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     roles, model = {"human": "user", "ai": "assistant"}, Model(None, instructions="")
     conversations = [
-        [{"role": roles.get(m.type, m.type), "content": m.text} for m in responder_conversation(model, left(task))]
+        [{"role": roles.get(m.type, m.type), "content": m.text} for m in model.training_conversation(left(task))]
         for task in HOUSES
     ]
     tokenizer = create_tokenizer([m["content"] for each in conversations for m in each], vocab_size=512)

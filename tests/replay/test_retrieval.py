@@ -10,20 +10,21 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.hashed_words import ACTION_SHARE, DIMENSION, phi
-from dreamgym_lg.replay.retrieval import StepIndex
+from dreamgym_lg.replay.retrieval import ACTION_SHARE, DIMENSION, StepIndex, phi
 from dreamgym_lg.types import Step, Task, Trajectory
 
 KITCHEN = "You are in the kitchen. There is a fridge, a stove and a closed cupboard."
 GARDEN = "You are in the garden. There is an apple tree and a path to the north."
 
 
-Indexed = tuple[int, str, str, str, str]
-"""Id, task, observation, action, next observation."""
+Indexed = tuple[int, str, str, str, str, str]
+"""Id, environment, task, observation, action, next observation."""
 
 
-def step(id: int, observation: str, action: str, next_observation: str = "", task_id: str = "t") -> Indexed:
-    return id, task_id, observation, action, next_observation
+def step(
+    id: int, observation: str, action: str, next_observation: str = "", task_id: str = "t", environment: str = "e"
+) -> Indexed:
+    return id, environment, task_id, observation, action, next_observation
 
 
 def index_of(*steps: Indexed) -> StepIndex:
@@ -51,7 +52,7 @@ def brute_force(steps: list[Indexed], query: tuple[str, str], k: int, exclude_ta
     if not vector.any():
         return []
     first: dict[tuple[str, ...], int] = {}
-    for id, task, *content in steps:
+    for id, _, task, *content in steps:
         if task != exclude_task:
             first.setdefault(tuple(content), id)
     keys = phi([(observation, action) for observation, action, _ in first]).astype(np.float64)
@@ -77,8 +78,8 @@ def test_top_k_equals_brute_force(seed: int) -> None:
     index = StepIndex()
     for start in range(0, 200, 7):
         index.add(steps[start : start + 7])
-    assert len(index) == len({each[2:4] for each in steps}) < 200
-    for query in [each[2:4] for each in random_steps(15, rng)]:
+    assert len(index) == len({each[3:5] for each in steps}) < 200
+    for query in [each[3:5] for each in random_steps(15, rng)]:
         for k, excluded in ((1, None), (5, "t1"), (5, "unknown"), (40, None), (1000, "t0")):
             assert search(index, *query, k, excluded) == brute_force(steps, query, k, excluded)
 
@@ -86,7 +87,7 @@ def test_top_k_equals_brute_force(seed: int) -> None:
 def test_many_queries_at_once_find_what_each_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     index = index_of(*random_steps(200, rng))
-    queries = [each[2:4] for each in random_steps(30, rng)]
+    queries = [each[3:5] for each in random_steps(30, rng)]
     alone = [search(index, *query, 5) for query in queries]
     assert index.nearest(phi(queries), 5) == alone
     monkeypatch.setattr("dreamgym_lg.replay.retrieval._SCORES_AT_ONCE", 7 * len(index))
@@ -115,6 +116,20 @@ def test_an_excluded_task_hides_its_own_steps_but_not_the_same_ones_of_others() 
     assert sorted(search(index, KITCHEN, "wait", 10)) == [1, 2, 5]
     assert search(index, KITCHEN, "wait", 10, "a") == [4, 5]
     assert search(index, KITCHEN, "wait", 10, "b") == [1, 2]
+
+
+def test_an_environment_shows_its_own_steps_alone() -> None:
+    index = index_of(
+        step(1, KITCHEN, "wait", task_id="a", environment="inn"),
+        step(2, KITCHEN, "wait", task_id="b", environment="castle"),
+        step(3, KITCHEN, "open fridge", task_id="b", environment="castle"),
+        step(4, KITCHEN, "wait", task_id="c", environment="castle"),
+    )
+    (vector,) = (phi([(KITCHEN, "wait")]),)
+    assert index.nearest(vector, 9) == [[1, 2, 3]]
+    assert index.nearest(vector, 9, environment="castle") == [[2, 3]]
+    assert index.nearest(vector, 9, environment="castle", exclude_task="b") == [[4]]
+    assert index.nearest(vector, 9, environment="moon") == [[]]
 
 
 def test_nothing_is_found_for_nothing() -> None:
@@ -147,14 +162,14 @@ def test_languages_without_spaces_are_read_by_character() -> None:
 
 
 def test_a_row_does_not_depend_on_what_it_is_computed_with() -> None:
-    pairs = [each[2:4] for each in random_steps(50, random.Random(0))]
+    pairs = [each[3:5] for each in random_steps(50, random.Random(0))]
     assert np.array_equal(phi(pairs), np.concatenate([phi([pair]) for pair in pairs]))
 
 
 @pytest.mark.parametrize("hash_seed", ["random", *(pytest.param(each, marks=pytest.mark.slow) for each in "01")])
 def test_vectors_are_the_same_in_every_process(hash_seed: str) -> None:
     script = (
-        "import sys; from dreamgym_lg.replay.hashed_words import phi;"
+        "import sys; from dreamgym_lg.replay.retrieval import phi;"
         "sys.stdout.write(phi([('a red key lies here', 'take key'), ('ü 料理', '')]).tobytes().hex())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

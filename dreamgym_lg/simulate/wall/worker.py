@@ -38,6 +38,7 @@ from langsmith.run_helpers import trace
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.redaction import redact_environment
+from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.loading import load_agent
@@ -54,7 +55,6 @@ from dreamgym_lg.simulate.remote_episode import (
     to_line,
 )
 from dreamgym_lg.simulate.wall.wall import start_walled
-from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ pytest.importorskip("rapidfuzz", reason="WebShop needs: pip install 'dreamgym-lg
 
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.dream import DreamEnvironment
-from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.environment import check_environment, play_action
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.integrations.webshop.data import load_tasks
@@ -192,7 +191,7 @@ async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scri
     bought, looked = setting.record(setting.task("shirts"), RED), setting.record(setting.task("lamps"), LAMP)
     (taught,) = setting.world.as_taught([bought, looked])
     model = setting.model(scripted(reply=lambda _: HALF))
-    *_, question, answer = responder_conversation(model, taught)
+    *_, question, answer = model.training_conversation(taught)
     assert "chosen: red, large | tall" in question.text and answer.text.startswith("valid, it ")
     agreement = await measure_steps(setting.dream(model.model), [bought, looked])
     assert (agreement.steps, agreement.invalid_recall) == (len(bought.steps) + len(looked.steps), None)
