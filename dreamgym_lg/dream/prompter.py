@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -86,11 +86,10 @@ class Prompter:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(once(), lasting_loop("dreamgym-prompts")))
 
     async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:
-        text = self.hosted.recall(key) if self.hosted is not None else None
-        try:
-            return read(text or "")
-        except PredictionFailed:  # nothing is kept, or it cannot be read any more
-            value, text = await ask_until_read(chat, messages, read, hosted=self.hosted, retries=self.retries)
+        if self.hosted is not None and (kept := self.hosted.recall(key)) is not None:
+            with suppress(PredictionFailed):
+                return read(kept)
+        value, text = await ask_until_read(chat, messages, read, hosted=self.hosted, retries=self.retries)
         if self.hosted is not None:
             self.hosted.remember(key, text)
         return value

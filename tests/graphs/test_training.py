@@ -248,8 +248,6 @@ def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any
     assert [row["real_steps"] for row in one.metrics()] == reached
     assert 0 < sum(reached) < sum(len(each.steps) for each in episodes)
     assert {each.source for each in steady.buffer.trajectories(run="r")} == {"synthetic"}
-    with pytest.raises(ConfigurationError, match="source='real' with refresh="):
-        replace(one.training, refresh=one.refresh)
 
 
 # --- describing an iteration ----------------------------------------------------------------------------------------

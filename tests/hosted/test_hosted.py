@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pytest
 from chat_server import FAULTS, RETRY_AFTER, door, shares
 from house import houses
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from dreamgym_lg.dream import Dream, Episode, Model
 from dreamgym_lg.dream.prompts import Prediction
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable, PredictionFailed
-from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.hosted import Usage
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -139,24 +137,6 @@ async def test_no_more_calls_than_allowed_are_under_way(serve: Any, chat_model: 
     models = [Model(chat_model(server), hosted=hosted) for _ in range(2)]
     await asyncio.gather(*(predict(model, task) for model in models for task in houses(8)))
     assert server.most == concurrency and len(server.requests) == 16
-
-
-async def test_of_many_calls_the_first_is_sent_before_the_last_is_made_ready() -> None:
-    done: list[str] = []
-
-    async def call(_: Any) -> AIMessage:
-        done.append("ready")
-        await asyncio.sleep(0)
-        done.append("sent")
-        return AIMessage("It is open.")
-
-    model, hosted, come = RunnableLambda(call), Hosted(concurrency=200), threading.Event()
-    lasting_loop("dreamgym-hosted").call_soon_threadsafe(come.wait)  # it finds them all when it goes on
-    calls = [asyncio.create_task(hosted.aask(model, [HumanMessage("open door")])) for _ in range(200)]
-    await asyncio.sleep(0)
-    come.set()
-    await asyncio.gather(*calls)
-    assert done.count("sent") == 200 and done.index("sent") < 50
 
 
 async def test_a_call_nobody_waits_for_any_more_gives_its_slot_back(serve: Any, chat_model: Any) -> None:
