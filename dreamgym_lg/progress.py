@@ -70,7 +70,7 @@ _tenths = Tenths()
 def show_progress(label: str, done: int, total: int) -> None:
     """Show progress on one line of a terminal or a notebook's cell, else on standard error by a line for each tenth."""
     if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place
-        line, end = f"{label}: {done}/{total}".ljust(79), "\n" if done >= total else "\r"
-        print(line, end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
+        text, end = f"{label}: {done}/{total}", "\n" if done >= total else "\r"
+        print(text.ljust(79) if notebook else f"\x1b[K{text}", end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
     elif _tenths.reached(label, done, total):
         print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
