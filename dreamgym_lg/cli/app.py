@@ -9,6 +9,7 @@ import typer
 
 from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.canary import canary
+from dreamgym_lg.cli.compiled import compile_traces
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
@@ -43,6 +44,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("canary", canary, ("canary canary.db", "canary canary.db --stop")),
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
+    ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
     (
         "fidelity",
         fidelity,

@@ -1,0 +1,48 @@
+"""The command `dreamgym compile`: traces in, a world out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
+
+Source = Annotated[
+    Path, typer.Argument(metavar="TRACES", help="A replay buffer, or traces as `dreamgym import` reads them.", exists=True)
+]
+To = Annotated[Path, typer.Option(help="The folder of the world; one that is there is replaced.")]
+Writes = Annotated[
+    list[str] | None, typer.Option(help="A tool that changes something; may be repeated. Default: the traces say it.")
+]
+
+
+def compile_traces(traces: Source, to: To, writes: Writes = None) -> None:
+    """Compile recorded traces into a world: code that answers your tools' calls, admitted where it replays them exactly."""
+    from dreamgym_lg.compiled.compile import compile_world
+    from dreamgym_lg.replay.buffer import ReplayBuffer
+    from dreamgym_lg.traces import load_traces
+
+    with errors_shown(), ReplayBuffer(traces if _is_sqlite(traces) else ":memory:") as buffer:
+        if not _is_sqlite(traces):
+            buffer.extend(load_traces(traces))
+        with progress_shown() as report:
+            tools = compile_world(buffer, to, writes=writes, on_progress=report)
+    table = Table(
+        "tool", "use", "exact", "refused", "wrong", "admitted", title="replay of left-out traces", title_justify="left"
+    )
+    for each in tools:
+        table.add_row(
+            each.tool,
+            "writes" if each.writes else "reads",
+            *(str(number) for number in (each.exact, each.refused, each.wrong)),
+            "yes" if each.admitted else "no",
+        )
+    console.print(table)
+    admitted = sum(each.admitted for each in tools)
+    say(f"{admitted} of {len(tools)} tools are admitted. Read {to / 'world.py'} and {to / 'REPLAY.md'}.")
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(15) == b"SQLite format 3"

@@ -1,0 +1,204 @@
+"""Answers as expressions over a call's arguments and the documents around it."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple, TypeAlias, cast
+
+Key: TypeAlias = str | int | tuple[str, ...]
+"""A step into a document: a key, an index, or the argument (a path of names) whose value is the key."""
+MAX_SLOTS = 3
+"""Values of the call's surroundings in one text, at most."""
+
+
+class Const(NamedTuple):
+    """A value that is always the same, as JSON."""
+
+    json: str
+
+
+class Ref(NamedTuple):
+    """A part of an argument or of a document."""
+
+    root: str
+    """`args`, or the name of a binding."""
+    path: tuple[Key, ...] = ()
+
+
+class Text(NamedTuple):
+    """A text with values in it: constant pieces and references in turn."""
+
+    pieces: "tuple[str | Ref, ...]"
+
+
+class Build(NamedTuple):
+    """An object or a list made of expressions; `keys` is None for a list."""
+
+    keys: tuple[str, ...] | None
+    values: "tuple[Expression, ...]"
+
+
+class Extend(NamedTuple):
+    """A list with more elements at its end."""
+
+    start: Ref
+    values: "tuple[Expression, ...]"
+
+
+Expression: TypeAlias = Const | Ref | Text | Build | Extend
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a call's answer may be made of: its arguments, and the documents that are bound to it."""
+
+    args: Mapping[str, Any]
+    documents: Mapping[str, Any]
+
+    @cached_property
+    def roots(self) -> dict[str, Any]:
+        return {"args": self.args, **self.documents}
+
+    @cached_property
+    def nodes(self) -> dict[Ref, Any]:
+        """Every part of the arguments and documents, by its reference."""
+        names = {value: ("args", name) for name, value in self.args.items() if isinstance(value, str)}
+        return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, names)}
+
+    @cached_property
+    def by_value(self) -> dict[str, list[Ref]]:
+        """The references to each value, which is in JSON."""
+        index: dict[str, list[Ref]] = {}
+        for ref, node in self.nodes.items():
+            index.setdefault(canonical(node), []).append(ref)
+        return index
+
+    @cached_property
+    def texts(self) -> list[tuple[str, Ref]]:
+        """Scalars as they stand in a text, longest first."""
+        scalars = [(str(node), ref) for ref, node in self.nodes.items() if isinstance(node, (str, int, float)) and str(node)]
+        return sorted(
+            ((text, ref) for text, ref in scalars if not isinstance(self.nodes[ref], bool)),
+            key=lambda e: (-len(e[0]), e[1].root, str(e[1].path)),
+        )
+
+
+def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
+    if ref.path or ref.root != "args":
+        yield ref, node
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            step: Key = names.get(key, key) if ref.root != "args" else key
+            yield from _walk(Ref(ref.root, (*ref.path, step)), value, names)
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _walk(Ref(ref.root, (*ref.path, number)), value, names)
+
+
+def canonical(node: Any) -> str:
+    return json.dumps(node, sort_keys=True)
+
+
+def evaluate(expression: Expression, around: Surroundings) -> Any:
+    """The value of an expression. Raises `LookupError` where it has none."""
+    match expression:
+        case Const(text):
+            return json.loads(text)
+        case Ref(root, path):
+            node = around.roots[root]
+            for step in path:
+                step = around.args[step[1]] if isinstance(step, tuple) else step
+                if not isinstance(node, (Mapping, list)) or isinstance(node, list) != isinstance(step, int):
+                    raise KeyError(step)
+                node = cast(Any, node)[step]
+            return node
+        case Text(pieces):
+            return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
+        case Extend(start, values):
+            return [*evaluate(start, around), *(evaluate(value, around) for value in values)]
+        case Build(keys, values):
+            built = [evaluate(value, around) for value in values]
+            return built if keys is None else dict(zip(keys, built, strict=True))
+
+
+def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Expression | None:
+    """The plainest expression that gives every node in its surroundings; None if there is none."""
+    common: set[Expression] = set()
+    for number, (node, around) in enumerate(zip(nodes, arounds, strict=True)):
+        own = _atoms(node, around)
+        common = own if not number else common & own
+        if not common:
+            break
+    if common:
+        return min(common, key=lambda each: _rank(each, len(nodes)))
+    if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, arounds)) is not None:
+        return extended
+    first = nodes[0]
+    if isinstance(first, Mapping) and first and all(isinstance(node, Mapping) and list(node) == list(first) for node in nodes):
+        parts = [generalize([node[key] for node in nodes], arounds) for key in first]
+        return None if any(part is None for part in parts) else Build(tuple(first), tuple(p for p in parts if p is not None))
+    if isinstance(first, list) and first and all(isinstance(node, list) and len(node) == len(first) for node in nodes):
+        parts = [generalize([node[number] for node in nodes], arounds) for number in range(len(first))]
+        return None if any(part is None for part in parts) else Build(None, tuple(p for p in parts if p is not None))
+    return None
+
+
+def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Extend | None:
+    """The lists as one list of the surroundings with as many elements more."""
+    starts = [
+        {
+            (ref, len(node) - len(old))
+            for ref, old in around.nodes.items()
+            if isinstance(old, list) and old and old == node[: len(old)]
+        }
+        for node, around in zip(nodes, arounds, strict=True)
+    ]
+    for start, more in sorted(set.intersection(*starts), key=str):
+        if more and (last := generalize([node[-more:] for node in nodes], arounds)) is not None and isinstance(last, Build):
+            return Extend(start, last.values)
+    return None
+
+
+def _atoms(node: Any, around: Surroundings) -> set[Expression]:
+    text = canonical(node)
+    atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
+    if isinstance(node, str):
+        atoms |= set(_texts(node, around))
+    return atoms
+
+
+def _texts(text: str, around: Surroundings) -> Iterable[Text]:
+    """The texts with slots that give `text`: every choice of up to `MAX_SLOTS` values that stand in it as words."""
+    spots = [
+        (match.start(), match.end(), ref)
+        for value, ref in around.texts
+        if len(value) < len(text)
+        for match in [re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
+        if match is not None
+    ][:12]
+    for number in range(1, MAX_SLOTS + 1):
+        for chosen in combinations(sorted(spots, key=lambda spot: spot[:2]), number):
+            if all(one[1] <= other[0] for one, other in zip(chosen, chosen[1:], strict=False)):
+                pieces: list[str | Ref] = []
+                end = 0
+                for start, stop, ref in chosen:
+                    pieces += [text[end:start], ref]
+                    end = stop
+                yield Text(tuple(piece for piece in (*pieces, text[end:]) if piece != ""))
+
+
+def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
+    """Plainest first: a constant that several examples share, arguments, documents, texts."""
+    match expression:
+        case Build() | Extend():
+            return (5, 0, "")
+        case Const():
+            return (0 if examples > 1 else 3, 0, "")
+        case Ref(root, path):
+            return (1 if root == "args" else 2, len(path), str((root, path)))
+        case Text(pieces):
+            refs = [piece for piece in pieces if isinstance(piece, Ref)]
+            return (4, len(refs), str((sum(ref.root != "args" for ref in refs), pieces)))

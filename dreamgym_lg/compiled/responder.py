@@ -1,0 +1,151 @@
+"""A compiled world as parts of a dream: it answers calls, and judges by the end state."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, cast
+
+from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.compiled import runtime
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.recorded import References
+from dreamgym_lg.errors import ConfigurationError, ProcessLost
+from dreamgym_lg.simulate.wall.wall import start_walled
+
+PATIENCE = 10.0
+"""Seconds that a world may take for one answer, its start included."""
+LONGEST_ANSWER = 2**20
+"""Bytes of an answer."""
+
+
+class Compiled:
+    """Answers the calls that a compiled world knows, in a process behind the wall.
+
+    The world's module is code that a person or a model may have written: it sees no network, writes no file and is killed when
+    it takes more than `PATIENCE` seconds.
+
+    Args: `folder`, as `compile_world` writes it.
+
+    Raises `ConfigurationError` where the folder is none, or this machine cannot build the wall; `ProcessLost` where the module
+    ends its process, hangs or answers with something else than a text.
+    """
+
+    name = "compiled"
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).resolve()
+        for name in ("world.py", "world.db", "rules.json"):
+            if not (self.folder / name).is_file():
+                raise ConfigurationError(f"{str(folder)!r} holds no {name}: give a folder that `compile_world` wrote")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asking = threading.Lock()
+
+    def respond(self, episode: Episode) -> Answer | None:
+        if (call := parse_call(episode.action)) is None:
+            return None
+        answer = self._ask(task=episode.task.id, steps=_steps(episode), call=[call.name, dict(call.arguments)])
+        if answer is None:
+            return None
+        if not isinstance(answer, str):
+            raise self._lost(f"answered {call.name} with {type(answer).__name__} instead of a text")
+        return Answer(answer)
+
+    def changes(self, task: str, steps: list[list[Any]]) -> dict[str, str | None]:
+        """The documents that calls (tool, arguments, answer or None) change; None for unknown ones."""
+        changes = self._ask(task=task, steps=steps)
+        if not isinstance(changes, dict):
+            raise self._lost(f"named its changed documents by {type(changes).__name__} instead of an object")
+        return changes
+
+    def close(self) -> None:
+        """End the process; the next question starts another."""
+        if self._process is not None:
+            self._end()
+
+    def _ask(self, **request: Any) -> Any:
+        with self._asking:
+            process = self._process or self._start()
+            timer = threading.Timer(PATIENCE, _kill, [process])
+            timer.start()
+            try:
+                cast(Any, process.stdin).write(json.dumps(request).encode() + b"\n")
+                cast(Any, process.stdin).flush()
+                line = cast(Any, process.stdout).readline(LONGEST_ANSWER)
+                return json.loads(line)["result"]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise self._lost(f"gave no answer to {request.get('call') or 'a question for its documents'}") from error
+            finally:
+                timer.cancel()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        scratch = tempfile.mkdtemp(prefix="dreamgym-world-")
+        command = [sys.executable, "-I", runtime.__file__, str(self.folder)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        self._process = start_walled(command, scratch=Path(scratch), env=env, start_new_session=True, **pipes)
+        self._end = weakref.finalize(self, _close, self._process, scratch)
+        return self._process
+
+    def _lost(self, what: str) -> ProcessLost:
+        process, self._process = self._process, None
+        self._end()
+        status = f" (status {process.returncode})" if process is not None and process.returncode else ""
+        return ProcessLost(f"the compiled world {str(self.folder)!r} {what}{status}; look at its world.py, or compile it again")
+
+
+def _steps(episode: Episode) -> list[list[Any]]:
+    calls = [(parse_call(step.action), step) for step in episode.steps if step.valid]
+    return [[call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None]
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _close(process: "subprocess.Popen[bytes]", scratch: str) -> None:
+    _kill(process)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            cast(Any, pipe).close()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+class EndState:
+    """Judges by the documents that an episode leaves: they must be those that a recorded success's calls leave.
+
+    Both are computed in the same compiled world. It judges nothing where a document is unknown, and leaves episodes in which
+    neither changed anything to the next judge: there the message decides.
+
+    Args: `world`, `references`.
+    """
+
+    name = "compiled"
+
+    def __init__(self, world: Compiled, references: References) -> None:
+        self.world, self.references = world, references
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        if answer is not None or not is_answer(episode.action):
+            return None
+        references = self.references.references(episode.task, own_traces=episode.own_traces)
+        left = self.world.changes(episode.task.id, _steps(episode)) if references else {"": None}
+        if None in left.values():
+            return None
+        for success in references:
+            calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
+            right = self.world.changes(episode.task.id, calls)
+            if None in right.values() or not (right or left):
+                return None
+            if right == left:
+                return Verdict(1.0, True, "the world is as a recorded success leaves it")
+        return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(left, ensure_ascii=False)[:500]}")

@@ -1,0 +1,262 @@
+"""Runs a compiled world: documents of one episode, and the module that changes them.
+
+Standard library alone: this file is the program of the walled process, and a copy of it makes a world's folder complete.
+"""
+
+import importlib.util
+import json
+import resource
+import sqlite3
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+MEMORY = 2**30
+"""Bytes of address space that a world may use."""
+
+
+class Unknown(LookupError):
+    """The world does not know the answer: the next responder of the dream is asked."""
+
+
+class State:
+    """The documents of one episode: what each reading call returns, by tool and arguments.
+
+    Writes go to a layer of the episode's own, so that a new episode costs nothing.
+    """
+
+    def __init__(self, *layers: Mapping[tuple[str, str], Any]) -> None:
+        self._changed, self._learned = dict[tuple[str, str], Any](), dict[tuple[str, str], Any]()
+        self._layers = (self._changed, self._learned, *layers)
+
+    @property
+    def documents(self) -> dict[tuple[str, str], Any]:
+        """All documents as they are now, in JSON; None for one that is unknown."""
+        return {place: text for layer in reversed(self._layers) for place, text in layer.items()}
+
+    @property
+    def changes(self) -> dict[tuple[str, str], Any]:
+        """The documents that are not as they were before a writing call."""
+        before = State(*self._layers[1:]).documents
+        return {place: text for place, text in self._changed.items() if before.get(place) != text}
+
+    def read(self, tool: str, **arguments: Any) -> Any:
+        """The document that this call of a reading tool returns. Raises `Unknown` where none was recorded."""
+        place = (tool, key_of(arguments))
+        stored = next((layer[place] for layer in self._layers if place in layer), None)
+        if stored is None:
+            raise Unknown(f"no recorded answer of {tool} {place[1]}")
+        return json.loads(stored)
+
+    def write(self, tool: str, document: Any, **arguments: Any) -> None:
+        """From now on this call of a reading tool returns `document`, which is copied."""
+        self._changed[tool, key_of(arguments)] = json.dumps(document)
+
+    def learn(self, tool: str, document: Any, **arguments: Any) -> None:
+        """This call returned `document`, and would have before, unless it was forgotten in between."""
+        place = (tool, key_of(arguments))
+        (self._changed if place in self._changed else self._learned)[place] = json.dumps(document)
+
+    def copy(self) -> "State":
+        """A state that changes by itself."""
+        other = State(*self._layers[2:])
+        other.take(self)
+        return other
+
+    def take(self, other: "State") -> None:
+        """Become as another state of the same first documents."""
+        self._changed.update(other._changed)
+        self._learned.update(other._learned)
+
+    def mentions(self, value: Any) -> bool:
+        """Whether a known document names this value."""
+        name = json.dumps(value)
+        return any(text is not None and name in text for text in self.documents.values())
+
+    def forget_answers(self, *tools: str) -> None:
+        """All documents of these reading tools are unknown from now on."""
+        for place in self.documents:
+            if place[0] in tools:
+                self._changed[place] = None
+
+    def forget(self, *values: Any, keep: Iterable[str] = ()) -> None:
+        """Documents whose arguments or contents name one of these values are unknown from now on.
+
+        A value that more than a tenth of the documents name, and more than five, is no entity's. Args: `keep`, tools whose
+        documents stay.
+        """
+        stored = {place: text for place, text in self.documents.items() if text is not None}
+        names = {json.dumps(value) for value in values if isinstance(value, str) and value}
+        counts = {name: sum(name in key or name in text for (_, key), text in stored.items()) for name in names}
+        names = {name for name, number in counts.items() if number <= max(5, len(stored) / 10)}
+        for place, text in stored.items():
+            if place[0] not in keep and any(name in place[1] or name in text for name in names):
+                self._changed[place] = None
+
+
+Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
+"""Tool, arguments and answer of an episode's calls; an answer of None stands for the module's own."""
+
+
+def key_of(arguments: Mapping[str, Any]) -> str:
+    """The arguments of a reading call in the one form in which they are compared; those that are None are left out."""
+    return json.dumps({name: value for name, value in arguments.items() if value is not None}, sort_keys=True)
+
+
+def values_in(document: Any) -> list[Any]:
+    """The texts and numbers of a document, at whatever depth."""
+    if isinstance(document, dict):
+        return [each for value in document.values() for each in values_in(value)]
+    if isinstance(document, list):
+        return [each for value in document for each in values_in(value)]
+    return [document]
+
+
+class Module:
+    """A world's module with its first documents. It holds no state of an episode.
+
+    `respond` makes an episode's calls anew on a fresh state, so that nothing of one episode reaches another.
+
+    Args: `folder`, with `world.py` and `world.db`.
+    """
+
+    def __init__(self, folder: Path, *, source: ModuleType | None = None) -> None:
+        self.source = source or _load(folder / "world.py")
+        self.admitted: Mapping[str, bool] = json.loads((folder / "rules.json").read_text())["admitted"]
+        self.documents, self.by_task = _documents(folder / "world.db")
+
+    def state(self, task: str) -> State:
+        return State(self.by_task.get(task, {}), self.documents)
+
+    def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> str | None:
+        """The answer to a call behind these steps; None if this world does not know it."""
+        state = self._after(task, steps)
+        return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
+
+    def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
+        """The documents that writing calls left otherwise than they were, by `tool arguments`; None for an unknown one."""
+        return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
+
+    def _after(self, task: str, steps: Steps) -> State:
+        state = self.state(task)
+        for tool, arguments, answer in steps:
+            if answer is None:
+                answer = answer_of(self.source, state, tool, arguments)
+            else:
+                follow(self.source, state, tool, arguments, answer)
+        return state
+
+
+def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | None:
+    """What the module answers, as text; None where it knows nothing or cannot take the arguments."""
+    try:
+        answer = getattr(source, tool)(state, **arguments)
+        return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
+    except (Unknown, LookupError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:
+    """Make a call that was answered so; whatever the module did not foresee is learned or forgotten. Returns its own answer."""
+    tried = state.copy()
+    own = answer_of(source, tried, tool, arguments)
+    if own == answer:
+        state.take(tried)
+    elif tool in source.READS:
+        state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
+    else:
+        state.forget(*values_in(dict(arguments)))
+        state.forget_answers(*source.SPREADS.get(tool, ()))
+    return own
+
+
+MISSING = object()
+"""What `at` returns where there is nothing."""
+
+
+def at(document: Any, *path: Any) -> Any:
+    """The part of a document at these keys and indices; `MISSING` where there is none."""
+    for step in path:
+        if not isinstance(document, (dict, list)) or isinstance(document, list) != isinstance(step, int):
+            return MISSING
+        try:
+            document = document[step]
+        except LookupError:
+            return MISSING
+    return document
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal as JSON: 1 is neither true nor "1"."""
+    return one is not MISSING and other is not MISSING and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def at_most(one: Any, other: Any) -> bool:
+    """Whether both are numbers and the first is not larger."""
+    numbers = [each for each in (one, other) if isinstance(each, (int, float)) and not isinstance(each, bool)]
+    return len(numbers) == 2 and numbers[0] <= numbers[1]
+
+
+def below(one: Any, last_below: float, first_above: float) -> bool:
+    """Whether a number is below a limit of which only the nearest values are known. Raises `Unknown` between them."""
+    if isinstance(one, (int, float)) and last_below < one < first_above:
+        raise Unknown(f"nothing is known of {one}, between {last_below} and {first_above}")
+    return at_most(one, last_below)
+
+
+def inside(one: Any, other: Any) -> bool:
+    """Whether a list or the keys of an object hold a value."""
+    return isinstance(one, (str, int, float)) and isinstance(other, (dict, list)) and one in other
+
+
+def parsed(text: str, style: Mapping[str, Any]) -> Any:
+    """The object, list or number that a text is in this style of JSON, byte for byte; else the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if not isinstance(value, str) and json.dumps(value, **style) == text else text
+
+
+def _load(path: Path) -> ModuleType:
+    sys.modules.setdefault("runtime", sys.modules[__name__])  # what the module imports from
+    spec = importlib.util.spec_from_file_location("compiled_world", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[tuple[str, str], Any]]]:
+    """Every document by (tool, arguments), the newest of all tasks; and those of each task."""
+    everywhere, by_task = dict[tuple[str, str], Any](), dict[str, dict[tuple[str, str], Any]]()
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        for task, tool, key, document in connection.execute(
+            "SELECT task, tool, arguments, document FROM documents ORDER BY id"
+        ):
+            everywhere[tool, key] = by_task.setdefault(task, {})[tool, key] = document
+    return everywhere, by_task
+
+
+def serve(folder: Path, requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer requests, a JSON object a line: `{"task", "steps", "call"}`, or without a call the documents that changed."""
+    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 2**20)):
+        resource.setrlimit(limit, (value, value))
+    module = Module(folder)
+    for line in requests:
+        request = json.loads(line)
+        call = request.get("call")
+        result = (
+            module.respond(request["task"], request["steps"], call)
+            if call is not None
+            else module.changes(request["task"], request["steps"])
+        )
+        replies.write(json.dumps({"result": result}).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,138 @@
+"""Writes rules down as the Python module of a world."""
+
+import json
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dreamgym_lg.compiled.enumerate_rules import MENTIONED, Case, Rule, TraceRules
+from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Ref, Text
+from dreamgym_lg.compiled.trees import Branch, Condition, Tree
+
+HEAD = '''"""{title}
+
+Compiled from recorded traces. Each function answers a tool's calls on the documents of one episode (`state`) and raises
+`Unknown` where it does not know the answer. REPLAY.md says how exactly each does.
+"""
+
+from typing import Any
+
+from runtime import MISSING, State, Unknown, at, at_most, below, inside, same  # noqa: F401
+
+READS = {reads!r}
+"""Tools that change nothing, with their arguments."""
+JSON: dict[str, dict[str, Any]] = {styles!r}
+"""How each tool writes JSON."""
+SPREADS: dict[str, list[str]] = {spreads!r}
+"""Reading tools whose answers may change behind a call that names nothing of theirs."""
+'''
+
+
+def write_source(
+    trace_rules: TraceRules, reads: Mapping[str, Sequence[str]], styles: Mapping[str, Mapping[str, Any]], *, title: str
+) -> str:
+    """The text of `world.py`. Args: `reads`, the arguments of each reading tool; `styles`, as of `json.dumps`."""
+    reads = {tool: tuple(arguments) for tool, arguments in sorted(reads.items())}
+    head = HEAD.format(
+        title=title,
+        spreads=dict(trace_rules.spreads),
+        reads=dict(reads),
+        styles={tool: dict(style) for tool, style in sorted(styles.items())},
+    )
+    functions = [_reading(tool) for tool in reads] + [_writing(tool, rule) for tool, rule in sorted(trace_rules.rules.items())]
+    return head + "".join(f"\n\n{function}\n" for function in functions)
+
+
+def _reading(tool: str) -> str:
+    return f'def {tool}(state: State, **arguments: Any) -> Any:\n    return state.read("{tool}", **arguments)'
+
+
+def _writing(tool: str, rule: Rule | None) -> str:
+    head = f"def {tool}(state: State, **args: Any) -> Any:\n"
+    if rule is None:
+        return head + '    raise Unknown("no rule was found")'
+    names = {binding.name: _identifier(binding.name) for binding in rule.bindings}
+    mentioned = {condition.left.path[0] for condition in _conditions(rule.tree) if condition.left.root == MENTIONED}
+    flags = ", ".join(f"{name!r}: state.mentions(args[{name!r}])" for name in sorted(map(str, mentioned)))
+    first = [f"    {MENTIONED} = {{{flags}}}"]
+    lines = (first if mentioned else []) + [
+        f"    {names[b.name]} = state.read({b.tool!r}, {_arguments(b.sources, names)})" for b in rule.bindings
+    ]
+    return head + "\n".join([*lines, *_branches(rule.tree, rule, names, "    ")])
+
+
+def _conditions(tree: Tree) -> list[Condition]:
+    return [tree.condition, *_conditions(tree.yes), *_conditions(tree.no)] if isinstance(tree, Branch) else []
+
+
+def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
+    if isinstance(tree, Branch):
+        yes = _branches(tree.yes, rule, names, indent + "    ")
+        return [f"{indent}if {_condition(tree.condition, names)}:", *yes, *_branches(tree.no, rule, names, indent)]
+    return _case(rule.cases[tree], rule, names, indent)
+
+
+def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
+    sources = {binding.name: binding for binding in rule.bindings}
+    lines = [f"{indent}answer = {_code(case.answer, names)}"]
+    if rule.ids:
+        named = ", ".join(f"args.get({name!r})" for name in rule.ids)
+        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)})
+        lines.append(f"{indent}state.forget({named}, keep={kept!r})")
+    for name, document in case.effects:
+        binding = sources[name]
+        lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, {_arguments(binding.sources, names)})")
+    return [*lines, f"{indent}return answer"]
+
+
+def _arguments(sources: Sequence[tuple[str, Ref]], names: Mapping[str, str]) -> str:
+    return "**{" + ", ".join(f"{name!r}: {_code(ref, names)}" for name, ref in sources) + "}"
+
+
+def _condition(condition: Condition, names: Mapping[str, str]) -> str:
+    left = _at(condition.left, names)
+    match condition.kind:
+        case "exists":
+            return f"{left} is not MISSING"
+        case "equals":
+            return f"same({left}, {json.loads(condition.right)!r})"
+    if condition.kind == "below" and not isinstance(condition.right, Ref):
+        return f"below({left}, {condition.right[0]!r}, {condition.right[1]!r})"
+    right = _at(condition.right, names) if isinstance(condition.right, Ref) else repr(condition.right)
+    return f"{ {'same': 'same', 'below': 'at_most', 'inside': 'inside'}[condition.kind] }({left}, {right})"
+
+
+def _at(ref: Ref, names: Mapping[str, str]) -> str:
+    return f"at({', '.join([_root(ref, names), *map(_step, ref.path)])})"
+
+
+def _code(expression: Expression, names: Mapping[str, str]) -> str:
+    match expression:
+        case Const(text):
+            return repr(json.loads(text))
+        case Ref(_, path):
+            return _root(expression, names) + "".join(f"[{_step(step)}]" for step in path)
+        case Text(pieces):
+            return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
+        case Extend(start, values):
+            return f"[*{_code(start, names)}, {', '.join(_code(value, names) for value in values)}]"
+        case Build(None, values):
+            return f"[{', '.join(_code(value, names) for value in values)}]"
+        case Build(keys, values):
+            assert keys is not None
+            return "{" + ", ".join(f"{key!r}: {_code(value, names)}" for key, value in zip(keys, values, strict=True)) + "}"
+
+
+def _root(ref: Ref, names: Mapping[str, str]) -> str:
+    """The variable that a reference begins with."""
+    return names.get(ref.root, ref.root)
+
+
+def _step(step: Key) -> str:
+    return f"args[{step[1]!r}]" if isinstance(step, tuple) else repr(step)
+
+
+def _identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    return f"{plain}_" if keyword.iskeyword(plain) or plain in ("args", "state", "answer") else plain

@@ -1,0 +1,133 @@
+"""Decision trees over the arguments and documents around a call, exact on their examples."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from dreamgym_lg.compiled import runtime
+from dreamgym_lg.compiled.expressions import Ref, Surroundings, canonical
+
+MAX_DEPTH = 6
+MAX_PATH = 3
+"""Steps into a document that a condition may look."""
+MIN_EXAMPLES = 2
+"""Examples on each side of a condition on a constant: one example proves no rule."""
+
+
+class Condition(NamedTuple):
+    """A test of the surroundings: `exists`, `equals` a constant, `same` as another part, `below` a part or a limit, `inside`.
+
+    A limit is two numbers, the last that was seen below it and the first above: nothing is known of a value between them.
+    """
+
+    kind: str
+    left: Ref
+    right: Any = None
+
+    def holds(self, around: Surroundings) -> bool:
+        left = around.nodes.get(self.left)
+        if self.kind == "exists":
+            return self.left in around.nodes
+        right = around.nodes.get(self.right) if isinstance(self.right, Ref) else self.right
+        if left is None or right is None:
+            return False
+        if self.kind in ("equals", "same"):
+            return canonical(left) == (self.right if self.kind == "equals" else canonical(right))
+        if self.kind == "below" and not isinstance(self.right, Ref):
+            return _is_number(left) and runtime.below(left, *self.right)
+        if self.kind == "below":
+            return _is_number(left) and _is_number(right) and left <= right
+        return isinstance(right, (Mapping, list)) and left in right
+
+
+class Branch(NamedTuple):
+    condition: Condition
+    yes: "Tree"
+    no: "Tree"
+
+
+Tree = Branch | int
+"""A branch, or the label of all examples that come here."""
+
+
+def decide(tree: Tree, around: Surroundings) -> int:
+    while isinstance(tree, Branch):
+        tree = tree.yes if tree.condition.holds(around) else tree.no
+    return tree
+
+
+def learn(
+    arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collection[str] = (), depth: int = MAX_DEPTH
+) -> Tree | None:
+    """A tree that gives every example its label; None if no small one does.
+
+    Args: `ids`, arguments that name entities: no condition is about one of their values.
+    """
+    if len(set(labels)) == 1:
+        return labels[0]
+    if not depth:
+        return None
+    best = None
+    for condition in _conditions(arounds, ids):
+        holds = [condition.holds(around) for around in arounds]
+        if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind == "equals" else 1):
+            continue
+        gain = _entropy(labels) - _split_entropy(labels, holds)
+        if gain > 1e-9 and (best is None or gain > best[0] + 1e-9):
+            best = (gain, condition, holds)
+    if best is None:
+        return None
+    _, condition, holds = best
+    sides = []
+    for side in (True, False):
+        chosen = [number for number, value in enumerate(holds) if value is side]
+        sides.append(learn([arounds[n] for n in chosen], [labels[n] for n in chosen], ids=ids, depth=depth - 1))
+    return None if sides[0] is None or sides[1] is None else Branch(condition, sides[0], sides[1])
+
+
+def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterator[Condition]:
+    """Conditions that the examples suggest, the plainest first."""
+    scalars: dict[Ref, Counter[str]] = {}
+    for around in arounds:
+        for ref, node in around.nodes.items():
+            if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
+                scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
+    refs = sorted(scalars, key=lambda ref: (ref.root != "args", len(ref.path), str(ref.path)))
+    yield from (Condition("exists", ref) for ref in refs if sum(scalars[ref].values()) < len(arounds))
+    for ref in refs:
+        if ref.root == "args" and ref.path[0] in ids:
+            continue
+        yield from (
+            Condition("equals", ref, value) for value, number in scalars[ref].items() if value and number >= MIN_EXAMPLES
+        )
+    plain = [ref for ref in refs if any(scalars[ref])]
+    for left in plain:
+        yield from (Condition("same", left, right) for right in plain[plain.index(left) + 1 :])
+    yield from _bounds(arounds, refs)
+    containers = [ref for ref in refs if scalars[ref][""]]
+    for left in (ref for ref in plain if ref.root == "args"):
+        yield from (Condition("inside", left, right) for right in containers)
+
+
+def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:
+    nodes = {ref: [around.nodes.get(ref) for around in arounds] for ref in refs}
+    numbers = {ref: [cast(float, each) for each in values if _is_number(each)] for ref, values in nodes.items()}
+    numbers = {ref: values for ref, values in numbers.items() if values}
+    for ref, values in numbers.items():
+        ordered = sorted(set(values))
+        yield from (Condition("below", ref, limit) for limit in zip(ordered, ordered[1:], strict=False))
+        yield from (Condition("below", ref, other) for other in numbers if other != ref)
+
+
+def _is_number(node: Any) -> bool:
+    return isinstance(node, (int, float)) and not isinstance(node, bool)
+
+
+def _entropy(labels: Sequence[int]) -> float:
+    return -sum(n / len(labels) * math.log2(n / len(labels)) for n in Counter(labels).values())
+
+
+def _split_entropy(labels: Sequence[int], holds: Sequence[bool]) -> float:
+    sides = [[label for label, value in zip(labels, holds, strict=True) if value is side] for side in (True, False)]
+    return sum(len(side) / len(labels) * _entropy(side) for side in sides if side)

@@ -1,0 +1,240 @@
+"""A world compiled from traces: exact where it answers, silent where it does not know, harmless where it is hostile."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.actions import parse_call, render_answer, render_call
+from dreamgym_lg.compiled.compile import ToolReplay, compile_world
+from dreamgym_lg.compiled.responder import Compiled, EndState
+from dreamgym_lg.compiled.runtime import State, Unknown, parsed
+from dreamgym_lg.dream import Episode, References
+from dreamgym_lg.errors import ConfigurationError, ProcessLost
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
+
+WRITES = ("refund", "move", "note")
+walled = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
+
+
+class Shop:
+    """A backend with rules that a test knows."""
+
+    def __init__(self, rng: Random, number: int) -> None:
+        customer, order = f"C{number}", f"K{number}"
+        self.orders = {
+            order: {
+                "id": order,
+                "status": rng.choice(["open", "sent", "paid"]),
+                "customer": customer,
+                "total": rng.randint(5, 200),
+            }
+        }
+        self.customers = {customer: {"id": customer, "city": rng.choice(["Oslo", "Lund", "Bern"]), "gold": rng.random() < 0.5}}
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        answer = getattr(self, tool)(**arguments)
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+    def get_order(self, order_id: str) -> Any:
+        return self.orders.get(order_id, f"Error: no order {order_id}")
+
+    def get_customer(self, customer_id: str) -> Any:
+        return self.customers[customer_id]
+
+    def refund(self, order_id: str) -> Any:
+        order = self.orders[order_id]
+        if order["status"] != "sent":
+            return f"Error: the order is {order['status']}"
+        if order["total"] > 100:
+            return {"error": "too much", "limit": 100}
+        order["status"] = "refunded"
+        return order
+
+    def move(self, customer_id: str, city: str) -> Any:
+        self.customers[customer_id]["city"] = city
+        return {"city": city}
+
+    def note(self, text: str) -> Any:
+        return "noted"
+
+
+def _calls(rng: Random, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    order, customer = f"K{number}", f"C{number}"
+    if rng.random() < 0.85:
+        yield "get_order", {"order_id": order}
+    if rng.random() < 0.7:
+        yield "get_customer", {"customer_id": customer}
+    for _ in range(rng.randint(1, 3)):
+        yield rng.choice(
+            [
+                ("refund", {"order_id": order}),
+                ("move", {"customer_id": customer, "city": rng.choice(["Rome", "Kiel"])}),
+                ("note", {"text": "done"}),
+            ]
+        )
+    if rng.random() < 0.6:
+        yield rng.choice([("get_order", {"order_id": order}), ("get_customer", {"customer_id": customer})])
+
+
+def _trajectory(number: int) -> Trajectory:
+    rng = Random(number)
+    shop, steps, observation = Shop(rng, number), [], f"Help with order K{number}"
+    for tool, arguments in _calls(rng, number):
+        answer = shop.call(tool, arguments)
+        steps.append(Step(observation=observation, action=render_call(tool, arguments), next_observation=answer))
+        observation = answer
+    steps.append(Step(observation=observation, action=render_answer("Done."), next_observation="", reward=1.0, terminated=True))
+    task = Task(
+        id=f"shop/{number}",
+        instruction=f"Help with order K{number}",
+        environment="shop",
+        tools=["refund", "move", "note", "get_order", "get_customer"],
+    )
+    return Trajectory(task=task, steps=steps, success=True)
+
+
+TRAJECTORIES = [_trajectory(1000 + number) for number in range(160)]
+
+
+@pytest.fixture(scope="module")
+def buffer() -> ReplayBuffer:
+    replay_buffer = ReplayBuffer(":memory:")
+    replay_buffer.extend(TRAJECTORIES)
+    return replay_buffer
+
+
+@pytest.fixture(scope="module")
+def compiled(buffer: ReplayBuffer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, ToolReplay]]:
+    folder = tmp_path_factory.mktemp("world")
+    report = compile_world(buffer, folder, writes=WRITES, on_progress=lambda *_: None)
+    return folder, {each.tool: each for each in report}
+
+
+def test_rules_of_writing_tools_answer_left_out_traces_exactly_and_none_wrongly(compiled: Any) -> None:
+    _, report = compiled
+    assert {tool: each.wrong for tool, each in report.items()} == dict.fromkeys(report, 0)
+    assert {tool for tool, each in report.items() if each.admitted} == {*WRITES, "get_order", "get_customer"}
+    for tool in WRITES:
+        assert report[tool].exact > 2 * report[tool].refused, tool
+    assert report["get_order"].exact > 10 and report["get_customer"].exact > 10  # read again, behind writing calls
+
+
+def test_the_folder_can_be_read(compiled: Any) -> None:
+    folder, report = compiled
+    text = (folder / "world.py").read_text()
+    assert "'sent'" in text and "100" in text and "'refunded'" in text
+    table = (folder / "REPLAY.md").read_text()
+    assert f"| `refund` | writes | {report['refund'].exact} | {report['refund'].refused} | 0 |" in table
+    assert json.loads((folder / "rules.json").read_text())["admitted"]["refund"] is True
+
+
+@walled
+def test_every_recorded_episode_is_answered_as_it_was_recorded_or_not_at_all(compiled: Any) -> None:
+    world = Compiled(compiled[0])
+    answered = 0
+    for trajectory in TRAJECTORIES[:40]:
+        for number, step in enumerate(trajectory.steps):
+            answer = world.respond(Episode(task=trajectory.task, steps=trajectory.steps[:number], action=step.action))
+            if answer is not None:
+                assert answer.observation == step.next_observation, step.action
+                answered += 1
+    calls = sum(parse_call(step.action) is not None for trajectory in TRAJECTORIES[:40] for step in trajectory.steps)
+    assert answered > 0.85 * calls
+    world.close()
+
+
+@walled
+def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, buffer: ReplayBuffer) -> None:
+    world = Compiled(compiled[0])
+    judge = EndState(world, References(buffer))
+    trajectory = next(
+        each
+        for each in TRAJECTORIES
+        if any('"refunded"' in step.next_observation for step in each.steps) and "move" not in str(each.steps)
+    )
+    order = trajectory.task.id.replace("shop/", "K")
+    look, refund = (render_call(tool, {"order_id": order}) for tool in ("get_order", "refund"))
+
+    def verdict(*actions: str) -> Any:
+        steps: list[Step] = []
+        for action in actions:
+            answer = world.respond(Episode(task=trajectory.task, steps=steps, action=action))
+            assert answer is not None
+            steps.append(Step(observation="", action=action, next_observation=answer.observation))
+        return judge.judge(Episode(task=trajectory.task, steps=steps, action=render_answer("Done.")), None)
+
+    assert verdict(look, refund).success and verdict(refund, look, refund).success
+    assert not verdict(look).success
+    assert "no recorded success" in verdict(look).reason
+    world.close()
+
+
+def test_a_state_forgets_what_a_call_may_have_changed() -> None:
+    state = State({("get_order", '{"id": "K1"}'): '{"customer": "C1"}', ("get_customer", '{"id": "C1"}'): '{"city": "Oslo"}'})
+    state.write("get_order", {"customer": "C2"}, id="K1")
+    assert state.read("get_order", id="K1") == {"customer": "C2"}
+    state.forget("C2")
+    with pytest.raises(Unknown, match="get_order"):
+        state.read("get_order", id="K1")
+    assert state.read("get_customer", id="C1") == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [('{"a": 1}', {"a": 1}), ('{"a":1}', '{"a":1}'), ('"a"', '"a"'), ("1.20", "1.20"), ("free", "free")]
+)
+def test_an_answer_is_kept_byte_for_byte(text: str, value: Any) -> None:
+    assert parsed(text, {}) == value
+
+
+def test_a_world_needs_calls_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="none of 0 recorded episodes holds a tool call"):
+        compile_world(ReplayBuffer(":memory:"), tmp_path)
+    with pytest.raises(ConfigurationError, match=r"holds no world\.py"):
+        Compiled(tmp_path)
+
+
+HOSTILE = {
+    "writes outside": "import pathlib\npathlib.Path({outside!r}).write_text('x')\n",
+    "opens a socket": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\n",
+    "starts a program": "import os\nif os.system('touch {outside}') != 0: raise OSError\n",
+    "forks": "import os\nif os.fork() == 0: open({outside!r}, 'w').write('x')\n",
+    "ends its process": "import os\nos._exit(3)\n",
+    "reads a secret": "import os\ndef refund(state, **args): return os.environ['SHOP_API_KEY']\n",
+    "answers with an object": "def refund(state, **args): return {{'a': {{1, 2}}}}\n",
+    "writes on standard output": "import sys\nsys.stdout.write('no answer\\n'); sys.stdout.flush()\n",
+    "raises": "raise ValueError('no')\n",
+    "takes all memory": "x = bytearray(4 * 2**30)\n",
+}
+
+
+@walled
+@pytest.mark.parametrize("deed", HOSTILE)
+def test_a_hostile_module_changes_nothing_and_is_reported(
+    deed: str, compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", "s3cret-value")
+    outside = tmp_path / "outside"
+    folder = tmp_path / "world"
+    folder.mkdir()
+    for name in ("world.db", "rules.json"):
+        (folder / name).write_bytes((compiled[0] / name).read_bytes())
+    text = (compiled[0] / "world.py").read_text() + "\n" + HOSTILE[deed].format(outside=str(outside), port=9)
+    (folder / "world.py").write_text(text)
+    world = Compiled(folder)
+    trajectory = TRAJECTORIES[0]
+    order = trajectory.task.id.replace("shop/", "K")
+    episode = Episode(task=trajectory.task, action=render_call("refund", {"order_id": order}))
+    try:
+        answer = world.respond(episode)
+    except ProcessLost as error:
+        assert "compiled world" in str(error) and str(folder) in str(error)
+    else:
+        assert answer is None or "s3cret" not in answer.observation
+    assert not outside.exists() and not os.listdir(folder)[3:]
+    world.close()
