@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACES", help="A replay buffer, or traces as `dreamgym import` reads them.", exists=True)
@@ -15,9 +16,11 @@ To = Annotated[Path, typer.Option(help="The folder of the world; one that is the
 Writes = Annotated[
     list[str] | None, typer.Option(help="A tool that changes something; may be repeated. Default: the traces say it.")
 ]
+Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]
 
 
-def compile_traces(traces: Source, to: To, writes: Writes = None) -> None:
+def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3) -> None:
     """Compile recorded traces into a world: code that answers your tools' calls, admitted where it replays them exactly."""
     from dreamgym_lg.compiled.compile import compile_world
     from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -27,7 +30,9 @@ def compile_traces(traces: Source, to: To, writes: Writes = None) -> None:
         if not _is_sqlite(traces):
             buffer.extend(load_traces(traces))
         with progress_shown() as report:
-            tools = compile_world(buffer, to, writes=writes, on_progress=report)
+            if writer != "enumerate":
+                say(f"{writer} is called {rounds} times at most; it reads recorded calls and their answers.")
+            tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes, on_progress=report)
     table = Table(
         "tool", "use", "exact", "refused", "wrong", "admitted", title="replay of left-out traces", title_justify="left"
     )

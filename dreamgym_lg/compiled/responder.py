@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.compiled import runtime
+from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
@@ -51,7 +52,7 @@ class Compiled:
     def respond(self, episode: Episode) -> Answer | None:
         if (call := parse_call(episode.action)) is None:
             return None
-        answer = self._ask(task=episode.task.id, steps=_steps(episode), call=[call.name, dict(call.arguments)])
+        answer = self._ask("respond", task=episode.task.id, steps=_steps(episode), call=[call.name, dict(call.arguments)])
         if answer is None:
             return None
         if not isinstance(answer, str):
@@ -60,7 +61,7 @@ class Compiled:
 
     def changes(self, task: str, steps: list[list[Any]]) -> dict[str, str | None]:
         """The documents that calls (tool, arguments, answer or None) change; None for unknown ones."""
-        changes = self._ask(task=task, steps=steps)
+        changes = self._ask("changes", task=task, steps=steps)
         if not isinstance(changes, dict):
             raise self._lost(f"named its changed documents by {type(changes).__name__} instead of an object")
         return changes
@@ -70,18 +71,25 @@ class Compiled:
         if self._process is not None:
             self._end()
 
-    def _ask(self, **request: Any) -> Any:
+    def replay(self, trace: Trace) -> list[str | None]:
+        """The world's own answer to each call of a trace, behind the recorded ones; admitted tools or not."""
+        answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
+        if not isinstance(answers, list) or len(answers) != len(trace.calls):
+            raise self._lost("did not answer each call of a trace")
+        return [answer if isinstance(answer, str) else None for answer in answers]
+
+    def _ask(self, question: str, **arguments: Any) -> Any:
         with self._asking:
             process = self._process or self._start()
             timer = threading.Timer(PATIENCE, _kill, [process])
             timer.start()
             try:
-                cast(Any, process.stdin).write(json.dumps(request).encode() + b"\n")
+                cast(Any, process.stdin).write(json.dumps({"ask": question, **arguments}).encode() + b"\n")
                 cast(Any, process.stdin).flush()
                 line = cast(Any, process.stdout).readline(LONGEST_ANSWER)
                 return json.loads(line)["result"]
             except (OSError, ValueError, LookupError, TypeError) as error:
-                raise self._lost(f"gave no answer to {request.get('call') or 'a question for its documents'}") from error
+                raise self._lost(f"gave no answer to {arguments.get('call', question)}") from error
             finally:
                 timer.cancel()
 

@@ -136,6 +136,11 @@ class Module:
         state = self._after(task, steps)
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
+    def replay(self, steps: Steps) -> list[str | None]:
+        """The module's own answer to each recorded call, behind the recorded ones."""
+        state = State(self.documents)
+        return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
+
     def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
         """The documents that writing calls left otherwise than they were, by `tool arguments`; None for an unknown one."""
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
@@ -242,18 +247,13 @@ def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[t
 
 
 def serve(folder: Path, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests, a JSON object a line: `{"task", "steps", "call"}`, or without a call the documents that changed."""
+    """Answer requests, a JSON object a line: `ask`, the name of a method of `Module`, and its arguments."""
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 2**20)):
         resource.setrlimit(limit, (value, value))
     module = Module(folder)
     for line in requests:
         request = json.loads(line)
-        call = request.get("call")
-        result = (
-            module.respond(request["task"], request["steps"], call)
-            if call is not None
-            else module.changes(request["task"], request["steps"])
-        )
+        result = getattr(module, request.pop("ask"))(**request)
         replies.write(json.dumps({"result": result}).encode() + b"\n")
         replies.flush()
 

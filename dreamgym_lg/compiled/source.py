@@ -4,13 +4,13 @@ import json
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dreamgym_lg.compiled.enumerate_rules import MENTIONED, Case, Rule, TraceRules
 from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Ref, Text
+from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.trees import Branch, Condition, Tree
 
-HEAD = '''"""{title}
+HEAD = '''"""The backend of {traces} recorded episodes.
 
 Compiled from recorded traces. Each function answers a tool's calls on the documents of one episode (`state`) and raises
 `Unknown` where it does not know the answer. REPLAY.md says how exactly each does.
@@ -29,19 +29,16 @@ SPREADS: dict[str, list[str]] = {spreads!r}
 '''
 
 
-def write_source(
-    trace_rules: TraceRules, reads: Mapping[str, Sequence[str]], styles: Mapping[str, Mapping[str, Any]], *, title: str
-) -> str:
-    """The text of `world.py`. Args: `reads`, the arguments of each reading tool; `styles`, as of `json.dumps`."""
-    reads = {tool: tuple(arguments) for tool, arguments in sorted(reads.items())}
-    head = HEAD.format(
-        title=title,
-        spreads=dict(trace_rules.spreads),
-        reads=dict(reads),
-        styles={tool: dict(style) for tool, style in sorted(styles.items())},
-    )
-    functions = [_reading(tool) for tool in reads] + [_writing(tool, rule) for tool, rule in sorted(trace_rules.rules.items())]
-    return head + "".join(f"\n\n{function}\n" for function in functions)
+def write_source(recordings: Recordings, functions: str, *, spreads: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The text of `world.py`. Args: `functions`, the code of the writing tools; `spreads`, as of `TraceRules`."""
+    styles = {tool: dict(style) for tool, style in recordings.styles.items()}
+    head = HEAD.format(traces=len(recordings.traces), spreads=dict(spreads or {}), reads=dict(recordings.reads), styles=styles)
+    return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
+
+
+def write_rules(trace_rules: TraceRules) -> str:
+    """The functions of writing tools, as their rules say."""
+    return "\n\n\n".join(_writing(tool, rule) for tool, rule in sorted(trace_rules.rules.items()))
 
 
 def _reading(tool: str) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
-from dreamgym_lg.compiled.compile import ToolReplay, compile_world
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
 from dreamgym_lg.compiled.runtime import State, Unknown, parsed
 from dreamgym_lg.dream import Episode, References
@@ -238,3 +239,62 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
         assert answer is None or "s3cret" not in answer.observation
     assert not outside.exists() and not os.listdir(folder)[3:]
     world.close()
+
+
+RIGHT = """
+def refund(state, **args):
+    order = state.read("get_order", order_id=args["order_id"])
+    if order["status"] != "sent":
+        return "Error: the order is " + order["status"]
+    if order["total"] > 100:
+        return {"error": "too much", "limit": 100}
+    order = {**order, "status": "refunded"}
+    state.write("get_order", order, order_id=args["order_id"])
+    return order
+
+
+def move(state, **args):
+    state.write("get_customer", {**state.read("get_customer", customer_id=args["customer_id"]), "city": args["city"]},
+                customer_id=args["customer_id"])
+    return {"city": args["city"]}
+
+
+def note(state, **args):
+    return "noted"
+"""
+NEARLY = RIGHT.replace("> 100", "> 120")
+WRONG = RIGHT.replace('"refunded"', '"paid back"')
+SPITEFUL = RIGHT + "\nimport os\nos._exit(9)\n"
+
+
+@walled
+@pytest.mark.parametrize(
+    ("modules", "calls", "refused"),
+    [([RIGHT], 1, set()), ([NEARLY, RIGHT], 2, set()), ([WRONG] * 3, 3, {"refund"}), ([SPITEFUL] * 3, 3, set(WRITES))],
+    ids=["right", "repaired", "wrong", "hostile"],
+)
+def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
+    modules: list[str], calls: int, refused: set[str], buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    chat_models = pytest.importorskip("langchain_openai")
+    from chat_server import ChatServer
+
+    prompts: list[str] = []
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        prompts.append(messages[-1]["content"])
+        return f"Here it is.\n\n```python\n{modules[len(prompts) - 1]}\n```"
+
+    server = ChatServer(reply).start()
+    try:
+        model = chat_models.ChatOpenAI(model="writer", base_url=server.url, api_key="none", temperature=0)
+        report = compile_world(
+            buffer, tmp_path / "shop", writer=model, writes=WRITES, min_lower=0.5, on_progress=lambda *_: None
+        )
+    finally:
+        server.stop()
+    assert len(prompts) == calls
+    assert {each.tool for each in report if each.writes and not each.admitted} == refused
+    assert ("It does not replay" in prompts[-1]) is (calls > 1)
+    if calls == 2:
+        assert "refund" in prompts[-1].rpartition("It does not replay")[2] and "too much" in prompts[-1]

@@ -1,0 +1,124 @@
+"""The recorded calls that a world is compiled from."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from langchain_core.tools import BaseTool
+
+from dreamgym_lg.actions import parse_call
+from dreamgym_lg.compiled.expressions import canonical
+from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.splits import _groups, common_entities
+from dreamgym_lg.tool_uses import find_tool_uses
+
+FOLDS = 5
+STYLES: Sequence[Mapping[str, Any]] = (
+    {},
+    {"ensure_ascii": False},
+    {"separators": (",", ":")},
+    {"separators": (",", ":"), "ensure_ascii": False},
+    {"indent": 2},
+    {"indent": 2, "ensure_ascii": False},
+)
+"""Ways to write JSON that tools use, as arguments of `json.dumps`."""
+
+Documents = dict[tuple[str, str], str]
+"""What reading calls return, in JSON, by tool and arguments."""
+
+
+class Trace(NamedTuple):
+    """The tool calls of a recorded episode, in their order."""
+
+    task: str
+    calls: Sequence[tuple[str, Mapping[str, Any], str]]
+    """Tool, arguments, answer."""
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Recorded episodes, and which of their tools write."""
+
+    traces: Sequence[Trace]
+    writes: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, replay_buffer: ReplayBuffer, *, tools: Sequence[BaseTool], writes: Collection[str] | None, environment: str | None
+    ) -> "Recordings":
+        """The train tasks' real episodes of a buffer. Raises `ConfigurationError` where none of them holds a tool call."""
+        records = [
+            each for each in replay_buffer.records() if each.split == "train" and environment in (None, each.environment)
+        ]
+        uses = find_tool_uses(tools, [[step[:2] for step in each.steps if step[2]] for each in records], writes=writes)
+        traces = [
+            Trace(
+                each.task_id,
+                [(call.name, call.arguments, step[1]) for step in each.steps if step[2] and (call := parse_call(step[0]))],
+            )
+            for each in records
+        ]
+        if not any(trace.calls for trace in traces):
+            raise ConfigurationError(
+                f"none of {len(traces)} recorded episodes holds a tool call: a world is compiled from calls and their answers"
+            )
+        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes))
+
+    @cached_property
+    def styles(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of each tool the style in which most of its answers are JSON."""
+        answers: dict[str, list[str]] = {}
+        for tool, _, answer in (call for trace in self.traces for call in trace.calls):
+            answers.setdefault(tool, []).append(answer)
+        return {
+            tool: max(STYLES, key=lambda style: sum(not isinstance(parsed(text, style), str) for text in texts))
+            for tool, texts in sorted(answers.items())
+        }
+
+    @cached_property
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        """The arguments of each reading tool."""
+        reads: dict[str, dict[str, None]] = {}
+        for tool, arguments, _ in (call for trace in self.traces for call in trace.calls if call[0] not in self.writes):
+            reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
+        return {tool: tuple(names) for tool, names in sorted(reads.items())}
+
+    def first_documents(self, trace: Trace) -> Documents:
+        """Documents of a trace's beginning: read before a writing call that names one of their values."""
+        documents, named = Documents(), set[str]()
+        for tool, arguments, answer in trace.calls:
+            place = (tool, key_of(arguments))
+            if tool in self.writes:
+                named |= {json.dumps(value) for value in values_in(dict(arguments)) if isinstance(value, str) and value}
+            elif place not in documents:
+                stored = json.dumps(parsed(answer, self.styles[tool]))
+                if not any(name in place[1] or name in stored for name in named):
+                    documents[place] = stored
+        return documents
+
+    def halves(self) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
+        """Most of the traces and those left out, in turn `FOLDS` times: no looked-up entity is in both.
+
+        Entities that more than a tenth of the traces name tie nothing.
+        """
+        keys = [
+            frozenset(
+                canonical(value)
+                for tool, arguments, _ in trace.calls
+                if tool in self.reads
+                for value in values_in(dict(arguments))
+            )
+            for trace in self.traces
+        ]
+        common = common_entities(keys)
+        groups = _groups([(own - common) | {("task", trace.task)} for own, trace in zip(keys, self.traces, strict=True)])
+        folds: list[set[int]] = [set() for _ in range(FOLDS)]
+        for group in sorted(groups, key=len, reverse=True):
+            min(folds, key=len).update(group)
+        for fold in filter(None, folds):
+            rest = [trace for number, trace in enumerate(self.traces) if number not in fold]
+            yield replace(self, traces=rest), [self.traces[number] for number in sorted(fold)]

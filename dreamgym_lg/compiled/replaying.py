@@ -1,0 +1,81 @@
+"""How exactly a world answers recorded calls, and which of its tools are admitted."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dreamgym_lg.compiled.recordings import Trace
+from dreamgym_lg.statistics import wilson
+
+Answers = Callable[[Trace], Sequence[str | None]]
+"""A world's own answer to each call of a trace, behind the recorded ones; None where it knows none."""
+
+PAGE = """# Replay of left-out traces
+
+Each trace was replayed on a world made from traces that share no entity with it. *Refused* calls are left to the next
+responder: most are first looks at an entity that no other trace names.
+
+| tool | use | exact | refused | wrong | lower bound | admitted |
+|---|---|---|---|---|---|---|
+"""
+
+
+@dataclass
+class ToolReplay:
+    """How a tool of a compiled world answers the calls of traces that it was not made from."""
+
+    tool: str
+    writes: bool
+    exact: int = 0
+    """Answers that are the recorded ones, byte for byte."""
+    refused: int = 0
+    """Calls that the world leaves to the next responder: an unknown entity, or no rule."""
+    wrong: int = 0
+    difference: str = ""
+    """The first wrong answer beside the recorded one."""
+    admitted: bool = False
+
+    @property
+    def lower(self) -> float:
+        """Lower bound of the 95 % interval of the share of answers that are exact."""
+        return wilson(self.exact, self.exact + self.wrong)[0] if self.exact + self.wrong else 0.0
+
+    def admit(self, *, min_exact: float, min_lower: float) -> None:
+        """Admit a tool that writes where enough answers were seen and exact, one that reads where none speaks against it."""
+        exact = self.exact >= min_exact * (self.exact + self.wrong)
+        self.admitted = exact and (not self.writes or self.lower >= min_lower)
+
+
+class Replay:
+    """Counts, by tool, what a world answers to recorded calls. Args: `writes`, the tools that write."""
+
+    def __init__(self, writes: frozenset[str]) -> None:
+        self.writes = writes
+        self.tools: dict[str, ToolReplay] = {}
+
+    def add(self, trace: Trace, answers: Sequence[str | None]) -> None:
+        for (tool, arguments, recorded), own in zip(trace.calls, answers, strict=True):
+            each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
+            each.exact += own == recorded
+            each.refused += own is None
+            each.wrong += own not in (None, recorded)
+            if own not in (None, recorded) and not each.difference:
+                call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
+                each.difference = f"{call}: {own!r} instead of {recorded!r}"
+
+    def report(self, *, min_exact: float, min_lower: float) -> list[ToolReplay]:
+        """The tools, reading ones first, each admitted or not."""
+        for each in self.tools.values():
+            each.admit(min_exact=min_exact, min_lower=min_lower)
+        return sorted(self.tools.values(), key=lambda each: (each.writes, each.tool))
+
+
+def replay_page(report: Sequence[ToolReplay]) -> str:
+    """The figures as a page of Markdown."""
+    rows = [
+        f"| `{each.tool}` | {'writes' if each.writes else 'reads'} | {each.exact} | {each.refused} | {each.wrong} "
+        f"| {each.lower:.2f} | {'yes' if each.admitted else 'no'} |"
+        for each in report
+    ]
+    differences = [f"* {each.difference}" for each in report if each.difference]
+    return PAGE + "\n".join([*rows, *(["", "First differences:", "", *differences] if differences else []), ""])
