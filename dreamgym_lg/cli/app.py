@@ -10,6 +10,7 @@ import typer
 from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.canary import canary
 from dreamgym_lg.cli.compiled import compile_traces
+from dreamgym_lg.cli.compiled import compile_traces, serve_world
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
@@ -45,6 +46,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
     ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
+    ("serve-world", serve_world, ("serve-world worlds/shop", "serve-world worlds/shop --port 8200")),
     (
         "fidelity",
         fidelity,

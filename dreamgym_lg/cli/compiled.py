@@ -1,5 +1,6 @@
-"""The command `dreamgym compile`: traces in, a world out."""
+"""The commands `dreamgym compile`, traces in, a world out, and `dreamgym serve-world`."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,12 @@ Writes = Annotated[
 ]
 Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]
+World = Annotated[Path, typer.Argument(metavar="FOLDER", help="A world that `dreamgym compile` wrote.")]
+FirstTask = Annotated[
+    str, typer.Option("--task", help="Recorded task in whose state each session begins. Default: all of them.")
+]
+Port = Annotated[int | None, typer.Option(help="Serve streamable HTTP at this port. Default: standard input and output.")]
+Host = Annotated[str, typer.Option(help="Address to serve HTTP at.")]
 
 
 def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3) -> None:
@@ -51,3 +58,18 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
 def _is_sqlite(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(15) == b"SQLite format 3"
+
+
+def serve_world(world: World, task: FirstTask = "", port: Port = None, host: Host = "127.0.0.1") -> None:
+    """Serve a compiled world's tools by MCP, as a test double of your backend. Each client session begins anew."""
+    with errors_shown():
+        from dreamgym_lg.compiled.mcp_server import create_app, create_server, serve_stdio
+        from dreamgym_lg.compiled.responder import Compiled
+
+        server = create_server(Compiled(world), task=task)
+        if port is None:
+            asyncio.run(serve_stdio(server))
+        else:
+            import uvicorn
+
+            uvicorn.run(create_app(server), host=host, port=port, log_level="warning")

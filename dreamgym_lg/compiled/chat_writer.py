@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.tools import BaseTool
 
-from dreamgym_lg.actions import tool_line, tool_schemas
+from dreamgym_lg.actions import tool_line
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.hosted.chat_model import APART, load_chat_model
 from dreamgym_lg.token_recorder import unrecorded
@@ -38,19 +37,17 @@ block."""
 class ChatWriter:
     """Writes the functions of a world's writing tools.
 
-    Args: `model`, a chat model or its name; `tools`, the agent's, whose schemas the model is shown.
+    Args: `model`, a chat model or its name.
     """
 
-    def __init__(self, model: BaseChatModel | str, tools: Sequence[BaseTool] = ()) -> None:
+    def __init__(self, model: BaseChatModel | str) -> None:
         self.model = load_chat_model(model) if isinstance(model, str) else model
-        self.tools = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
 
     def write(self, recordings: Recordings, text: str, failures: Sequence[str]) -> str:
         """The functions as Python code. Args: `text` and `failures`, of the module to repair; empty for a first one."""
         writes = sorted({tool for trace in recordings.traces for tool, _, _ in trace.calls if tool in recordings.writes})
-        tools = [tool_line(self.tools.get(name, {"name": name})) for name in (*recordings.reads, *writes)]
         parts = [
-            "Tools:\n" + "\n".join(tools),
+            "Tools:\n" + "\n".join(map(tool_line, recordings.tools)),
             "Tools that write: " + ", ".join(writes),
             "Recorded calls with their answers:\n\n" + "\n\n".join(_examples(recordings, writes)),
         ]

@@ -63,7 +63,7 @@ def compile_world(
         _replay_rules(recordings, replay, on_progress)
         text = _enumerated(recordings)
     else:
-        text = _written(recordings, replay, ChatWriter(writer, tools), rounds, on_progress)
+        text = _written(recordings, replay, ChatWriter(writer), rounds, on_progress)
     report = replay.report(min_exact=min_exact, min_lower=min_lower)
     _write_folder(Path(out), text, recordings, report)
     return report
@@ -153,5 +153,7 @@ def _write_folder(folder: Path, text: str, recordings: Recordings, report: Seque
         connection.commit()
     figures = {each.tool: {"exact": each.exact, "refused": each.refused, "wrong": each.wrong} for each in report}
     admitted = {each.tool: each.admitted for each in report}
-    (folder / "rules.json").write_text(json.dumps({"admitted": admitted, "replay": figures}, indent=2) + "\n")
+    (folder / "rules.json").write_text(
+        json.dumps({"admitted": admitted, "replay": figures, "tools": recordings.tools}, indent=2) + "\n"
+    )
     (folder / "REPLAY.md").write_text(replay_page(report))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.tools import BaseTool
 
-from dreamgym_lg.actions import parse_call
+from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
@@ -45,6 +45,8 @@ class Recordings:
 
     traces: Sequence[Trace]
     writes: frozenset[str]
+    schemas: Mapping[str, Mapping[str, Any]]
+    """The functions of the agent's tools in OpenAI's form, by name, as far as they are known."""
 
     @classmethod
     def of(
@@ -66,7 +68,16 @@ class Recordings:
             raise ConfigurationError(
                 f"none of {len(traces)} recorded episodes holds a tool call: a world is compiled from calls and their answers"
             )
-        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes))
+        schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
+        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), schemas)
+
+    @cached_property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """The schema of each recorded tool; where the agent's is not known, one of the arguments that were recorded."""
+        calls: dict[str, list[Mapping[str, Any]]] = {}
+        for tool, arguments, _ in (call for trace in self.traces for call in trace.calls):
+            calls.setdefault(tool, []).append(arguments)
+        return [self.schemas.get(tool) or _schema(tool, arguments) for tool, arguments in sorted(calls.items())]
 
     @cached_property
     def styles(self) -> Mapping[str, Mapping[str, Any]]:
@@ -122,3 +133,20 @@ class Recordings:
         for fold in filter(None, folds):
             rest = [trace for number, trace in enumerate(self.traces) if number not in fold]
             yield replace(self, traces=rest), [self.traces[number] for number in sorted(fold)]
+
+
+_TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def _schema(tool: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A schema that all recorded arguments of a tool fit."""
+    names = dict.fromkeys(name for arguments in calls for name in arguments)
+    types = {name: {_TYPES[type(each[name])] for each in calls if type(each.get(name)) in _TYPES} for name in names}
+    return {
+        "name": tool,
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": next(iter(own))} if len(own) == 1 else {} for name, own in types.items()},
+            "required": [name for name in names if all(name in arguments for arguments in calls)],
+        },
+    }

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,12 +53,24 @@ class Compiled:
     def respond(self, episode: Episode) -> Answer | None:
         if (call := parse_call(episode.action)) is None:
             return None
-        answer = self._ask("respond", task=episode.task.id, steps=_steps(episode), call=[call.name, dict(call.arguments)])
-        if answer is None:
-            return None
-        if not isinstance(answer, str):
-            raise self._lost(f"answered {call.name} with {type(answer).__name__} instead of a text")
-        return Answer(answer)
+        answer = self.answer(episode.task.id, _steps(episode), call.name, call.arguments)
+        return None if answer is None else Answer(answer)
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The admitted tools as functions in OpenAI's form."""
+        rules = json.loads((self.folder / "rules.json").read_text())
+        return [schema for schema in rules["tools"] if rules["admitted"].get(schema["name"])]
+
+    def answer(self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any]) -> str | None:
+        """The answer to a call behind these steps; None where the world does not know it.
+
+        Args: `steps`, of tool, arguments and answer; an answer of None stands for the world's own.
+        """
+        answer = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)])
+        if answer is not None and not isinstance(answer, str):
+            raise self._lost(f"answered {tool} with {type(answer).__name__} instead of a text")
+        return answer
 
     def changes(self, task: str, steps: list[list[Any]]) -> dict[str, str | None]:
         """The documents that calls (tool, arguments, answer or None) change; None for unknown ones."""

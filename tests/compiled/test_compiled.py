@@ -1,7 +1,11 @@
 """A world compiled from traces: exact where it answers, silent where it does not know, harmless where it is hostile."""
 
+import contextlib
 import json
 import os
+import socket
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -28,7 +32,7 @@ class Shop:
 
     def __init__(self, rng: Random, number: int) -> None:
         customer, order = f"C{number}", f"K{number}"
-        self.orders = {
+        self.orders: dict[str, dict[str, Any]] = {
             order: {
                 "id": order,
                 "status": rng.choice(["open", "sent", "paid"]),
@@ -36,7 +40,9 @@ class Shop:
                 "total": rng.randint(5, 200),
             }
         }
-        self.customers = {customer: {"id": customer, "city": rng.choice(["Oslo", "Lund", "Bern"]), "gold": rng.random() < 0.5}}
+        self.customers: dict[str, dict[str, Any]] = {
+            customer: {"id": customer, "city": rng.choice(["Oslo", "Lund", "Bern"]), "gold": rng.random() < 0.5}
+        }
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         answer = getattr(self, tool)(**arguments)
@@ -298,3 +304,46 @@ def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
     assert ("It does not replay" in prompts[-1]) is (calls > 1)
     if calls == 2:
         assert "refund" in prompts[-1].rpartition("It does not replay")[2] and "too much" in prompts[-1]
+
+
+@walled
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: Any, transport: str) -> None:
+    adapters = pytest.importorskip("langchain_mcp_adapters.client")
+    trajectory = next(each for each in TRAJECTORIES if '"refunded"' in str(each.steps))
+    order = trajectory.task.id.replace("shop/", "K")
+    with contextlib.ExitStack() as stack:
+        if transport == "stdio":
+            arguments = ["-m", "dreamgym_lg.cli.app", "serve-world", str(compiled[0])]
+            connection = {"transport": "stdio", "command": sys.executable, "args": arguments}
+        else:
+            connection = {"transport": "streamable_http", "url": stack.enter_context(_served(compiled[0])) + "/mcp/"}
+        client = adapters.MultiServerMCPClient({"shop": connection})
+        for _ in range(2):
+            async with client.session("shop") as session:
+                tools = {tool.name: tool for tool in await adapters.load_mcp_tools(session)}
+                assert set(tools) == {*WRITES, "get_order", "get_customer"}
+
+                texts = [
+                    (await tools[name].ainvoke({"order_id": each}))[0]["text"]
+                    for name, each in [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1")]
+                ]
+                assert [json.loads(text)["status"] for text in texts[:3]] == ["sent", "refunded", "refunded"]
+                assert "does not know what get_order answers" in texts[3]
+
+
+@contextlib.contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    import uvicorn
+
+    from dreamgym_lg.compiled.mcp_server import create_app, create_server
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(create_app(create_server(Compiled(folder))), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
