@@ -73,8 +73,8 @@ class Case(NamedTuple):
     answer: Expression
     effects: tuple[tuple[str, Expression], ...]
     """Binding and new document, over the surroundings and `answer`."""
-    seen: bool
-    """Whether a document was read again behind such a call, so that the effects are more than a guess."""
+    unknown: tuple[str, ...]
+    """Reading tools whose bound documents change in ways that no expression gives."""
 
 
 class Rule(NamedTuple):
@@ -291,7 +291,7 @@ def _gives(expression: Expression, example: Example, around: Surroundings) -> bo
 
 
 def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding]) -> Case:
-    effects, seen = [], False
+    effects, unknown = [], []
     for binding in bindings:
         again, arounds = [], []
         for example, around in group:
@@ -299,27 +299,28 @@ def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bin
             if place in example.after:
                 again.append(example.after[place])
                 arounds.append(_with_answer(example, around))
-        seen |= bool(again)
         new = generalize(again, arounds) if again else _echo(group, binding)
-        if new is not None and new != Ref(binding.name):
+        if new is None:
+            unknown.append(binding.tool)
+        elif new != Ref(binding.name):
             effects.append((binding.name, new))
-    return Case(answer, tuple(effects), seen)
+    return Case(answer, tuple(effects), tuple(unknown))
 
 
 def _with_answer(example: Example, around: Surroundings) -> Surroundings:
     return Surroundings(around.args, {**around.documents, "answer": example.answer})
 
 
-def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression | None:
-    """A guess: the answer is the new document, or holds its new fields."""
+def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression:
+    """A guess where no document was read again: the answer is the new one, holds its new fields, or nothing changes."""
     pairs = [(example.answer, around.documents[binding.name]) for example, around in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
-        return None
+        return Ref(binding.name)
     answer, document = pairs[0]
     if all(set(new) >= set(old) for new, old in pairs):
         return Ref("answer")
     if not (shared := [key for key in document if key in answer]) or any(list(old) != list(document) for _, old in pairs):
-        return None
+        return Ref(binding.name)
     return Build(tuple(document), tuple(Ref("answer" if key in shared else binding.name, (key,)) for key in document))
 
 

@@ -75,7 +75,7 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
     if rule.ids:
         named = ", ".join(f"args.get({name!r})" for name in rule.ids)
-        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)})
+        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - {*case.unknown})
         lines.append(f"{indent}state.forget({named}, keep={kept!r})")
     for name, document in case.effects:
         binding = sources[name]
