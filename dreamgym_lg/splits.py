@@ -50,7 +50,7 @@ def split_tasks(
     """
     shares: dict[Split, float] = {"test": test, "validation": validation}
     _check_shares(validation=validation, test=test, common=common or 0)
-    groups = _groups(_tying_keys(tasks, by, common))
+    groups = tied_groups(_tying_keys(tasks, by, common))
     left, splits = Random(seed).sample(groups, len(groups)), dict[int, Split]()
     for split, share in shares.items():
         splits |= dict.fromkeys(_take(left, share * len(tasks)) if share else (), split)
@@ -151,7 +151,7 @@ def _keys(by: Callable[[Task], Iterable[Hashable]], task: Task) -> frozenset[Has
     return frozenset(keys)
 
 
-def _groups(keys: Sequence[frozenset[Hashable]]) -> list[list[int]]:
+def tied_groups(keys: Sequence[frozenset[Hashable]]) -> list[list[int]]:
     """The numbers of the tasks that keys tie together, directly or through others."""
     parents, first = list(range(len(keys))), dict[Hashable, int]()
 

@@ -9,7 +9,6 @@ import typer
 
 from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.canary import canary
-from dreamgym_lg.cli.compiled import compile_traces
 from dreamgym_lg.cli.compiled import compile_traces, serve_world
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity

@@ -55,7 +55,8 @@ def compile_world(
         min_exact: Least share of a tool's answers to left-out traces that must be exact for it to be admitted.
         min_lower: Least lower bound of that share's 95 % interval.
 
-    Raises `ConfigurationError` where no trace holds a tool call, and for a chat model where this machine has no wall.
+    Raises `ConfigurationError` where no recorded tool is known to read only, and for a chat model where this machine has no
+    wall.
     """
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
     replay = Replay(recordings.writes)

@@ -13,8 +13,8 @@ from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.splits import _groups, common_entities
-from dreamgym_lg.tool_uses import find_tool_uses
+from dreamgym_lg.splits import common_entities, tied_groups
+from dreamgym_lg.tasks import find_tool_uses
 
 FOLDS = 5
 STYLES: Sequence[Mapping[str, Any]] = (
@@ -56,7 +56,6 @@ class Recordings:
         records = [
             each for each in replay_buffer.records() if each.split == "train" and environment in (None, each.environment)
         ]
-        uses = find_tool_uses(tools, [[step[:2] for step in each.steps if step[2]] for each in records], writes=writes)
         traces = [
             Trace(
                 each.task_id,
@@ -64,9 +63,12 @@ class Recordings:
             )
             for each in records
         ]
-        if not any(trace.calls for trace in traces):
+        called = {tool for trace in traces for tool, _, _ in trace.calls}
+        uses = find_tool_uses(tools, called, writes=writes)
+        if not any(not uses[tool].writes for tool in called):
             raise ConfigurationError(
-                f"none of {len(traces)} recorded episodes holds a tool call: a world is compiled from calls and their answers"
+                f"{len(called)} tools are called in {len(traces)} recorded episodes, and none of them is known to read only. A world "
+                "is compiled from what reading tools return: name the tools that change something in writes= (--writes)"
             )
         schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), schemas)
@@ -126,7 +128,7 @@ class Recordings:
             for trace in self.traces
         ]
         common = common_entities(keys)
-        groups = _groups([(own - common) | {("task", trace.task)} for own, trace in zip(keys, self.traces, strict=True)])
+        groups = tied_groups([(own - common) | {("task", trace.task)} for own, trace in zip(keys, self.traces, strict=True)])
         folds: list[set[int]] = [set() for _ in range(FOLDS)]
         for group in sorted(groups, key=len, reverse=True):
             min(folds, key=len).update(group)

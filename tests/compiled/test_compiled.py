@@ -199,9 +199,11 @@ def test_an_answer_is_kept_byte_for_byte(text: str, value: Any) -> None:
     assert parsed(text, {}) == value
 
 
-def test_a_world_needs_calls_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="none of 0 recorded episodes holds a tool call"):
+def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="0 tools are called in 0 recorded episodes"):
         compile_world(ReplayBuffer(":memory:"), tmp_path)
+    with pytest.raises(ConfigurationError, match="none of them is known to read only"):
+        compile_world(buffer, tmp_path)
     with pytest.raises(ConfigurationError, match=r"holds no world\.py"):
         Compiled(tmp_path)
 
