@@ -39,6 +39,12 @@ class Trace(NamedTuple):
     """Tool, arguments, answer."""
 
 
+def _calls(steps: Sequence[tuple[str, str, bool, str]]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    for action, answer, valid, _ in steps:
+        if valid and (call := parse_call(action)) is not None:
+            yield call.name, call.arguments, answer
+
+
 @dataclass(frozen=True)
 class Recordings:
     """Recorded episodes, and which of their tools write."""
@@ -56,19 +62,13 @@ class Recordings:
         records = [
             each for each in replay_buffer.records() if each.split == "train" and environment in (None, each.environment)
         ]
-        traces = [
-            Trace(
-                each.task_id,
-                [(call.name, call.arguments, step[1]) for step in each.steps if step[2] and (call := parse_call(step[0]))],
-            )
-            for each in records
-        ]
+        traces = [Trace(each.task_id, list(_calls(each.steps))) for each in records]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
         uses = find_tool_uses(tools, called, writes=writes)
         if not any(not uses[tool].writes for tool in called):
             raise ConfigurationError(
-                f"{len(called)} tools are called in {len(traces)} recorded episodes, and none of them is known to read only. A world "
-                "is compiled from what reading tools return: name the tools that change something in writes= (--writes)"
+                f"{len(called)} tools are called in {len(traces)} recorded episodes, and none of them is known to read only. "
+                "A world is compiled from what reading tools return: name those that change something in writes= (--writes)"
             )
         schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), schemas)
