@@ -10,6 +10,7 @@ import typer
 from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.canary import canary
 from dreamgym_lg.cli.compiled import compile_traces, serve_world
+from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
@@ -28,6 +29,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version and 
 
 @app.callback(invoke_without_command=True)
 def root(show_version: Version = False) -> None:
+    quiet_libraries(offline=False)
     if show_version:
         print(version("dreamgym-lg"))
         raise typer.Exit

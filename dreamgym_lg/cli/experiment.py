@@ -93,14 +93,21 @@ def open_experiment(
     if seed is not None or (isinstance(work, World) and not existing):
         chosen["seed"] = 1 if seed is None else seed
     if isinstance(work, World):
-        folder = out or _default_folder(work, seed or 1, quickly)
-        if not existing:
-            return Experiment(work, folder, replace(quick(work.settings) if quickly else work.settings, **chosen))
-        chosen |= {"proof_tasks": quick(work.settings).proof_tasks} if quickly else {}
-        return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
+        return _open_world(work, seed or 1, out, quickly, existing, chosen)
     work.settings = replace(quick(work.settings) if quickly else work.settings, **chosen)
     work.out = out or (work.out.with_name(f"{work.out.name}-quick") if quickly else work.out)
     return work
+
+
+def _open_world(
+    world: World, seed: int, out: Path | None, quickly: bool, existing: bool, settings: dict[str, Any]
+) -> Experiment:
+    folder = out or Path("runs") / f"{world.name.rpartition('/')[2]}-seed{seed}{'-quick' if quickly else ''}"
+    if not existing:
+        return Experiment(world, folder, replace(quick(world.settings) if quickly else world.settings, **settings))
+    if quickly:
+        settings["proof_tasks"] = quick(world.settings).proof_tasks
+    return open_folder(folder, world, **settings)  # other values than the folder's are refused by the command
 
 
 def is_object(name: str) -> bool:
@@ -114,10 +121,6 @@ def _is_folder(name: str) -> bool:
     if (path / "settings.json").exists():
         return True
     return not is_object(name) and name not in world_names() and (path.name != name or path.exists())
-
-
-def _default_folder(world: World, seed: int, quickly: bool) -> Path:
-    return Path("runs") / f"{world.name.rpartition('/')[2]}-seed{seed}{'-quick' if quickly else ''}"
 
 
 @contextmanager

@@ -4,14 +4,16 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.simulate.user_code import count_as_users
+from dreamgym_lg.simulate.user_code import count_as_users, of_library
 
 T = TypeVar("T")
 
@@ -53,7 +55,12 @@ def _loading(what: str, load: Callable[[], T]) -> T:
     except (DreamGymError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too, of a module that is a script
-        raise ConfigurationError(f"{what} could not be loaded: {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [each for each in frames if not (each.filename.startswith("<") or of_library(each.filename))]
+        where = f" at {os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""
+        unset = isinstance(error, KeyError) and frames[-1].filename in (os.__file__, "<frozen os>")
+        cause = f"the environment variable {error} is not set" if unset else f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{what} could not be loaded: {cause}{where}") from error
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -303,8 +303,8 @@ def test_a_factory_gets_the_arguments_that_it_names(folder: Path) -> None:
 
 def test_bars_of_other_libraries_do_not_drown_ours(folder: Path) -> None:
     code = (
-        "import sys; from dreamgym_lg.cli import app, console; assert 'tqdm' not in sys.modules; "
-        "console.quiet_libraries(offline=True); from tqdm.auto import tqdm; list(tqdm(range(3)))"
+        "import sys; from dreamgym_lg.cli import app; assert 'tqdm' not in sys.modules; "
+        "app.root(); from tqdm.auto import tqdm; list(tqdm(range(3)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -412,3 +412,15 @@ def test_a_finished_training_is_left_as_it_is(finished_run: Path) -> None:
     code, shown = run("train", str(finished_run))
     assert code == 0 and "trained policy:" in shown, shown
     assert {path.name: path.read_bytes() for path in (finished_run / "models" / "trained").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("import os; os.environ['SUPPORT_KEY']", "the environment variable 'SUPPORT_KEY' is not set at agent.py:3"),
+        ("int('x')", "ValueError: invalid literal for int() with base 10: 'x' at agent.py:3"),
+    ],
+)
+def test_what_an_agent_lacks_at_import_names_file_and_line(line: str, cause: str, folder: Path) -> None:
+    (folder / "agent.py").write_text(f"\n\n{line}\ngraph = 1\n")
+    assert f"agent.py could not be loaded: {cause}" in refused("doctor", "agent.py:graph")
