@@ -197,7 +197,7 @@ def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Qu
 
 
 def report(world: WorldArgument) -> None:
-    """Write report.html and report.png of a finished experiment anew."""
+    """Write report.html of a finished experiment anew."""
     with _opened(world, existing=True) as work:
         if not (work.out / "result.json").exists():
             raise ConfigurationError(f"{work.out} has no result.json; run `dreamgym eval {world}` first")
@@ -224,6 +224,6 @@ def _show(work: Experiment) -> None:
 
     result = json.loads((work.out / "result.json").read_text())
     metrics = work.replay_buffer.metrics(work.run_name("train"))
-    html, png = write_report(result, metrics, shown_episodes(work), work.out)
+    html = write_report(result, metrics, shown_episodes(work), work.out)
     console.print(summary_table(result))
-    console.print(f"report: {html}\npicture: {png}\nfigures: {work.out / 'result.json'}", soft_wrap=True)
+    console.print(f"report: {html}\nfigures: {work.out / 'result.json'}", soft_wrap=True)

@@ -123,7 +123,7 @@ class RealRun(NamedTuple):
 
 
 class Observer(Protocol):
-    """Sees each run of a graph. Synchronous: beside an asynchronous run, its methods are called in other threads."""
+    """Sees each run of a graph. Beside an asynchronous run, `begin` and `end` are called in other threads."""
 
     def begin(self, graph: Pregel, run: RealRun) -> AgentEpisode | None:
         """The episode whose policy plays the run; None: production plays."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,38 +141,24 @@ def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, 
         side.tick_params(axis="y", colors=color)
 
 
-CURVES: tuple[Callable[..., None], ...] = (
-    draw_progress,
-    partial(draw_pair, metrics=(UNIFORM, VALUE)),
-    partial(draw_pair, metrics=(INVALID, ENTROPY)),
-)
-"""Success, curriculum and health of a run."""
+def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
+    """Success, curriculum and health of a run as PNG, 2000 x 500 pixels; `alarms`, iterations that are marked."""
 
+    def draw(figure: "Figure") -> None:
+        # the edges are given: matplotlib's own layout would take as long again as all the drawing
+        edges = {"left": 0.045, "right": 0.955, "top": 0.88, "bottom": 0.16, "wspace": 0.32}
+        success, curriculum, health = places = figure.subplots(1, 3, gridspec_kw=edges)
+        draw_progress(success, history)
+        draw_pair(curriculum, history, (UNIFORM, VALUE))
+        draw_pair(health, history, (INVALID, ENTROPY))
+        for axes in places if history else ():
+            axes.set_xlim(min(history) - 1, max(history) + 1)
+            axes.locator_params(axis="x", integer=True)
+            for iteration in alarms if axes.has_data() else ():
+                axes.axvline(iteration, color=DREAM, lw=1.5, ls=":")
+        for axes in figure.axes:
+            if not axes.has_data():
+                axes.set_axis_off()
+                axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=FAINT)
 
-def draw_panels(
-    figure: "Figure",
-    history: History,
-    panels: Sequence[Callable[["Axes"], None]],
-    alarms: Collection[int] = (),
-    *,
-    rows: int = 1,
-    **edges: Any,
-) -> None:
-    """Draw panels in rows, each by a function of its axes.
-
-    Args: `alarms`, iterations that the curves mark; `edges`, of the grid: matplotlib's own layout would take as long again
-    as all the drawing.
-    """
-    edges = {"left": 0.045, "right": 0.955, "wspace": 0.22, **edges}
-    axes: list[Any] = [*figure.subplots(rows, len(panels) // rows, gridspec_kw=edges).flat]
-    for place, draw in zip(axes, panels, strict=True):
-        draw(place)
-        if history and place.get_xlabel() == "iteration":
-            place.set_xlim(min(history) - 1, max(history) + 1)
-            place.locator_params(axis="x", integer=True)
-            for iteration in alarms if place.has_data() else ():
-                place.axvline(iteration, color=DREAM, lw=1.5, ls=":")
-    for place in figure.axes:
-        if not place.has_data():
-            place.set_axis_off()
-            place.text(0.5, 0.5, "not recorded", transform=place.transAxes, ha="center", va="center", color=FAINT)
+    return draw_png(draw, width=20, height=5)

@@ -1,25 +1,22 @@
-"""The proof of a finished run as `report.html`, `report.png` and a table.
+"""The proof of a finished run as `report.html` and a table.
 
-Every figure is an input or derived from one here, once, for page, picture and terminal alike. What is missing, null or
+Every figure is an input or derived from one here, once, for page and terminal alike. What is missing, null or
 impossible is left out, never guessed; a gain whose intervals overlap is called not proven wherever it is named.
 """
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.report import curves
-from dreamgym_lg.report.curves import DREAM, FAINT, INK, REAL, TICKS, Evaluation, History, draw_png, read_number, read_rate
+from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
 from dreamgym_lg.statistics import Rate, intervals_apart
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 EPISODES_SHOWN = 12
@@ -62,22 +59,19 @@ class Row(NamedTuple):
 
 def write_report(
     result: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], episodes: Sequence[Trajectory], out: Path
-) -> tuple[Path, Path]:
-    """Write `report.html` and `report.png` (1600 x 1000 pixels) into `out`; returns their paths.
+) -> Path:
+    """Write `report.html` into the folder `out` and return its path.
 
     The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of order
     or have gaps; of two records of an iteration the later counts. The page shows the first EPISODES_SHOWN episodes and says
     how many there were. Without matplotlib or jinja2: MissingDependency, and nothing is written.
     """
     check_installed("matplotlib", "jinja2", extra="report")
-    history = curves.by_iteration(metrics)
-    picture = draw_png(lambda figure: _draw(figure, result, history), width=16, height=10)
-    page = _page(result, history, episodes, picture)
+    page = _page(result, curves.by_iteration(metrics), episodes)
     out.mkdir(parents=True, exist_ok=True)
-    html, png = out / "report.html", out / "report.png"
-    png.write_bytes(picture)
+    html = out / "report.html"
     html.write_text(page, encoding="utf-8", errors="replace")  # a model may emit half a surrogate pair
-    return html, png
+    return html
 
 
 def summary_table(result: Mapping[str, Any]) -> "Table":
@@ -180,46 +174,10 @@ def _steps(result: Mapping[str, Any]) -> dict[str, int]:
     return {STEPS[kind]: int(count) for kind in STEPS if (count := read_number(counts.get(kind))) is not None}
 
 
-def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory], picture: bytes) -> str:
+def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory]) -> str:
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
-        episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
+        episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip
-
-
-def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
-    title, sentence = _title(result), _claims(result)[0]["sentence"]  # both shrink rather than leave the picture
-    figure.text(0.03, 0.955, title, fontsize=min(25, 1850 / len(title)), fontweight="bold", va="center")
-    figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
-    note = _note(result)
-    figure.text(0.03, 0.022, note, fontsize=min(13, 2000 / len(note)), color=FAINT, va="center")
-    panels = [partial(_draw_headline, rows=_rows(result)), *(partial(draw, history=history) for draw in curves.CURVES)]
-    curves.draw_panels(figure, history, panels, rows=2, top=0.83, bottom=0.115, hspace=0.52, height_ratios=(30, 26))
-
-
-def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
-    modes = list(dict.fromkeys(row.mode for row in rows))
-    policies = list(dict.fromkeys(row.policy for row in rows))
-    step = 2.6 / len(policies)
-    small = min(1.0, 7.5 / max(len(rows), 1))  # twelve bars with their figures have to stand side by side
-    axes.set(title="Before and after", xlim=(-0.7, 2.8 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
-    axes.grid(axis="y")
-    for place, mode in enumerate(modes):
-        axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
-    for row in rows:
-        x = 2.8 * modes.index(row.mode) + step * policies.index(row.policy)
-        axes.text(x, -0.035, row.policy, ha="center", va="top", size=12 * small)
-        if row.real:
-            axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
-            curves.draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
-            top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
-            above: dict[str, Any] = {"ha": "center", "va": "bottom"}
-            axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5 * small, color=FAINT, **above)
-            axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17 * small, weight="bold", **above)
-        if row.dream:
-            curves.draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
-    axes.plot([], [], "s", color=REAL, ms=12, label="real")
-    axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -21,7 +21,7 @@ from starlette.routing import Route
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay.reader import ReplayReader, stamp
 from dreamgym_lg.report import views
-from dreamgym_lg.report.curves import CURVES, by_iteration, draw_panels, draw_png, read_number
+from dreamgym_lg.report.curves import by_iteration, draw_run, read_number
 from dreamgym_lg.report.pages import create_templates
 from dreamgym_lg.text import clean
 
@@ -122,12 +122,8 @@ def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
 @lru_cache(maxsize=32)
 def _curves(metrics: str) -> bytes:
     history = by_iteration(json.loads(metrics))
-    panels = [partial(draw, history=history) for draw in CURVES]
-    began = {iteration for iteration, _ in views.alarms(history)}
     with _drawing:
-        return draw_png(
-            lambda figure: draw_panels(figure, history, panels, began, wspace=0.32, top=0.88, bottom=0.16), width=20, height=5
-        )
+        return draw_run(history, {iteration for iteration, _ in views.alarms(history)})
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:

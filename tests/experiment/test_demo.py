@@ -31,7 +31,6 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
     assert result["real_steps"]["refresh"] == 0 and result["real_steps"]["offline"] > 1000
     assert set(result["seconds"]) == {"collect", "experience", "base", "filtered", "train", "prove"}
     assert (finished_run / "report.html").stat().st_size > 10_000
-    assert (finished_run / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_proof_is_on_worlds_nobody_trained_on(finished_run: Path) -> None:

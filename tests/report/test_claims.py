@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from report_parts import Page, check_png, make_episode, make_metrics, make_result, measured, render
+from report_parts import Page, make_episode, make_metrics, make_result, measured, picture, render
 from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
@@ -92,11 +92,12 @@ def test_zero_episodes_prove_nothing(tmp_path):
 
 
 def test_an_empty_result_without_metrics_and_episodes(tmp_path, drawn):
-    page = Page(render(tmp_path, {}))
+    source = render(tmp_path, {})
+    page = Page(source)
 
     assert "not proven" in page.text
     assert page.text.count("Not recorded.") == 3
-    check_png((tmp_path / "out/report.png").read_bytes())
+    picture(source)
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5, 1.5, "0.5", True])
