@@ -11,6 +11,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
 """Keys of which a tool's schema has one, whatever its provider; a tool that runs at the provider has none."""
 
+STRUCTURED_RESPONSE = "Returning structured response:"
+"""How LangChain's agents begin the tool message behind a call that is their answer, in the form asked for (`ToolStrategy`)."""
+
 
 class ToolCall(NamedTuple):
     """A tool's name and its arguments, as the policy gave them."""
@@ -30,9 +33,19 @@ def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
     return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
 
-def render_answer(text: str) -> str:
-    """The action text with which an agent ends its episode: `{"answer": ...}`."""
-    return json.dumps({"answer": text}, ensure_ascii=False)
+def render_answer(text: str, call: str = "") -> str:
+    """The action text with which an agent ends its episode: `{"answer": ...}`.
+
+    Args: `call`, the name of the schema that the policy called to give its answer, whose arguments `text` holds as JSON.
+    """
+    return json.dumps({"answer": text} | ({"call": call} if call else {}), ensure_ascii=False)
+
+
+def as_said(action: str) -> str:
+    """An action as the policy wrote it: an answer that a call gave (`render_answer`) is that call."""
+    if not is_answer(action) or "call" not in (fields := json.loads(action)):
+        return action
+    return render_call(fields["call"], json.loads(fields["answer"]))
 
 
 def parse_action(action: str) -> ToolCall | str:

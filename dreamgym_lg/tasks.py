@@ -1,10 +1,12 @@
-"""Reads a task: its first observation, its tools and which of them write, its world seed."""
+"""Reads a task: what its agent is given, its first observation, its tools and which of them write, its world seed."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple
 
+from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.errors import ConfigurationError
@@ -14,6 +16,45 @@ from dreamgym_lg.types import Task
 def first_observation(task: Task) -> str:
     """Where a dream of the task begins: its own observation, else the instruction; "" without either."""
     return task.observation or task.instruction
+
+
+def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
+    """What a graph with `messages` is given for the task: its messages, else its instruction as the user's."""
+    given = task.messages or [{"role": "user", "content": task.instruction}]
+    return {"messages": convert_to_messages([dict(message) for message in given])}
+
+
+def rules(task: Task) -> str:
+    """The texts of the system messages that the agent is given; "" without one."""
+    return system_text(task.messages)
+
+
+def system_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The texts of the system messages at the beginning of `Task.messages`."""
+    return "\n\n".join(content for content in _system(messages) if isinstance(content, str))
+
+
+def described(task: Task) -> str:
+    """The agent's rules and its instruction, as the experience model reads them."""
+    return "\n\n".join(filter(None, (rules(task), task.instruction)))
+
+
+def with_own_rules(task: Task, prompt: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """A prompt in which the agent's own system messages stand in place of those recorded with its task.
+
+    A trace of model calls holds the system message that `create_agent` puts before its state: given the task's messages, the
+    agent puts it before them again. Any other prompt is left as it is.
+    """
+    recorded, prompt = _system(task.messages), list(prompt)
+    system = [message.content for message in takewhile(lambda message: isinstance(message, SystemMessage), prompt)]
+    own = len(system) - len(recorded)
+    if own <= 0 or system[own:] != recorded:
+        return prompt
+    return [*prompt[:own], *prompt[own + min(own, len(recorded)) :]]
+
+
+def _system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [message["content"] for message in takewhile(lambda message: message["role"] == "system", messages)]
 
 
 def is_tool_task(task: Task) -> bool:

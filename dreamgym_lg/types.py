@@ -37,9 +37,12 @@ class Task:
     id: str
     """Stable over runs: the same world has the same id."""
     instruction: str
-    """The goal, as the policy reads it."""
+    """The goal, as judges read it; of a trace the user's first messages."""
     environment: str
     """The environment's name, e.g. `textworld_express/peckingorder`."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """What an agent is given, as production gave it: `role` (system, user, assistant) and `content` (a text or LangChain's
+    content blocks) of each message. Empty: the instruction as the user's message."""
     observation: str = ""
     """The first observation, where a dream of this task begins; empty: at the instruction."""
     tools: Sequence[Mapping[str, Any] | str] | None = None

@@ -25,6 +25,7 @@ ISOLATION_HELP = "What keeps it from the real world: process, a wall of the kern
 SOURCE_HELP = "Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
 HELD_OUT_HELP = "Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
 REWARDS_HELP = "JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id."
+KEY_HELP = "The feedback that is the reward, where the traces have several."
 RANGE_HELP = "Of the recorded rewards, which are scaled to 0 to 1."
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help=AGENT_HELP)]
@@ -44,6 +45,7 @@ Environment = Annotated[str, typer.Option(help="The name under which the tasks o
 HeldOut = Annotated[float, typer.Option(min=0, max=1, help=HELD_OUT_HELP)]
 Rewards = Annotated[Path | None, typer.Option(help=REWARDS_HELP, exists=True, dir_okay=False)]
 RewardRange = Annotated[tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help=RANGE_HELP)]
+RewardKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP)]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
@@ -139,11 +141,12 @@ def import_traces(
     held_out: HeldOut = 0.0,
     rewards: Rewards = None,
     reward_range: RewardRange = (0, 1),
+    reward_key: RewardKey = None,
     strict: Strict = False,
 ) -> None:
     """Read existing traces into a replay buffer, where they ground the dream. Importing the same file twice stores it once."""
     from dreamgym_lg.replay.buffer import ReplayBuffer
-    from dreamgym_lg.traces import load_traces
+    from dreamgym_lg.traces import lacking_rewards, load_traces, outcome
 
     with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
@@ -154,6 +157,7 @@ def import_traces(
             held_out=held_out,
             reward=_rewards(rewards) if rewards is not None else None,
             reward_range=reward_range,
+            reward_key=reward_key,
         )
         read = list(loaded)
         with ReplayBuffer(to) as buffer:
@@ -165,6 +169,8 @@ def import_traces(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
         f"{added:,} new in {to}, which now holds {totals}; {held:,} of its tasks are kept for evaluation"
     )
+    if lack := lacking_rewards([outcome(each) for each in read]):
+        say(lack, "bold")
     if rejected := loaded.rejected:
         table = Table("line", "reason", title=f"{len(rejected):,} rejected", title_justify="left")
         for each in rejected[:REJECTED_SHOWN]:

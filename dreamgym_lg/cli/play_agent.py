@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import HumanMessage
 
 from dreamgym_lg.actions import parse_action, parse_call, tool_line
 from dreamgym_lg.cli.console import say, typed
@@ -26,7 +25,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate.episode import Call
 from dreamgym_lg.simulate.object_graph import reachable
-from dreamgym_lg.tasks import schemas
+from dreamgym_lg.tasks import agent_input, schemas
 from dreamgym_lg.types import Act, Task, Trajectory
 
 T = TypeVar("T")
@@ -200,7 +199,7 @@ def _payload(task: Task) -> Any:
         payload = json.loads(task.instruction)
     except ValueError:
         payload = None
-    return payload if isinstance(payload, Mapping) else {"messages": [HumanMessage(task.instruction)]}
+    return payload if isinstance(payload, Mapping) else agent_input(task)
 
 
 def _typed_tasks(name: str) -> Iterator[Task]:

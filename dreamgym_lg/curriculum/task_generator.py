@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from dreamgym_lg.splits import common_entities, entities, words
-from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.tasks import described, first_observation
 from dreamgym_lg.types import Task, Trajectory
 
 NEAR = 0.8
@@ -32,6 +32,7 @@ def variation(task: Task, text: str, *, rubric: str) -> Task:
 
     Args: `rubric`, how its success is judged. All else is as of `task`.
     """
+    system = [message for message in task.messages if message["role"] == "system"]
     digest = sha256(f"{task.instruction}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return replace(
         task,
@@ -39,6 +40,7 @@ def variation(task: Task, text: str, *, rubric: str) -> Task:
         # a system prompt before it, or a game's instruction, stays
         instruction=task.instruction.replace(first_observation(task), text),
         observation=text if task.observation else "",
+        messages=[*system, {"role": "user", "content": text}] if task.messages else (),
         rubric=rubric,
         origin="synthetic",
         parent_id=task.id,
@@ -118,7 +120,7 @@ class _Text(NamedTuple):
 
 
 def _texts(trajectory: Trajectory) -> Iterable[str]:
-    yield trajectory.task.instruction
+    yield described(trajectory.task)
     yield first_observation(trajectory.task)
     for step in trajectory.steps:
         yield step.action

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.chat_model import Chat
-from dreamgym_lg.tasks import is_tool_task, schemas, world_seed
+from dreamgym_lg.tasks import described, is_tool_task, schemas, world_seed
 from dreamgym_lg.text import clean, split_thought
 from dreamgym_lg.types import Step, Task
 
@@ -83,7 +83,7 @@ class LineFormat:
 
     def head(self, task: Task) -> str:
         # the tools come first: the beginning that all tasks share is computed once, in training and in the dream
-        return "\n".join(part for part in (self.instructions, *tool_lines(task), task.instruction) if part)
+        return "\n".join(part for part in (self.instructions, *tool_lines(task), described(task)) if part)
 
     def ask(self, task: Task, question: Question) -> str:
         """Demonstrations, the score so far, the action, and what is known."""
@@ -152,7 +152,7 @@ class JsonFormat:
         self.schema = _Answer.model_json_schema() if structured else None
 
     def head(self, task: Task) -> str:
-        world: dict[str, Any] = {"task": task.instruction, "world_seed": world_seed(task)}
+        world: dict[str, Any] = {"task": described(task), "world_seed": world_seed(task)}
         if is_tool_task(task):
             world["tools"] = schemas(task)
             world["actions"] = 'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would.'

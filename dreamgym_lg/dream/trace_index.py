@@ -12,7 +12,7 @@ from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.replay.buffer import Record, ReplayBuffer
-from dreamgym_lg.tasks import ToolUse, find_tool_uses
+from dreamgym_lg.tasks import ToolUse, find_tool_uses, rules
 from dreamgym_lg.types import Task
 
 FREE_TEXT_WORDS = 4
@@ -80,7 +80,7 @@ class TraceIndex:
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
-        """By task, and by instruction (`_success_keys`)."""
+        """By task, by environment and instruction, and by these and the system message."""
         self.tools = list(tools)
         self._replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
@@ -133,7 +133,8 @@ class TraceIndex:
             writing = (step[0] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
             turns = sum(is_answer(step[0]) for step in record.steps)
             success = Success(record.task_id, unordered(effects), tuple(writing), record.steps[-1][0], turns)
-            for key in _success_keys(record.task_id, record.environment, record.instruction, record.split):
+            same_words = _words_key(record.environment, record.instruction, record.split)
+            for key in ((record.task_id,), same_words, (*same_words, record.rules)):
                 self.successes.setdefault(key, []).append(success)
 
     def writes(self, tool: str) -> bool:
@@ -157,9 +158,12 @@ class TraceIndex:
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
         """The recorded successes of the task: of its id, else of its instruction in the same world.
 
+        Of the same words under another system message (of another customer, say) are none, unless the task names no messages.
+
         Args: `own_traces`, False to leave out those of the task's own id.
         """
-        keys = _success_keys(task.id, task.environment, task.instruction, task.split)
+        same_words = _words_key(task.environment, task.instruction, task.split)
+        keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
         own, alike = (self.successes.get(key, []) for key in keys)
         return own or alike if own_traces else [each for each in alike if each.task_id != task.id]
 
@@ -169,9 +173,9 @@ def worlds_of(task_id: str, environment: str) -> tuple[str, str]:
     return task_id, f"/{environment}"
 
 
-def _success_keys(task_id: str, environment: str, instruction: str, split: str) -> tuple[tuple[str, ...], ...]:
-    """The keys of a success: its task, and its instruction; those of evaluation tasks apart."""
-    return (task_id,), ("train" if split == "train" else "evaluation", environment, instruction)
+def _words_key(environment: str, instruction: str, split: str) -> tuple[str, ...]:
+    """The key of successes by the task's words; those of evaluation tasks are apart."""
+    return "train" if split == "train" else "evaluation", environment, instruction
 
 
 def comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:
@@ -212,7 +216,7 @@ def _find_free_text(records: Iterable[Record], writes: Callable[[str], bool]) ->
             texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
             total.update((call.name, name) for name in texts)
             long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
-            seen = _words([record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
+            seen = _words([record.rules, record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
             free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
     return frozenset(key for key, count in free.items() if 2 * count > total[key])
 

@@ -54,7 +54,7 @@ class AgentWorld(World):
             outside a scratch folder and from the network (`start_walled`); functions given here have to be of a module that
             can be imported. `guard`: in this process, where Python code is stopped, and native code is not. Default: `process`
             for an agent given by its path, `guard` for an object, which cannot leave this process.
-        payload: The graph's input for a task; by default its instruction as a human message.
+        payload: The graph's input for a task; by default its messages (`Task.messages`), or its instruction as the user's.
         verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
             really ran. Default: the dream's judges.
         verify_real: The same for real episodes, where the tools' real effects can be checked; they need it.

@@ -26,6 +26,7 @@ from dreamgym_lg.replay.rows import (
     task_of,
     update_tasks,
 )
+from dreamgym_lg.tasks import system_text
 from dreamgym_lg.text import clean
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
@@ -44,6 +45,8 @@ class Record(NamedTuple):
     environment: str
     instruction: str
     split: Split
+    rules: str
+    """The system message that the agent was given."""
     request: str
     """The first observation."""
     success: bool
@@ -197,7 +200,7 @@ class ReplayBuffer:
         """Every real or offline trajectory that did not fail, oldest first: ten times as fast as `trajectories`."""
         where = f"FROM {WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
         first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
-        columns = f"trajectories.id, task_id, environment, instruction, split, coalesce({first}, ''), success"
+        columns = f"trajectories.id, task_id, environment, instruction, split, messages, coalesce({first}, ''), success"
         trajectories = self._rows(f"SELECT {columns} {where}", ())
         sql = (
             "SELECT trajectory_id, action, next_observation, valid, reasoning FROM steps WHERE trajectory_id IN "
@@ -207,7 +210,10 @@ class ReplayBuffer:
         for id, *step in self._rows(sql, ()):
             if id in steps:  # else stored since
                 steps[id].append((step[0], step[1], bool(step[2]), step[3]))
-        return [Record._make((*row, bool(success), steps[id])) for id, *row, success in trajectories]
+        return [
+            Record._make((*task, system_text(json.loads(messages)), first, bool(success), steps[id]))
+            for id, *task, messages, first, success in trajectories
+        ]
 
     def similar(
         self, observation: str, action: str, *, k: int = 3, environment: str | None = None, exclude_task: str | None = None

@@ -1,24 +1,26 @@
 """Plays an unmodified graph's episodes for `rollout`; puts a policy into a graph for production."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
-from dreamgym_lg.actions import render_answer, render_malformed
+from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_malformed
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import RealAccessBlocked, aiterate_in_episode, guarded_episode, iterate_in_episode
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_names
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
-from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.tasks import agent_input, first_observation
+from dreamgym_lg.text import split_thought
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Step, Task
 
@@ -62,7 +64,7 @@ class SimulatedAgent:
     Args:
         graph: As for `simulated`.
         policy: The chat model that is trained.
-        payload: The graph's input for a task; by default its instruction as a human message.
+        payload: The graph's input for a task; by default `agent_input`: its messages, or its instruction as the user's.
         verify: The outcome, judged from the graph's final state. Without it the environment judges: it is asked the final
             answer as an action, and its reward and success count.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
@@ -90,7 +92,7 @@ class SimulatedAgent:
         check_names(graph, options.get("route"), options.get("pass_through", ()))
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
-        self.payload = payload or (lambda task: {"messages": [HumanMessage(task.instruction)]})
+        self.payload = payload or agent_input
 
     async def astream(
         self,
@@ -156,7 +158,7 @@ class SimulatedAgent:
         model is asked what comes of it.
         """
         malformed = malformed_call(final)
-        answer = malformed or render_answer(final_answer(final))
+        answer = malformed or final_action(final)
         result, reward, success = episode.last, 0.0, False
         decided_by, judged_by = "schema" if malformed and not self.real else "", ""
         if not episode.truncated and self.verify is not None:
@@ -195,6 +197,25 @@ def final_answer(state: Any) -> str:
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
     return str(messages if messages is not None else state)
+
+
+def final_action(state: Any) -> str:
+    """The action with which the graph ended: its answer, without a thought.
+
+    Where the last message is a tool's, that is the tool's answer (`return_direct`), or the arguments of the call by which the
+    policy gave a structured response (`ToolStrategy`).
+    """
+    messages = _messages(state)
+    last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
+    if not isinstance(last, ToolMessage):
+        return render_answer(split_thought(final_answer(state))[1])
+    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
+    structured = isinstance(state, dict) and state.get("structured_response") is not None
+    if structured or last.text.startswith(STRUCTURED_RESPONSE):
+        for call in reversed(calls):
+            if call["id"] == last.tool_call_id:
+                return render_answer(json.dumps(call["args"], ensure_ascii=False, default=str), call=call["name"])
+    return render_answer(last.text)
 
 
 def malformed_call(state: Any) -> str:

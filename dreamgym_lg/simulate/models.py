@@ -16,6 +16,8 @@ from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.simulate.context import aiterate_in_episode, answering_episode, in_episode, iterate_in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.episode import AgentEpisode, Call
+from dreamgym_lg.tasks import with_own_rules
+from dreamgym_lg.types import Task
 
 Messages = list[BaseMessage]
 
@@ -97,9 +99,18 @@ def _answer(name: str) -> Handler:
         bound = normalise({key: value for key, value in kwargs.items() if key not in kept})
         episode.register_tools(bound.get("tools", ()))
         bound = _in_own_form(policy, bound)
+        if episode.task is not None and args:
+            args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
         return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated
+
+
+def _prompts(task: Task, model: BaseChatModel, given: Any, *, whole: bool) -> Any:
+    """The prompts of a call with the agent's own system messages (`with_own_rules`). Args: `whole`, one prompt of any kind."""
+    if whole:
+        return with_own_rules(task, model._convert_input(given).to_messages())
+    return [with_own_rules(task, prompt) for prompt in given]
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from dreamgym_lg.actions import ToolCall, is_answer, parse_action, parse_call
+from dreamgym_lg.actions import ToolCall, as_said, is_answer, parse_action, parse_call
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.context import set_var
@@ -66,10 +66,13 @@ class Script:
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
             return '{"answer": ""}'
         self.position += 1
-        return self.say(self.steps[self.position - 1].action)
+        return self.say(as_said(self.steps[self.position - 1].action))
 
     def answer(self, action: str) -> StepResult:
         """The environment's answer, as it was recorded."""
+        returned = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
+        if returned and is_answer(self.steps[self.position].action):
+            self.position += 1  # the graph ends with a tool's answer (`return_direct`): its policy says nothing more
         number = self.position - 1
         step = self.steps[number]
         if number in self.actions or not _same(step.action, action):
@@ -77,13 +80,15 @@ class Script:
             is_unread_call = is_answer(action) and parse_call(step.action) is not None
             self.misfit = self.misfit or misfit + (_NO_TOOLS if is_unread_call and not self.tools else "")
         self.actions.setdefault(number, action)
-        ended = step.terminated and parse_call(action) is None  # a tool ends nothing
-        return StepResult(step.next_observation, 0.0, ended or is_answer(action), False, {"valid": step.valid})
+        is_last = number == len(self.steps) - 1  # a user replies to any other message, and a tool ends nothing
+        ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))
+        return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid})
 
 
 class _RecordedAnswers(Environment):
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.has_user = any(is_answer(step.action) for step in script.steps[:-1])
 
     def reset(self, task: Task) -> str:
         return self.script.steps[0].observation

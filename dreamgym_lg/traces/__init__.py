@@ -16,8 +16,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
-from dreamgym_lg.traces.conversation import ParsedConversation, Range, called_tools, finite, scaled, to_trajectory, verdict
+from dreamgym_lg.traces.conversation import ParsedConversation, called_tools, to_trajectory
 from dreamgym_lg.traces.rows import Conversation, Rejected
+from dreamgym_lg.traces.verdicts import Range, Verdict, finite, scaled, verdict
 from dreamgym_lg.types import Split, Trajectory
 
 __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
@@ -44,24 +45,29 @@ class Traces(Iterable[Trajectory]):
         environment: str,
         reward: Reward | None,
         reward_range: Range,
+        reward_key: str | None,
         held_out: float,
     ) -> None:
         self._name, self._read, self._environment, self._share = name, read, environment, held_out
-        self._reward, self._range = reward, reward_range
+        self._reward, self._range, self._key = reward, reward_range, reward_key
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
-        rejected, accepted = list[Rejected](), 0
+        rejected, outcomes = list[Rejected](), list[tuple[float, bool]]()
         for conversation in self._read():
             trajectory = conversation if isinstance(conversation, Rejected) else self._trajectory(conversation)
             if isinstance(trajectory, Rejected):
                 rejected.append(trajectory)
-            else:
-                accepted += 1
-                yield self._held_out(trajectory)
+                continue
+            outcomes.append(outcome(trajectory))
+            yield self._held_out(trajectory)
         reported, self._rejected = self._rejected is not None, tuple(sorted(rejected))
-        if accepted and rejected and not reported:
-            warnings.warn(f"{self._name}: {accepted} traces read, {_summary(self._rejected)}", stacklevel=2)
+        if reported or not outcomes:
+            return
+        if rejected:
+            warnings.warn(f"{self._name}: {len(outcomes)} traces read, {_summary(self._rejected)}", stacklevel=2)
+        if lack := lacking_rewards(outcomes):
+            warnings.warn(f"{self._name}: {lack}", stacklevel=2)
 
     @property
     def rejected(self) -> Sequence[Rejected]:
@@ -114,22 +120,22 @@ class Traces(Iterable[Trajectory]):
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
         try:
             parsed = ParsedConversation.parse(conversation.messages)
-            reward, success = self._verdict(conversation)
-            return to_trajectory(parsed, conversation.fields, self._environment, reward, success, self._tools)
+            verdict = self._verdict(conversation)
+            return to_trajectory(parsed, conversation.fields, self._environment, verdict, self._tools)
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
-            return Rejected(conversation.line, str(error))
+            return Rejected(conversation.line, f"{conversation.place}{error}")
 
-    def _verdict(self, conversation: Conversation) -> tuple[float, bool]:
+    def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):
             reward = self._reward(conversation.messages)
         elif self._reward is not None and conversation.id in self._reward:
             reward = self._reward[conversation.id]
         else:
-            return verdict(conversation, self._range)
+            return verdict(conversation.fields, self._range, self._key)
         try:
-            return scaled(finite(reward, "reward"), "reward", self._range), reward > 0
+            return Verdict(scaled(finite(reward, "reward"), "reward", self._range), reward > 0)
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
@@ -147,32 +153,32 @@ def load_traces(
     environment: str = "traces",
     reward: Reward | None = None,
     reward_range: Range = (0, 1),
+    reward_key: str | None = None,
     held_out: float = 0.0,
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
 
-    The source is a file of JSON Lines or JSON, a LangGraph checkpointer, or a `SqliteSaver`'s file (the newest `messages`
-    of every thread). Formats: `messages`, `{"messages": [...]}` or a bare list, in LangChain's or OpenAI's form;
-    `langsmith`, exported runs; `otel`, OpenTelemetry GenAI spans; `auto` takes the first of these that a row fits. Rows of
-    `messages` are read one at a time; the others are held until the end of the file, since a trace is many rows.
+    The source is a file of JSON Lines or JSON (also .xz, .gz, .bz2), a LangGraph checkpointer, or a `SqliteSaver`'s file (the
+    newest `messages` of every thread). Formats: `messages`, conversations in the forms of `traces.messages`, with an answer
+    beside them or not; `langsmith`, exported runs, Langfuse's too; `otel`, OpenTelemetry spans; `auto`, the first that a row
+    fits. Rows of `messages` are read one at a time; the others are held, since a trace is many rows.
 
-    A task's instruction is the system message and the first human one; its `metadata` and `rubric` are a row's; its `tools`
-    those of the whole source, by their schemas where these were recorded (a row's `tools`, LangSmith's invocation parameters,
-    `gen_ai.tool.definitions`), else by name. `DreamGym` puts the schemas of its graph in their place. A task's id depends on
-    `environment`, instruction, `metadata` and `rubric` alone.
+    A task's `messages` are the prompt up to the agent's first act, its instruction the user's words among them; its `metadata`
+    and `rubric` are a row's, its `tools` those of the whole source, by their schemas where these were recorded, else by name.
+    `DreamGym` puts the schemas of its graph in their place. Its id depends on all of these but the tools, and on `environment`.
 
-    Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last
-    step is the final answer; a conversation that stops before one is truncated, and no success. The reward is on the last
-    step: a row's `reward`, `score` or `success`, the mean of LangSmith's `feedback_stats`, else 0. `reward` overrides them:
-    a function of the messages, or numbers by a conversation's id (a checkpointer's thread, a LangSmith or OpenTelemetry
-    trace, a row's `id`). Above 0 is a success unless the row's `success` says otherwise. Rewards of another `reward_range`
-    than 0 to 1 are scaled to that; a row outside of it is rejected.
+    Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last step
+    is the final answer, and has the reward: a row's `reward`, `score` or `success`, else its feedback, of several that named
+    `reward_key` or the only one named like a score. `reward` overrides them: a function of the messages, or numbers by a
+    conversation's id (a thread, a trace, a row's `id`). Above 0 is a success unless `success` says otherwise. Rewards of
+    another `reward_range` than 0 to 1 are scaled to that. A conversation with a reward is over, whoever has the last word; one
+    without is truncated: its outcome is unknown, and none of its kind counts as a failure.
 
     `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
     them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.
 
-    What cannot be read is in `Traces.rejected`, and one warning tells how much. The same conversation read twice is the
-    same trajectory to a replay buffer, which stores it once.
+    What cannot be read is in `Traces.rejected` by line and reason, and one warning tells how much; nothing is replaced by an
+    empty text. A conversation read twice is one trajectory to a replay buffer.
 
     Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` gives a number outside of
     `reward_range` or names an unknown conversation, or for a `held_out` that is no share.
@@ -192,7 +198,7 @@ def load_traces(
             raise ConfigurationError(f"{name} is not a file; give a file of traces or a LangGraph checkpointer")
         stored = format == "auto" and checkpoints.is_sqlite(path)
         read = partial(checkpoints.of_file, path) if stored else partial(_of_file, path, format)
-    traces = Traces(name, read, environment, reward, reward_range, held_out)
+    traces = Traces(name, read, environment, reward, reward_range, reward_key, held_out)
     if next(iter(traces), None) is None:
         what = "" if format == "auto" else f" as {format}"
         raise ConfigurationError(f"{name}: nothing in it can be read{what}; {_summary(traces.rejected)}")
@@ -206,17 +212,31 @@ def _of_file(path: Path, format: str) -> _Conversations:
             if not isinstance(row, Rejected) and (format := _format_of(row.value)):
                 recorded = chain([row], recorded)
                 break
-            yield row if isinstance(row, Rejected) else Rejected(row.line, "no messages, no LangSmith run and no span")
+            yield row if isinstance(row, Rejected) else Rejected(row.line, f"{row.place}no messages, no run and no span")
     if format in _READERS:
         yield from _READERS[format](recorded)
 
 
 def _format_of(value: object) -> str:
-    if isinstance(value, Mapping) and "run_type" in value:
+    if langsmith.is_run(value):
         return "langsmith"
     if otel.is_span(value):
         return "otel"
-    return "messages" if isinstance(value, list) or isinstance(value, Mapping) and "messages" in value else ""
+    return "messages" if rows.holds_conversation(value) else ""
+
+
+def outcome(trajectory: Trajectory) -> tuple[float, bool]:
+    """The reward of a recorded trajectory, and True if its outcome is known."""
+    return trajectory.reward, not trajectory.steps[-1].truncated
+
+
+def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
+    """What to say where no trace of several has a reward above 0; "" where one has. Args: as `outcome` gives them."""
+    if not outcomes or any(reward > 0 for reward, _ in outcomes):
+        return ""
+    if any(known for _, known in outcomes):
+        return f"all rewards of the {len(outcomes)} traces are 0: there is no success to learn from"
+    return f"none of {len(outcomes)} traces has a reward: give --rewards (load_traces: reward=), or a `reward` in each row"
 
 
 def _summary(rejected: Sequence[Rejected]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.traces.conversation import ParsedConversation, finite
+from dreamgym_lg.traces.conversation import ParsedConversation, linked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 
@@ -24,7 +24,8 @@ class ToolRun:
     """One run of a tool. `call_id` is "" where the trace does not tell which call it answers."""
 
     name: str
-    content: str | list[Any]
+    content: str | None
+    """What it returned; None where that was not recorded."""
     call_id: str = ""
     error: bool = False
     arguments: Mapping[str, Any] | None = None
@@ -63,7 +64,7 @@ def by_trace(
             for trace, part in list(parts(row)):
                 traces.setdefault(trace, []).append(part)
         except ValueError as error:
-            yield Rejected(row.line, str(error))
+            yield Rejected(row.line, f"{row.place}{error}")
     while traces:
         trace = next(iter(traces))
         recorded = traces.pop(trace)
@@ -84,12 +85,6 @@ def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
         passed.add(parent.id)
         part = parent
     return False
-
-
-def mean_score(values: Iterable[object]) -> float | None:
-    """The mean of a trace's scores; None without any. Raises `ValueError` for one that is no finite number."""
-    numbers = [finite(value, "feedback score") for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
 
 
 def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
@@ -123,7 +118,7 @@ def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
         return _completed(whole, tools)
     messages = list(agent.prompt)
     for number, run in enumerate(tools):
-        if run.arguments is None:
+        if run.arguments is None or run.content is None:
             return []
         call_id, status = run.call_id or f"run {number}", "error" if run.error else "success"
         call = {"name": run.name, "args": dict(run.arguments), "id": call_id}
@@ -151,12 +146,12 @@ def _act(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] |
 
 def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> list[BaseMessage]:
     """The conversation with those answers that no message holds, taken from the tools' own runs."""
-    left, result = list(tools), list[BaseMessage]()
-    for position, message in enumerate(messages):
+    left, result = [run for run in tools if run.content is not None], list[BaseMessage]()
+    for position, message in enumerate(whole := linked(messages)):
         result.append(message)
         if not isinstance(message, AIMessage):
             continue
-        turn = _turn(messages[position + 1 :])
+        turn = _turn(whole[position + 1 :])
         for call in message.tool_calls:
             run = next((run for run in left if run.call_id == call["id"]), None)
             run = run or next((run for run in left if not run.call_id and run.name == call["name"]), None)
@@ -164,7 +159,7 @@ def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> lis
                 left.remove(run)
             if run and call["id"] not in turn:
                 status = "error" if run.error else "success"
-                result.append(ToolMessage(run.content, tool_call_id=call["id"] or "", status=status))
+                result.append(ToolMessage(run.content or "", tool_call_id=call["id"] or "", status=status))
     return result
 
 
@@ -179,7 +174,7 @@ def _turn(following: Sequence[BaseMessage]) -> set[str]:
     return answered
 
 
-def with_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
+def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
     """A graph's messages with the system message of what was `called`: `create_agent` keeps it out of the state."""
     if messages and not isinstance(messages[0], SystemMessage) and called and isinstance(called[0], SystemMessage):
         return [called[0], *messages]

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.actions import render_answer, render_call, render_malformed
-from dreamgym_lg.traces.rows import Conversation
+from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_call, render_malformed
+from dreamgym_lg.traces.verdicts import Verdict
 from dreamgym_lg.types import Step, Task, Trajectory
+
+_ROLES = {"human": "user", "ai": "assistant", "system": "system"}
 
 
 @dataclass
@@ -21,6 +22,7 @@ class _Act:
     action: str
     call_id: str = ""
     tool: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     valid: bool = True
     answered: bool = False
     seen: list[str] = field(default_factory=list)
@@ -30,62 +32,73 @@ class _Act:
 class ParsedConversation:
     """Observations and actions of an agent in a recorded conversation, read message by message."""
 
-    system: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+    given: list[BaseMessage] = field(default_factory=list)
+    """What stood in its prompt before it first did something: system messages, greetings, the user's first messages."""
     acts: list[_Act] = field(default_factory=list)
     reply: str | None = None
-    """The agent's last words, until it is known who answers them; at the end, its final answer."""
+    """The agent's last words, until it is known who answers them; at the end, the action that is its final answer."""
     malformed: _Act | None = None
     """In its place: a tool call that could not be read, with which the agent ended."""
+    unanswered: str = ""
+    """The tool of a last call that has no answer: what came after it was not recorded."""
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
         """Read a whole conversation. Raises `ValueError` where it is none that an agent could have held."""
         parsed = cls()
-        for message in messages:
+        for message in linked(messages):
             parsed._read(message)
-        waiting = [act for act in parsed.acts if not act.answered]
-        if waiting and not any(act.valid for act in waiting):
-            parsed.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
-        if waiting:
-            # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
-            parsed.acts = [act for act in parsed.acts if act.answered]
+        parsed._end()
         if not any(parsed.requests):
             raise ValueError("no human message has a text: there is nothing the agent could have seen first")
         if not parsed.acts and not parsed.ended:
-            lost = f"; its call of {waiting[0].tool!r} was never answered" if waiting else ""
+            lost = f"; its call of {parsed.unanswered!r} was never answered" if parsed.unanswered else ""
             raise ValueError(f"the agent did nothing: no AI message after the first human one{lost}")
         return parsed
 
     @property
+    def requests(self) -> list[str]:
+        """The user's messages before the agent first did something."""
+        return [text_of(message) for message in self.given if isinstance(message, HumanMessage)]
+
+    @property
     def ended(self) -> bool:
+        """True if it ends with the agent's answer."""
         return self.reply is not None or self.malformed is not None
 
-    def steps(self) -> list[Step]:
-        """One step an act; each observation is what the step before brought, as it is in the dream."""
+    def steps(self, verdict: Verdict | None) -> list[Step]:
+        """One step an act; each observation is what the step before brought, as it is in the dream.
+
+        A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
+        words change nothing. Without one the last step is truncated: its outcome is unknown.
+
+        Raises `ValueError` for a success in which what came of a call was not recorded.
+        """
+        if verdict is not None and verdict.success and self.unanswered:
+            raise ValueError(f"its last call, of {self.unanswered!r}, has no answer, and its reward says that it was a success")
         steps, observation = [], "\n\n".join(self.requests)
         for act in self.acts:
             after = "\n\n".join(act.seen)
             steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
             observation = after
-        if self.malformed is not None:
-            last = self.malformed.action
-        elif self.reply is not None:
-            last = render_answer(self.reply)
-        else:
-            return [*steps[:-1], replace(steps[-1], truncated=True)]
-        valid = self.malformed is None
-        return [*steps, Step(observation=observation, action=last, next_observation="", terminated=True, valid=valid)]
+        over = verdict is not None
+        final = self.malformed.action if self.malformed is not None else self.reply
+        if final is None and verdict is not None and not self.unanswered and self.acts[-1].tool:
+            final = render_answer(self.acts[-1].seen[0])
+        if final is not None:
+            valid = self.malformed is None
+            last = Step(observation=observation, action=final, next_observation="", valid=valid)
+            return [*steps, replace(last, terminated=over, truncated=not over)]
+        over = over and not self.unanswered
+        return [*steps[:-1], replace(steps[-1], terminated=over, truncated=not over)]
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):
             self._act(message)
         elif isinstance(message, ToolMessage):
             self._answer(message)
-        elif isinstance(message, SystemMessage) and not self.requests and not self.acts:
-            self.system.append(text_of(message))
         elif isinstance(message, HumanMessage | SystemMessage):
-            self._see(text_of(message))
+            self._see(message)
         else:
             raise ValueError(f"a message of type {message.type!r} is neither system, human, AI nor tool")
 
@@ -93,39 +106,99 @@ class ParsedConversation:
         if unanswered := [act for act in self.acts if not act.answered]:
             call = f"{unanswered[0].call_id!r} ({unanswered[0].tool})"
             raise ValueError(f"tool call {call} has no answer before the next AI message")
-        acts = [_Act(render_call(call["name"], call["args"]), call["id"] or "", call["name"]) for call in message.tool_calls]
+        acts = [_Act(render_call(c["name"], c["args"]), c["id"] or "", c["name"], c["args"]) for c in message.tool_calls]
         for bad in message.invalid_tool_calls:
             acts.append(_Act(render_malformed([bad]), bad["id"] or "", bad["name"] or "", valid=False))
         if not self.requests:
             if acts:
                 raise ValueError("the agent called a tool before any human message: there is no first observation")
-            return  # a greeting, before there is anything to do
+            self.given.append(message)  # a greeting, before there is anything to do
+            return
         # Words that neither a user nor the end follows (a sub-agent's report) are no act towards the environment.
-        self.reply = None if acts else message.text
+        self.reply = None if acts else render_answer(message.text)
         self.acts += acts
 
     def _answer(self, message: ToolMessage) -> None:
         waiting = [act for act in self.acts if not act.answered and act.call_id == message.tool_call_id]
         if not waiting:
-            raise ValueError(f"a tool message answers call {message.tool_call_id!r}, which no AI message before it left open")
-        act = waiting[0]  # some models give every call of a reply the same id: answers come in order
+            call = f"call {message.tool_call_id!r}" if message.tool_call_id else f"a call of {message.name!r}"
+            raise ValueError(f"a tool message answers {call}, which no AI message before it left open")
+        act = waiting[0]
+        if message.text.startswith(STRUCTURED_RESPONSE):  # no tool ran: the call is the agent's answer, in the form asked for
+            self.acts.remove(act)
+            self.reply = render_answer(json.dumps(act.arguments, ensure_ascii=False, default=str), call=act.tool)
+            return
         act.answered, act.valid = True, act.valid and message.status != "error"
         act.seen.insert(0, text_of(message))
 
-    def _see(self, text: str) -> None:
+    def _see(self, message: HumanMessage | SystemMessage) -> None:
         """The user, or the application, says something."""
         if not self.acts and self.reply is None:
-            self.requests.append(text)
+            self.given.append(message)
             return
+        if not isinstance(message.content, str):
+            kinds = [str(block.get("type")) for block in message.content if isinstance(block, dict)]
+            if media := [kind for kind in kinds if kind != "text"]:
+                raise ValueError(f"a later message of the user with a block of the form {media[0]!r}, which no text can hold")
         if self.reply is not None:
-            self.acts.append(_Act(render_answer(self.reply), answered=True))
+            self.acts.append(_Act(self.reply, answered=True))
             self.reply = None
-        self.acts[-1].seen.append(text)
+        self.acts[-1].seen.append(text_of(message))
+
+    def _end(self) -> None:
+        waiting = [act for act in self.acts if not act.answered]
+        if not waiting:
+            return
+        self.acts = [act for act in self.acts if act.answered]
+        if any(act.valid for act in waiting):
+            # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
+            self.unanswered = next(act.tool for act in waiting if act.valid)
+        else:
+            self.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
+
+
+def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The same messages, each tool's answer with the id of its call, and no two calls of one id.
+
+    An answer belongs to the call of its id; of several, or without ids, to that of its tool's name; else to the first that is
+    open.
+    """
+    result: list[BaseMessage] = []
+    waiting: list[tuple[str, str, str]] = []
+    known: set[str] = set()
+    for message in messages:
+        if isinstance(message, AIMessage):
+            renamed: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
+            for key, calls in renamed.items():
+                for call in getattr(message, key):
+                    own = call["id"] if call["id"] and call["id"] not in known else f"call-{len(known) + 1}"
+                    known.add(own)
+                    waiting.append((call["id"] or "", call["name"] or "", own))
+                    calls.append({**call, "id": own})
+            message = message.model_copy(update=renamed)
+        elif isinstance(message, ToolMessage) and (call_of := _answered(message, waiting)) is not None:
+            waiting.remove(call_of)
+            message = message.model_copy(update={"tool_call_id": call_of[2]})
+        result.append(message)
+    return result
+
+
+def _answered(answer: ToolMessage, waiting: Sequence[tuple[str, str, str]]) -> tuple[str, str, str] | None:
+    """The open call, as (recorded id, name, own id), that an answer belongs to."""
+    id = answer.tool_call_id
+    open_calls = [call for call in waiting if id in (call[0], call[2])] if id else list(waiting)
+    open_calls = open_calls or [call for call in waiting if not call[0]]
+    named = [call for call in open_calls if call[1] == answer.name]
+    if not named and answer.name and not id:
+        return None
+    return next(iter(named or open_calls), None)
 
 
 def called_tools(messages: Sequence[BaseMessage]) -> set[str]:
     """The names of the tools that were called."""
-    return {call["name"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
+    structured = {m.tool_call_id for m in messages if isinstance(m, ToolMessage) and m.text.startswith(STRUCTURED_RESPONSE)}
+    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
+    return {call["name"] for call in calls if not call["id"] or call["id"] not in structured}
 
 
 def text_of(message: BaseMessage) -> str:
@@ -139,52 +212,11 @@ def text_of(message: BaseMessage) -> str:
     return "\n".join(lines)
 
 
-Range = tuple[float, float]
-"""The lowest and the highest reward of a source."""
-
-
-def verdict(conversation: Conversation, reward_range: Range) -> tuple[float, bool]:
-    """The row's own reward, 0 to 1, and success; a recorded reward above 0 counts as success where the row does not say."""
-    fields = {key: value for key, value in conversation.fields.items() if value is not None}
-    success = fields.get("success")
-    for key in ("reward", "score"):
-        if key in fields:
-            reward = finite(fields[key], key)
-            succeeded = finite(success, "success") > 0 if success is not None else reward > 0
-            return scaled(reward, key, reward_range), succeeded
-    if success is None:
-        return 0.0, False
-    return scaled(finite(success, "success"), "success", (0, 1)), finite(success, "success") > 0
-
-
-def scaled(reward: float, name: str, reward_range: Range) -> float:
-    """The reward on a scale from 0 to 1. Raises `ValueError`, which names it, outside of `reward_range`."""
-    low, high = reward_range
-    if not low <= reward <= high:
-        raise ValueError(
-            f"its {name} is {reward:g}, outside {low:g} to {high:g}: give load_traces(..., reward_range=(lowest, highest)), or "
-            "`dreamgym import --reward-range LOWEST HIGHEST`, and all are scaled to 0 to 1"
-        )
-    return (reward - low) / (high - low)
-
-
-def finite(value: object, name: str) -> float:
-    """Read `value` as a float. Raises `ValueError`, which names it, unless it is a finite number or a boolean."""
-    if isinstance(value, bool | int | float):
-        try:
-            if math.isfinite(number := float(value)):
-                return number
-        except OverflowError:
-            pass
-    raise ValueError(f"its {name} is {str(value)[:40]!r}, not a finite number")
-
-
 def to_trajectory(
     parsed: ParsedConversation,
     fields: Mapping[str, Any],
     environment: str,
-    reward: float,
-    success: bool,
+    verdict: Verdict | None,
     tools: Sequence[Mapping[str, Any] | str],
 ) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
@@ -192,18 +224,21 @@ def to_trajectory(
     Args: `fields`, of the row, whose `metadata` and `rubric` are the task's; `tools`, all that the agent could call: those
     that it called in this trace alone would tell what the task needs.
 
-    Raises `ValueError` for metadata that is no object, and a rubric that is no text.
+    Raises `ValueError` for metadata that is no object, a rubric that is no text, and as `ParsedConversation.steps`.
     """
-    steps = parsed.steps()
-    steps[-1] = replace(steps[-1], reward=reward)
-    instruction = "\n\n".join([*parsed.system, *parsed.requests])
+    steps = parsed.steps(verdict)
+    steps[-1] = replace(steps[-1], reward=verdict.reward if verdict is not None else 0.0)
     metadata, rubric = (_checked(fields, name, kind) for name, kind in (("metadata", Mapping), ("rubric", str)))
-    # The same words with other metadata are another task: another customer, another order.
-    about = "".join(f"\n{json.dumps(part, sort_keys=True)}" for part in (metadata, rubric) if part)
+    # The same words with another system message or other metadata are another task: another customer, another order.
+    words = "\n\n".join([*(text_of(each) for each in parsed.given if isinstance(each, SystemMessage)), *parsed.requests])
+    blocks = [block for each in parsed.given if isinstance(each.content, list) for block in each.content]
+    media = [block for block in blocks if isinstance(block, dict) and block.get("type") != "text"]
+    about = "".join(f"\n{json.dumps(part, sort_keys=True)}" for part in (metadata, rubric, media) if part)
     task = Task(
-        id=f"{environment}/{_digest(instruction + about)[:16]}",
-        instruction=instruction,
+        id=f"{environment}/{_digest(words + about)[:16]}",
+        instruction=steps[0].observation,
         environment=environment,
+        messages=[{"role": _ROLES[each.type], "content": each.content} for each in parsed.given],
         observation=steps[0].observation,
         tools=list(tools),
         rubric=rubric or "",
@@ -211,7 +246,8 @@ def to_trajectory(
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
     index = int(_digest(repr(steps))[:12], 16)
-    return Trajectory(task=task, steps=steps, success=success and parsed.ended, run="traces", rollout_index=index)
+    success = verdict is not None and verdict.success and steps[-1].terminated
+    return Trajectory(task=task, steps=steps, success=success, run="traces", rollout_index=index)
 
 
 def _checked(fields: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -1,24 +1,26 @@
-"""LangSmith's run exports: the runs of `Client.list_runs`, or of a tracer, as JSON."""
+"""Exported runs: LangSmith's, of `Client.list_runs` or of a tracer, and Langfuse's traces and observations, as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 
-from dreamgym_lg.traces.calls import (
-    ModelCall,
-    Part,
-    ToolRun,
-    asks_tools,
-    best,
-    by_trace,
-    mean_score,
-    moment,
-    rebuilt,
-    with_system,
-)
-from dreamgym_lg.traces.messages import as_content, messages_of, recorded_tools
-from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, asks_tools, best, by_trace, moment, rebuilt, with_called_system
+from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, tool_text
+from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
+from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata
+
+_LANGFUSE = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "chain", "CHAIN": "chain", "SPAN": "chain", "EVENT": "chain"}
+"""Kinds of Langfuse's observations, as LangSmith calls them."""
+
+
+def is_run(value: object) -> bool:
+    """True if a JSON value is a run."""
+    return isinstance(value, Mapping) and ("run_type" in value or _is_langfuse(value))
+
+
+def _is_langfuse(value: Mapping[str, Any]) -> bool:
+    return "observations" in value or (str(value.get("type")) in _LANGFUSE and ("traceId" in value or "trace_id" in value))
 
 
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
@@ -28,45 +30,76 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 
 def _runs(row: TraceRow) -> Iterator[tuple[str, Part]]:
     """A run and the runs inside it."""
-    top = row.value if isinstance(row.value, Mapping) else {}
+    top = _as_langsmith(row.value) if isinstance(row.value, Mapping) else {}
     pending, trace = [(top, str(top.get("parent_run_id") or ""))], str(top.get("trace_id") or top.get("id") or "")
     while pending:
         fields, parent = pending.pop()
-        if not isinstance(fields, Mapping) or not fields.get("run_type") or not fields.get("id"):
-            raise ValueError("not a LangSmith run: it has no id and run_type")
+        fields = _as_langsmith(fields) if isinstance(fields, Mapping) else {}
+        if not fields.get("run_type") or not fields.get("id"):
+            raise ValueError("not a run: it has no id and run_type")
         yield trace, Part(row.line, str(fields["id"]), parent, moment(fields.get("start_time")), fields["run_type"], fields)
         children = fields.get("child_runs")
         pending += [(child, str(fields["id"])) for child in children] if isinstance(children, list) else []
+
+
+def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run under LangSmith's keys."""
+    if "run_type" in fields or not _is_langfuse(fields):
+        return fields
+
+    def first(*keys: str) -> Any:
+        return next((fields[key] for key in keys if fields.get(key) is not None), None)
+
+    return {
+        **fields,
+        "run_type": _LANGFUSE.get(str(fields.get("type")), "chain"),
+        "trace_id": first("traceId", "trace_id", "id"),
+        "parent_run_id": first("parentObservationId", "parent_observation_id"),
+        "start_time": first("startTime", "start_time", "timestamp"),
+        "inputs": decoded(fields.get("input")),
+        "outputs": decoded(fields.get("output")),
+        "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
+        "extra": {"metadata": decoded(fields.get("metadata"))},
+        "feedback_stats": fields.get("scores"),
+        "child_runs": fields.get("observations"),
+    }
 
 
 def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     known = {run.id for run in runs}
     root = next((run for run in runs if run.parent not in known), runs[0])
     calls = [
-        ModelCall(messages_of(run.data.get("inputs")), messages_of(run.data.get("outputs")))
+        ModelCall(messages_of(run.data.get("inputs"), "user"), messages_of(run.data.get("outputs"), "assistant"))
         for run in runs
         if run.kind == "llm"
     ]
     tools = [_tool_run(run.data) for run in runs if run.kind == "tool"]
-    whole = messages_of(root.data.get("outputs"))
-    if not any(isinstance(message, HumanMessage) for message in whole):
-        # A chain's output is its answer alone; a graph's is its state, the input included.
-        whole = [*messages_of(root.data.get("inputs")), *whole]
+    whole = exchange(messages_of(root.data.get("inputs"), "user"), root.data.get("outputs"))
     called = rebuilt(calls, tools)
     # The root may hold the question and the answer alone: that would leave out what the agent did.
     partial = asks_tools(called) and not asks_tools(whole)
-    messages = best([called] if partial else [with_system(whole, called), called])
-    stats = root.data.get("feedback_stats")
-    averages = (each.get("avg") for each in stats.values() if isinstance(each, Mapping)) if isinstance(stats, Mapping) else ()
-    fields = {"score": mean_score(averages)}
-    return Conversation(root.line, messages, fields, trace, [tool for run in runs for tool in _tools(run.data)])
+    messages = best([called] if partial else [with_called_system(whole, called), called])
+    defined = [tool for run in runs for tool in _tools(run.data)]
+    return Conversation(root.line, messages, _fields([root.data, *(run.data for run in runs)]), trace, defined)
+
+
+def _fields(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The verdict and metadata of a trace: its root's, else those of the first run that has some."""
+    fields = {key: next((run[key] for run in runs if run.get(key) is not None), None) for key in FIELDS}
+    extra = (run.get("extra") for run in runs)
+    noted = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)
+    given = (run.get(key) for run in runs for key in ("feedback_stats", "feedback"))
+    return {**fields, "metadata": fields["metadata"] or noted, "feedback": next(filter(None, map(feedback, given)), {})}
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that a model call was bound to, as LangChain's tracer records them."""
-    extra = fields.get("extra")
+    """The tools that a model call was bound to, as LangChain's tracer or a wrapped client records them."""
+    extra, inputs = fields.get("extra"), fields.get("inputs")
     parameters = extra.get("invocation_params") if isinstance(extra, Mapping) else None
-    return recorded_tools(parameters.get("tools")) if isinstance(parameters, Mapping) else []
+    places = (
+        place for place in (parameters, inputs if fields.get("run_type") == "llm" else None) if isinstance(place, Mapping)
+    )
+    return next((tools for place in places if (tools := recorded_tools(place.get("tools")))), [])
 
 
 def _tool_run(fields: Mapping[str, Any]) -> ToolRun:
@@ -75,6 +108,6 @@ def _tool_run(fields: Mapping[str, Any]) -> ToolRun:
         return ToolRun(name, str(fields["error"]), error=True)
     for message in messages_of(outputs):
         if isinstance(message, ToolMessage):
-            return ToolRun(message.name or name, message.content, message.tool_call_id, message.status == "error")
+            return ToolRun(message.name or name, message.text, message.tool_call_id, message.status == "error")
     result = outputs.get("output", outputs) if isinstance(outputs, Mapping) else outputs
-    return ToolRun(name, as_content(result))
+    return ToolRun(name, None if result is None else tool_text(result))

@@ -1,107 +1,317 @@
-"""Recorded messages in any of their written forms, as LangChain messages."""
+"""The one form of recorded messages, LangChain's: text, tool calls and tool answers, whoever wrote them.
+
+Read are LangChain's own forms, OpenAI's (chat, legacy functions, Responses items), Anthropic's and Bedrock's blocks, Gemini's
+and OpenTelemetry's parts, the AI SDK's, Ollama's and Hugging Face's messages, and ShareGPT's. What is none of these is a
+`ValueError` that names its form. Thoughts, and calls that the provider itself ran, are no part of a message.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-    convert_to_messages,
-    messages_from_dict,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.text import split_thought
 
-_ROLES = {"human", "user", "ai", "assistant", "model", "system", "developer", "tool", "function", "chat", "remove"}
-_CALLS, _RESULTS = {"tool_call", "tool_use"}, {"tool_call_response", "tool_result"}
-_HOLDERS = ("messages", "generations", "choices", "message", "output", "input")
+_SPEAKERS: Mapping[str, str] = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "ai", "model", "gpt", "chatgpt", "bot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response"), "tool"),
+}
+
+
+# Forms of content blocks and of items, written without `_` and `-` in small letters.
+def _forms(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_TEXT = _forms("text outputtext inputtext refusal content")
+_CALL = _forms("toolcall tooluse functioncall customtoolcall")
+_RESULT = _forms("toolresult toolcallresponse functionresponse functioncalloutput customtoolcalloutput")
+_THOUGHT = _forms("thinking redactedthinking reasoning reasoningcontent thought")
+_AT_PROVIDER = _forms(
+    "servertooluse servertoolcall servertoolresult websearchtoolresult webfetchtoolresult codeexecutiontoolresult mcptooluse "
+    "mcptoolresult mcpcall mcplisttools websearchcall filesearchcall codeinterpretercall executablecode codeexecutionresult "
+    "cachepoint"
+)
+_MEDIA = _forms(
+    "image imageurl inputimage audio inputaudio video videourl file inputfile document inlinedata filedata blob uri media"
+)
+_FORMS = _TEXT | _CALL | _RESULT | _THOUGHT | _AT_PROVIDER | _MEDIA
+_MEDIA_KEYS = _forms("source image_url url base64 data file file_id input_audio image document")
+"""Keys of which a tool's answer in the form of a medium has one; what has none is the tool's own data."""
+
+_HOLDERS = ("messages", "contents", "conversations", "generations", "choices", "candidates", "message", "output", "input")
+_HOLDERS_OF_ONE = ("response", "body", "content", "prompt", "prompts", "completion")
+_TEXT_HOLDERS = ("input", "question", "query", "prompt", "output", "answer", "response", "result", "completion", "text")
+_SYSTEM_HOLDERS = ("system", "instructions", "system_instruction", "systemInstruction", "system_prompt")
 
 
 def is_message(value: object) -> bool:
     """True if `value` looks like one message, in any form."""
     if not isinstance(value, Mapping):
         return isinstance(value, BaseMessage)
-    if value.get("lc") == 1:
-        return _role(value).removesuffix("chunk") in _ROLES
-    return _role(value) in _ROLES and not {"content", "parts", "data", "tool_calls"}.isdisjoint(value)
+    if {"from", "value"} <= value.keys() or _form(value) in _CALL | _RESULT | _THOUGHT | _AT_PROVIDER:
+        return True
+    keys = {"content", "contents", "parts", "data", "tool_calls", "function_call", "kwargs"}
+    return _role(value) in _SPEAKERS and not keys.isdisjoint(value)
 
 
-def messages_of(value: object) -> list[BaseMessage]:
-    """The messages in the inputs or outputs of a call, wherever its framework puts them; the first choice of several."""
+def messages_of(value: object, speaker: str = "") -> list[BaseMessage]:
+    """The messages in the inputs or outputs of a call, wherever its framework puts them; the first choice of several.
+
+    Args: `speaker`, `user` or `assistant`, who says what is a bare text; "": bare texts are no messages.
+    """
+    if isinstance(value, str):
+        return to_messages([{"role": speaker, "content": value}]) if speaker and value else []
     if is_message(value):
         return to_messages([value])
     if isinstance(value, Mapping):
-        return next((held for key in _HOLDERS if (held := messages_of(value.get(key)))), [])
-    if isinstance(value, Sequence) and not isinstance(value, str) and value:
-        return to_messages(value) if is_message(value[0]) else messages_of(value[0])
+        holders = (value.get(key) for key in (*_HOLDERS, *_HOLDERS_OF_ONE) if not isinstance(value.get(key), str))
+        texts = (value.get(key) for key in _TEXT_HOLDERS if isinstance(value.get(key), str))
+        messages = next((held for each in (*holders, *texts) if (held := messages_of(each, speaker))), [])
+        return with_system(messages, value) if any(isinstance(each, HumanMessage) for each in messages) else messages
+    if isinstance(value, Sequence) and value:
+        return to_messages(value) if is_message(value[0]) else messages_of(value[0], speaker)
     return []
 
 
-def to_messages(values: object) -> list[BaseMessage]:
-    """Messages in LangChain's `messages_to_dict`, `model_dump` or `dumpd` form, or in OpenAI's, Anthropic's or OpenTelemetry's.
+def with_system(messages: list[BaseMessage], fields: Mapping[str, Any]) -> list[BaseMessage]:
+    """The messages behind the system message that a request has beside them."""
+    content = next((fields[key] for key in _SYSTEM_HOLDERS if fields.get(key)), None)
+    if content is None or not messages or isinstance(messages[0], SystemMessage):
+        return messages
+    return [*to_messages([{"role": "system", "content": content}]), *messages]
 
-    Raises `ValueError` that names the first one that is none of these.
-    """
+
+def to_messages(values: object) -> list[BaseMessage]:
+    """Recorded messages in LangChain's form. Raises `ValueError` that names the first one that cannot be read, and why."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         missing = "there is no key `messages` with" if values is None else f"the messages are {_short(values)}, not"
         raise ValueError(f"{missing} a list of messages")
     messages: list[BaseMessage] = []
+    in_items = False
     for position, value in enumerate(values, 1):
         try:
-            messages += _converted(value)
+            new = list(_converted(value))
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RecursionError) as error:
-            # A file may hold anything, and LangChain's own conversion raises each of these.
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"message {position} cannot be read ({reason[:120]}): {_short(value)}") from error
+            # A file may hold anything, and LangChain's own classes raise each of these.
+            reason = str(error).splitlines()[0] if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ValueError(f"message {position} cannot be read ({reason[:160]}): {_short(value)}") from error
+        is_call = isinstance(value, Mapping) and "role" not in value and _form(value) in _CALL
+        if new and (is_call or in_items):  # Responses has an item a call and one for the text of the same reply
+            first, last = new[0], messages[-1] if messages else None
+            if isinstance(first, AIMessage) and isinstance(last, AIMessage):
+                messages[-1] = _one_reply(last, first)
+                new = new[1:]
+        messages += new
+        in_items = is_call or (in_items and not new)
     return messages
 
 
-def _converted(value: Any) -> list[BaseMessage]:
+def _one_reply(first: AIMessage, second: AIMessage) -> AIMessage:
+    calls, invalid = ([*getattr(first, key), *getattr(second, key)] for key in ("tool_calls", "invalid_tool_calls"))
+    return AIMessage(first.text + second.text, tool_calls=calls, invalid_tool_calls=invalid)
+
+
+def _converted(value: Any) -> Iterator[BaseMessage]:
+    """The messages that one recorded message is: a user's may hold tools' answers too; a thought is none."""
+    fields = _fields(value)
+    recorded = next((fields[key] for key in ("content", "parts", "contents") if fields.get(key) is not None), None)
+    speaker = _SPEAKERS[fields["role"]]
+    if speaker == "tool" and not _holds_results(recorded):
+        yield from _tool(fields, recorded)
+        return
+    content = _Content.read(recorded)
+    kept = {key: fields[key] for key, kind in (("id", str), ("response_metadata", dict)) if isinstance(fields.get(key), kind)}
+    if speaker == "assistant":
+        yield from _assistant(fields, content, kept)
+        return
+    if content.calls or (speaker == "system" and content.media):
+        form = content.media or "tool call"
+        raise ValueError(f"a message of the role {fields['role']!r} with a block of the form {form!r}")
+    yield from content.results
+    if content.parts or content.empty:
+        blocks: list[str | dict[Any, Any]] = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content.parts]
+        kind = SystemMessage if speaker == "system" else HumanMessage
+        yield kind(blocks if content.media or len(blocks) > 1 else content.text, **kept)
+    elif not content.results:
+        raise ValueError(f"a message of the role {fields['role']!r} without content")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A message's own fields, whatever is around them; `role` is one of `_SPEAKERS`."""
     if isinstance(value, BaseMessage):
-        return [value]
-    if not is_message(value):
-        raise ValueError("not a message: it has no known role or type, or no content")
-    if isinstance(value.get("data"), Mapping):
-        return messages_from_dict([dict(value)])
-    fields = dict(value["kwargs"] if value.get("lc") == 1 else value)
-    role = _role(value).removesuffix("chunk")
-    blocks = fields.get("parts") or fields.get("content")
-    if isinstance(blocks, list) and ("parts" in fields or not fields.get("tool_calls") and role != "tool"):
-        kinds = {block.get("type") for block in blocks if isinstance(block, Mapping)}
-        if "parts" in fields or kinds & (_CALLS | _RESULTS):
-            return _of_blocks(role, blocks)
-    fields.pop("type", None)
-    fields.update(role="ai" if role == "model" else role, content=fields.get("content"))
-    calls, invalid = _calls(fields.pop("tool_calls", None) or ())
-    if role not in ("ai", "assistant", "model"):
-        return convert_to_messages([fields])
-    invalid += fields.pop("invalid_tool_calls", None) or []
-    (message,) = convert_to_messages([{**fields, "tool_calls": calls} if calls else fields])
-    # LangChain's conversion files these under its extras.
-    return [AIMessage(**{**dict(message), "invalid_tool_calls": invalid}) if invalid else message]
+        return {**dict(value), "role": _known(_role(dict(value)))}
+    if not isinstance(value, Mapping):
+        raise ValueError("not a message: it is no object")
+    if {"from", "value"} <= value.keys():  # ShareGPT
+        if value["from"] in ("function_call", "tool_call"):
+            calls = decoded(value["value"])
+            return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+        return {"role": _known(str(value["from"]).lower()), "content": value["value"]}
+    form = "" if "role" in value else _form(value)
+    if form in _CALL | _RESULT | _THOUGHT | _AT_PROVIDER:
+        return {"role": "tool" if form in _RESULT else "assistant", "content": [value], "is_item": True}
+    inner: Any = next((value[key] for key in ("kwargs", "data") if isinstance(value.get(key), Mapping)), {})
+    return {**value, **inner, "role": _known(_role(value))}
+
+
+def _known(role: str) -> str:
+    if role not in _SPEAKERS:
+        raise ValueError(f"not a message: no role of a message is {role!r}")
+    return role
 
 
 def _role(value: Mapping[str, Any]) -> str:
+    names, data = value.get("id"), value.get("data")
     if value.get("lc") == 1:
-        names = value.get("id")
-        if isinstance(names, list) and names and isinstance(value.get("kwargs"), Mapping):
-            return str(names[-1]).lower().replace("message", "")
-        return ""
-    role = value.get("role") or value.get("type")
-    return str(role).lower().replace("messagechunk", "") if isinstance(role, str) else ""
+        role = names[-1] if isinstance(names, list) and names and isinstance(value.get("kwargs"), Mapping) else ""
+    else:
+        role = value.get("role") or (data.get("role") if isinstance(data, Mapping) else None) or value.get("type")
+    return re.sub("message(chunk)?$", "", role.lower()) if isinstance(role, str) else ""
+
+
+# --- content ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Content:
+    """What stands in a message's content."""
+
+    parts: list[str | dict[str, Any]] = field(default_factory=list)
+    """Texts and media, in order."""
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+    results: list[ToolMessage] = field(default_factory=list)
+    media: str = ""
+    """The form of the first medium."""
+    empty: bool = False
+    """Recorded as an empty text or list."""
+
+    @classmethod
+    def read(cls, content: Any) -> "_Content":
+        """Raises `ValueError` for a block of an unknown form, or without what its form has."""
+        read = cls(empty=content in ("", []))
+        if isinstance(content, Mapping):
+            content = content["parts"] if "parts" in content else [content] if _block_form(content) else as_text(content)
+        for block in content if isinstance(content, list | tuple) else [] if content is None else [content]:
+            read._add(block if isinstance(block, Mapping) else {"type": "text", "text": block})
+        return read
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    def _add(self, block: Mapping[str, Any]) -> None:
+        form = _block_form(block)
+        if form in _THOUGHT | _AT_PROVIDER or block.get("thought") is True:
+            return
+        if form in _CALL:
+            self.calls.append(block)
+        elif form in _RESULT:
+            self.results.append(_result(block, form))
+        elif form in _MEDIA:
+            self.parts.append(_medium(block, form))
+            self.media = self.media or str(block.get("type") or form)
+        elif form in _TEXT:
+            self.parts.append(_text(block))
+        else:
+            raise ValueError(f"a content block of the unknown form {str(block.get('type') or sorted(block))[:60]!r}")
+
+
+def _form(value: Mapping[str, Any]) -> str:
+    """The form that `type` names; "" without one."""
+    name = value.get("type")
+    return re.sub("[_-]", "", name).lower() if isinstance(name, str) else ""
+
+
+def _block_form(block: Mapping[str, Any]) -> str:
+    """The form of a content block: Gemini's and Bedrock's are told by a key. "" for what is no block."""
+    if "type" in block:
+        return _form(block)
+    return next((form for key in block if (form := _form({"type": key})) in _FORMS), "")
+
+
+def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]:
+    """What a block without `type` holds under the key that tells its form; a block with one itself."""
+    held = (value for key, value in block.items() if _form({"type": key}) in forms and isinstance(value, Mapping))
+    return next(held, block) if "type" not in block else block
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    text = next((block[key] for key in ("text", "content", "refusal") if block.get(key) is not None), None)
+    text = text.get("value") if isinstance(text, Mapping) else text
+    if not isinstance(text, str):
+        raise ValueError(f"a text block without a text, {_short(text)}")
+    return text
+
+
+def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """An image, a file or the like as LangChain writes it; what LangChain's models read anyway stays as it is."""
+    if form == "inputimage" and isinstance(block.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": block["image_url"]}}
+    if form not in ("inlinedata", "filedata", "blob", "uri"):
+        return dict(block)
+    inner = _inner(block, _MEDIA)
+    mime = str(inner.get("mimeType") or inner.get("mime_type") or "")
+    url = next((inner[key] for key in ("fileUri", "file_uri", "uri") if inner.get(key)), None)
+    kind = str(inner.get("modality") or mime.partition("/")[0])
+    data = {"url": url} if url else {"base64": inner.get("data", inner.get("content"))}
+    return {"type": kind if kind in ("image", "audio", "video") else "file", "mime_type": mime, **data}
+
+
+# --- calls and answers ------------------------------------------------------------------------------------------------------
+
+
+def _assistant(fields: Mapping[str, Any], content: _Content, kept: Mapping[str, Any]) -> Iterator[BaseMessage]:
+    if content.media:
+        raise ValueError(f"an answer with a block of the form {content.media!r}, which no text can hold")
+    more = fields.get("additional_kwargs")
+    places = [fields, more] if isinstance(more, Mapping) else [fields]
+    calls_of = (decoded(place.get(key)) for key in ("tool_calls", "function_call") for place in places)
+    recorded: Any = next(filter(None, (*calls_of, content.calls)), [])  # blocks repeat what `tool_calls` has
+    recorded = [recorded] if isinstance(recorded, Mapping) else recorded
+    audio = fields.get("audio")
+    spoken = next((place["refusal"] for place in places if place.get("refusal")), None)
+    spoken = spoken or (audio.get("transcript") if isinstance(audio, Mapping) else None)
+    thought, text = split_thought(content.text or str(spoken or ""))
+    if not recorded:
+        text, recorded = _written_calls(text)
+    calls, invalid = _calls(recorded)
+    invalid += fields.get("invalid_tool_calls") or []
+    if calls or invalid or text or (content.empty and not thought):
+        yield AIMessage(text, tool_calls=calls, invalid_tool_calls=invalid, **kept)
+        yield from content.results
+    elif not fields.get("is_item"):  # else a thought between the items of a reply
+        raise ValueError(f"an assistant's message with {'a thought alone' if thought else 'neither text nor tool call'}")
+
+
+def _written_calls(text: str) -> tuple[str, list[Any]]:
+    """A reply's text without the calls that stand in it as `<tool_call>`, in the form of Hermes and Qwen; and these."""
+    calls = [decoded(call) for call in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)]
+    if unread := [call for call in calls if not isinstance(call, Mapping)]:
+        raise ValueError(f"a <tool_call> that is no JSON object, {_short(unread[0])}")
+    return (re.sub(r"<tool_call>.*?</tool_call>", "", text, flags=re.DOTALL).strip() if calls else text), calls
 
 
 def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Calls in LangChain's form, and those whose arguments are no JSON object."""
     calls, invalid = [], []
     for call in recorded:
-        function = call.get("function") or call
-        arguments = decoded(function.get("arguments", function.get("args", function.get("input"))))
-        named = {"name": function["name"], "id": call.get("id")}
+        inner = next((call[key] for key in ("function", "custom") if isinstance(call.get(key), Mapping)), _inner(call, _CALL))
+        name = next((inner[key] for key in ("name", "toolName", "tool_name") if inner.get(key)), None)
+        if not isinstance(name, str):
+            raise ValueError(f"a tool call without a name, {_short(call)}")
+        ids = [each.get(key) for key in ("call_id", "toolUseId", "toolCallId", "id") for each in (call, inner)]
+        named = {"name": name, "id": next((str(each) for each in ids if each), None)}
+        arguments = next((inner[key] for key in ("arguments", "args", "input", "parameters") if key in inner), None)
+        if "custom" in call or _form(call) == "customtoolcall":
+            arguments = {"__arg1": arguments}  # as LangChain's agents get it
+        arguments = decoded(decoded(arguments))  # some exporters encode them twice
         if isinstance(arguments, Mapping) or arguments in (None, ""):
             calls.append({**named, "args": dict(arguments or {}), "type": "tool_call"})
         else:
@@ -109,30 +319,73 @@ def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     return calls, invalid
 
 
-def _of_blocks(role: str, blocks: Sequence[Any]) -> list[BaseMessage]:
-    """A message whose calls and results lie among its content: OpenTelemetry's parts, Anthropic's blocks."""
-    parts = [block if isinstance(block, Mapping) else {"type": "text", "content": str(block)} for block in blocks]
-    messages: list[BaseMessage] = []
-    for part in parts:
-        if part.get("type") in _RESULTS:
-            result = part.get("response", part.get("result", part.get("content")))
-            answers = str(part.get("id") or part.get("tool_use_id") or "")
-            status = "error" if part.get("is_error") else "success"
-            messages.append(ToolMessage(as_content(result), tool_call_id=answers, status=status))
-    calls, invalid = _calls([part for part in parts if part.get("type") in _CALLS])
-    content: list[Any] = [_block(part) for part in parts if part.get("type") not in _CALLS | _RESULTS]
-    if role in ("ai", "assistant", "model"):
-        text = "".join(block["text"] for block in content if block["type"] == "text")
-        messages.append(AIMessage(text, tool_calls=calls, invalid_tool_calls=invalid))
-    elif content:
-        messages.append((SystemMessage if role in ("system", "developer") else HumanMessage)(content))
-    return messages
+def _holds_results(content: Any) -> bool:
+    blocks = content.get("parts") if isinstance(content, Mapping) else content
+    return isinstance(blocks, list) and any(isinstance(each, Mapping) and _block_form(each) in _RESULT for each in blocks)
 
 
-def _block(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part.get("type", "text") == "text":
-        return {"type": "text", "text": str(part.get("content", part.get("text", "")))}
-    return {"type": str(part.get("modality") or part["type"])}
+def _result(block: Mapping[str, Any], form: str) -> ToolMessage:
+    """A tool's answer that stands in a content block."""
+    inner = _inner(block, _RESULT)
+    answer = next((inner[key] for key in ("response", "result", "output", "content") if key in inner), None)
+    failed = True in (inner.get("is_error"), inner.get("isError")) or inner.get("status") == "error"
+    if form == "functionresponse" and isinstance(answer, Mapping) and len(answer) == 1:
+        ((key, value),) = answer.items()  # Gemini's answers are objects: a plain one stands under one of these
+        answer, failed = (value if key in ("result", "output", "error") else answer), failed or key == "error"
+    if isinstance(answer, Mapping) and {"type", "value"} == answer.keys():  # the AI SDK's
+        answer, failed = answer["value"], failed or str(answer["type"]).startswith("error")
+    return _tool_message(inner, answer, "id", failed=failed)
+
+
+def _tool(fields: Mapping[str, Any], content: Any) -> Iterator[ToolMessage]:
+    """The tool's answer, or those, that a message of a tool holds."""
+    written = re.findall(r"<tool_response>\s*(.*?)\s*</tool_response>", content, re.DOTALL) if isinstance(content, str) else []
+    for text in written:  # the form of Hermes and Qwen
+        answer = decoded(text)
+        inner = answer if isinstance(answer, Mapping) and {"name", "content"} <= answer.keys() else {"content": text}
+        yield _tool_message({**fields, **inner}, inner["content"])
+    if not written:
+        failed = fields.get("status") == "error" or fields.get("is_error") is True
+        yield _tool_message(fields, content, failed=failed)
+
+
+def _tool_message(fields: Mapping[str, Any], answer: Any, *ids: str, failed: bool = False) -> ToolMessage:
+    names = (fields.get(key) for key in ("name", "tool_name", "toolName"))
+    known = (fields.get(key) for key in ("tool_call_id", "tool_use_id", "call_id", "toolUseId", "toolCallId", *ids))
+    return ToolMessage(
+        tool_text(answer),
+        tool_call_id=next((str(each) for each in known if each), ""),
+        name=next((each for each in names if isinstance(each, str)), None),
+        status="error" if failed else "success",
+    )
+
+
+def tool_text(answer: Any) -> str:
+    """A tool's answer as an agent reads it: its text, the texts of its content blocks, else JSON.
+
+    Raises `ValueError` for none, and for what no text can hold.
+    """
+    if answer is None:
+        raise ValueError("a tool's answer without content")
+    if not isinstance(answer, list) or not answer:
+        return "" if answer == [] else as_text(answer)
+    texts = [_answer_text(each) for each in answer]
+    return as_text(answer) if None in texts else "\n".join(map(str, texts))
+
+
+def _answer_text(block: Any) -> str | None:
+    """The text of a tool's content block; None for what is the tool's own data."""
+    if not isinstance(block, Mapping) or not ("type" in block or len(block) == 1):
+        return None
+    form = _block_form(block)
+    if form in _MEDIA and not _MEDIA_KEYS.isdisjoint(block):
+        raise ValueError(f"a tool's answer with a block of the form {form!r}, which no text can hold")
+    if block.keys() == {"json"}:
+        return as_text(block["json"])
+    return _text(block) if form in _TEXT and "text" in block else None
+
+
+# --- tools and text ---------------------------------------------------------------------------------------------------------
 
 
 def recorded_tools(value: object) -> list[dict[str, Any]]:
@@ -142,8 +395,9 @@ def recorded_tools(value: object) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise ValueError(f"its tools are {_short(value)}, not a list of function schemas")
+    declared = [each for tool in value for each in tool.get("functionDeclarations", tool.get("function_declarations", [tool]))]
     try:
-        tools = tool_schemas(value)
+        tools = tool_schemas(declared)
     except Exception as error:  # LangChain's conversion raises what each form brings
         raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {_short(value)}") from error
     if not all(isinstance(tool["function"].get("name"), str) for tool in tools):
@@ -160,15 +414,8 @@ def decoded(value: object) -> Any:
 
 
 def as_text(value: object) -> str:
-    """A tool's return value, as an agent reads it."""
+    """A text as it is, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def as_content(value: object) -> str | list[Any]:
-    """A tool's result as a message's content: its content blocks, or text."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "type" in each for each in value):
-        return value
-    return "" if value is None else as_text(value)
 
 
 def _short(value: object) -> str:

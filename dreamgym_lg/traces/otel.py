@@ -1,41 +1,85 @@
-"""OpenTelemetry GenAI spans: OTLP as JSON, or a span a line, as the console exporters write them.
+"""OpenTelemetry spans of agents: OTLP as JSON, or a span a line, as the console exporters and Phoenix write them.
 
-Read are the attributes of the semantic conventions (`gen_ai.input.messages` and the like), the span events that came
-before them (`gen_ai.user.message`, `gen_ai.choice`), and LangSmith's `gen_ai.prompt` and `gen_ai.completion`.
+Read are the attributes of the GenAI conventions (`gen_ai.input.messages` and the like), the span events that came before them
+(`gen_ai.user.message`, `gen_ai.choice`), LangSmith's and OpenLLMetry's `gen_ai.prompt` and `gen_ai.completion`, OpenInference's
+`llm.input_messages`, Langfuse's, the AI SDK's and MLflow's own; each as JSON, as lists or flattened (`gen_ai.prompt.0.role`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 
-from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, mean_score, moment, rebuilt
-from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, recorded_tools, to_messages
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
+from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, to_messages, tool_text, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
+from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata
 
 _HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
-_MODEL_CALLS = {"chat", "generate_content", "text_completion"}
-_NO_RUN = {"create_agent", "embeddings"}  # often a trace of their own, in which no agent does anything
+_KINDS = (
+    "gen_ai.operation.name",
+    "openinference.span.kind",
+    "traceloop.span.kind",
+    "langfuse.observation.type",
+    "ai.operationId",
+    "mlflow.spanType",
+    "llm.request.type",
+)
+"""The attributes that say what a span is, each instrumentation's own."""
+_OPERATIONS: Mapping[str, str] = {
+    **dict.fromkeys(("chat", "generate_content", "text_completion", "completion", "llm", "chat_model", "generation"), "chat"),
+    **dict.fromkeys(("ai.generatetext.dogenerate", "ai.streamtext.dostream"), "chat"),
+    **dict.fromkeys(("execute_tool", "tool", "ai.toolcall"), "tool"),
+    **dict.fromkeys(("create_agent", "embeddings", "embedding", "retriever", "reranker", "guardrail", "evaluator"), "none"),
+}
+"""`none`: no act of an agent, and often a trace of its own."""
+_EXCHANGES = (
+    ("gen_ai.input.messages", "gen_ai.output.messages"),
+    ("gen_ai.prompt", "gen_ai.completion"),
+    ("llm.input_messages", "llm.output_messages"),
+    ("langfuse.observation.input", "langfuse.observation.output"),
+    ("ai.prompt.messages", "ai.response"),
+    ("ai.prompt", "ai.response"),
+    ("mlflow.spanInputs", "mlflow.spanOutputs"),
+    ("traceloop.entity.input", "traceloop.entity.output"),
+    ("input.value", "output.value"),
+)
+"""The attributes of a call's prompt and reply."""
+_TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
+_TOOL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
+_TOOL_ARGUMENTS = (
+    "gen_ai.tool.call.arguments",
+    "tool_call.function.arguments",
+    "ai.toolCall.args",
+    "traceloop.entity.input",
+    "langfuse.observation.input",
+    "mlflow.spanInputs",
+    "input.value",
+)
+_TOOL_RESULTS = (
+    "gen_ai.tool.call.result",
+    "gen_ai.completion",
+    "ai.toolCall.result",
+    "traceloop.entity.output",
+    "langfuse.observation.output",
+    "mlflow.spanOutputs",
+    "output.value",
+)
+_TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
+_METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
 _EVENT_ROLES = {"system", "user", "assistant", "tool"}
-_SCORE = "gen_ai.evaluation.score.value"
+_SCORE, _SCORE_NAME = "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
+_WRAPPERS = {"message", "tool_call", "message_content", "tool", "json_schema"}
+"""Keys that OpenInference puts around each element of a list."""
 
 
 class _Span(NamedTuple):
+    name: str
     attributes: Mapping[str, Any]
     events: Sequence[tuple[str, Mapping[str, Any]]]
     failed: bool
-
-
-def _operation(attributes: Mapping[str, Any]) -> str:
-    """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
-    name = str(attributes.get("gen_ai.operation.name") or "")
-    if name in _MODEL_CALLS:
-        return "other" if attributes.get("langsmith.span.kind") == "prompt" else "chat"
-    if name == "execute_tool" or (not name and "gen_ai.tool.call.id" in attributes):
-        return "tool"
-    if name in _NO_RUN:
-        return "none"
-    return "chat" if not name and any(key.startswith("gen_ai.") for key in attributes) else "other"
+    beside: Mapping[str, Any]
+    """Verdict and metadata of the row that it stands in."""
 
 
 def is_span(value: object) -> bool:
@@ -50,6 +94,9 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
     return by_trace(rows, _parts, _conversation)
 
 
+# --- spans ------------------------------------------------------------------------------------------------------------------
+
+
 def _parts(row: TraceRow) -> Iterator[tuple[str, Part]]:
     for fields in _spans(row.value):
         part = _read(row.line, fields)
@@ -61,9 +108,10 @@ def _spans(value: object) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise ValueError("not a span: it is no JSON object")
     held = [value[key] for key in _HOLDERS if key in value]
+    beside = {key: value[key] for key in (*FIELDS, "annotations") if value.get(key) is not None}
     for children in held:
         for child in children if isinstance(children, list) else ():
-            yield from _spans(child)
+            yield from _spans({**beside, **child} if isinstance(child, Mapping) else child)
     if not held:
         yield value
 
@@ -79,10 +127,22 @@ def _read(line: int, fields: Mapping[str, Any]) -> Part:
     ]
     start = next((fields[key] for key in ("startTimeUnixNano", "start_time_unix_nano", "start_time") if key in fields), None)
     status = fields.get("status")
-    code = status.get("code", status.get("status_code")) if isinstance(status, Mapping) else None
+    code = status.get("code", status.get("status_code")) if isinstance(status, Mapping) else fields.get("status_code")
     failed = code in (2, "STATUS_CODE_ERROR", "ERROR") or "error.type" in attributes
     ids = _text(fields, "spanId", "span_id"), _text(fields, "parentSpanId", "parent_span_id", "parent_id")
-    return Part(line, *ids, moment(start), _operation(attributes), _Span(attributes, events, failed))
+    span = _Span(str(fields.get("name") or ""), attributes, events, failed, fields)
+    return Part(line, *ids, moment(start), _operation(attributes, fields), span)
+
+
+def _operation(attributes: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
+    named = next((decoded(kind) for key in _KINDS if (kind := _value(attributes, key))), fields.get("span_kind"))
+    if named is not None:
+        operation = _OPERATIONS.get(str(named).lower(), "other")
+        return "other" if operation == "chat" and attributes.get("langsmith.span.kind") == "prompt" else operation
+    if "gen_ai.tool.call.id" in attributes:
+        return "tool"
+    return "chat" if any(key.startswith(("gen_ai.", "llm.")) for key in attributes) else "other"
 
 
 def _trace(fields: Mapping[str, Any]) -> str:
@@ -93,7 +153,7 @@ def _text(fields: Mapping[str, Any], *names: str) -> str:
     """The first of these that the span or its `context` has, as text."""
     context = fields.get("context")
     places = (fields, context) if isinstance(context, Mapping) else (fields,)
-    return next((str(place[name]) for name in names for place in places if place.get(name)), "")
+    return next((str(place[key]) for n in names for place in places for key in (n, f"context.{n}") if place.get(key)), "")
 
 
 def _plain_attributes(recorded: object) -> dict[str, Any] | None:
@@ -118,6 +178,45 @@ def _plain(value: Any) -> Any:
     return int(inner) if kind == "intValue" and str(inner).lstrip("-").isdigit() else inner
 
 
+def _value(attributes: Mapping[str, Any], name: str) -> Any:
+    """An attribute, also where it is nested or flattened (`NAME.0.role`), with what JSON texts hold; None for none."""
+    if name in attributes:
+        return _unwrapped(decoded(attributes[name]))
+    flat = {key.removeprefix(f"{name}."): value for key, value in attributes.items() if key.startswith(f"{name}.")}
+    if flat:
+        return _unwrapped(_tree(flat))
+    head, _, rest = name.partition(".")
+    inner = attributes.get(head)
+    return _value(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def _tree(flat: Mapping[str, Any]) -> Any:
+    """The value that flattened attributes stand for; names that are numbers make a list."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in flat.items():
+        head, _, rest = key.partition(".")
+        groups.setdefault(head, {})[rest] = value
+    tree = {head: inner[""] if "" in inner else _tree(inner) for head, inner in groups.items()}
+    if all(head.isdecimal() for head in tree):
+        return [tree[head] for head in sorted(tree, key=int)]
+    return tree
+
+
+def _unwrapped(value: Any) -> Any:
+    """A value without what OpenInference puts around the elements of lists."""
+    if isinstance(value, list):
+        return [_unwrapped(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    fields = _tree(value) if any("." in str(key) for key in value) else value
+    if isinstance(fields, Mapping) and len(fields) == 1 and (key := next(iter(fields))) in _WRAPPERS:
+        return _unwrapped(decoded(fields[key]))
+    return {key: _unwrapped(each) for key, each in fields.items()} if isinstance(fields, Mapping) else _unwrapped(fields)
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------------
+
+
 def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
     calls = [_model_call(part.data) for part in parts if part.kind == "chat"]
     tools = [_tool_run(part.data) for part in parts if part.kind == "tool"]
@@ -126,9 +225,24 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
         # Some instrumentations know few models: left are the agent's question and answer, and what its tools were asked.
         agents = [around(_model_call(part.data), tools) for part in parts if part.kind == "other"]
         whole = [*agents, *whole] if tools else [*whole, *agents]
-    score = mean_score(event.get(_SCORE) for part in parts for _, event in part.data.events)
-    defined = [tool for part in parts for tool in recorded_tools(part.data.attributes.get("gen_ai.tool.definitions"))]
-    return Conversation(parts[0].line, best(whole), {"score": score}, trace, defined)
+    spans = [part.data for part in parts]
+    schemas = (_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS)
+    defined = [tool for recorded in schemas for tool in recorded_tools(recorded)]
+    return Conversation(parts[0].line, best(whole), _fields(spans), trace, defined)
+
+
+def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
+    """The verdict and metadata of a trace: of the first span that has some."""
+    fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
+    noted = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
+    scores = [
+        {"name": event.get(_SCORE_NAME), "score": event.get(_SCORE)}
+        for span in spans
+        for _, event in span.events
+        if _SCORE in event
+    ]
+    scores += [each for span in spans for each in _list(span.beside.get("annotations"))]
+    return {**fields, "metadata": fields["metadata"] or next(filter(None, noted), None), "feedback": feedback(scores)}
 
 
 def _model_call(span: _Span) -> ModelCall:
@@ -136,15 +250,35 @@ def _model_call(span: _Span) -> ModelCall:
     for name, event in span.events:
         if name == "gen_ai.client.inference.operation.details":
             attributes |= event
-    if "gen_ai.input.messages" in attributes or "gen_ai.output.messages" in attributes:
-        system = _system(decoded(attributes.get("gen_ai.system_instructions")))
-        prompt = to_messages(_list(attributes.get("gen_ai.input.messages")))
-        return ModelCall([*system, *prompt], to_messages(_list(attributes.get("gen_ai.output.messages"))[:1]))
-    if "gen_ai.prompt" in attributes:
-        return ModelCall(
-            messages_of(decoded(attributes["gen_ai.prompt"])), messages_of(decoded(attributes.get("gen_ai.completion")))
-        )
+    for asked, answered in _EXCHANGES:
+        prompt, reply = _value(attributes, asked), _value(attributes, answered)
+        if prompt is not None or reply is not None:
+            given = _messages(prompt, "user") if asked != "gen_ai.input.messages" else to_messages(_list(prompt))
+            system = {"system": _system(_value(attributes, "gen_ai.system_instructions"))}
+            said = _messages(reply[:1] if isinstance(reply, list) else reply, "assistant")
+            if given or said:
+                return ModelCall(with_system(given, system), said)
     return ModelCall(*_of_events(span.events))
+
+
+def _messages(recorded: Any, speaker: str) -> list[BaseMessage]:
+    """The messages in an attribute; contents that are JSON texts of blocks are read as blocks."""
+    if isinstance(recorded, Mapping) and ("toolCalls" in recorded or set(recorded) == {"text"}):  # the AI SDK's answer
+        recorded = {"role": speaker, "content": recorded.get("text") or "", "tool_calls": decoded(recorded.get("toolCalls"))}
+    listed = recorded if isinstance(recorded, list) else [recorded]
+    for each in listed:
+        if isinstance(each, dict) and isinstance(blocks := _blocks(each.get("content")), list):
+            each["content"] = blocks
+    return messages_of(listed if isinstance(recorded, list) else listed[0], speaker)
+
+
+def _blocks(content: Any) -> Any:
+    structured = decoded(content)
+    return (
+        structured
+        if isinstance(structured, list) and all(isinstance(e, Mapping) and "type" in e for e in structured)
+        else content
+    )
 
 
 def _list(value: object) -> list[Any]:
@@ -155,10 +289,9 @@ def _list(value: object) -> list[Any]:
     raise ValueError(f"{str(value)[:40]!r} where a list should be")
 
 
-def _system(instructions: object) -> list[BaseMessage]:
+def _system(instructions: object) -> str:
     parts = instructions if isinstance(instructions, list) else [instructions] if instructions else []
-    texts = [str(part.get("content", "")) if isinstance(part, Mapping) else str(part) for part in parts]
-    return [SystemMessage("\n\n".join(texts))] if texts else []
+    return "\n\n".join(str(part.get("content", "")) if isinstance(part, Mapping) else str(part) for part in parts)
 
 
 def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[BaseMessage], list[BaseMessage]]:
@@ -179,28 +312,30 @@ def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[Ba
 
 
 def _of_event(role: str, body: Mapping[str, Any]) -> list[BaseMessage]:
-    content = body.get("content")
-    structured = decoded(content)
-    if isinstance(structured, list) and all(isinstance(part, Mapping) and "type" in part for part in structured):
-        content = structured
-    content = content if isinstance(content, list) else "" if content is None else as_text(content)
+    content = _blocks(body.get("content"))
+    fields = {key: body[key] for key in ("name", "refusal", "function_call") if key in body}
     if role == "tool":
-        return [ToolMessage(content, tool_call_id=str(body.get("id") or body.get("tool_call_id") or ""))]
-    fields = {"role": role, "content": content}
-    calls = decoded(body.get("tool_calls"))
-    return to_messages([{**fields, "tool_calls": calls} if role == "assistant" and calls else fields])
+        fields["tool_call_id"] = body.get("id") or body.get("tool_call_id")
+    if role == "assistant":
+        fields["tool_calls"] = decoded(body.get("tool_calls"))
+    return to_messages([{**fields, "role": role, "content": content}])
 
 
 def _tool_run(span: _Span) -> ToolRun:
-    attributes = span.attributes
-    arguments = decoded(attributes.get("gen_ai.tool.call.arguments"))
+    def first(names: Sequence[str]) -> Any:
+        return next((value for name in names if (value := _value(span.attributes, name)) is not None), None)
+
+    arguments, result = first(_TOOL_ARGUMENTS), first(_TOOL_RESULTS)
+    for key in ("inputs", "kwargs"):  # OpenLLMetry's
+        arguments = arguments[key] if isinstance(arguments, Mapping) and isinstance(arguments.get(key), Mapping) else arguments
+    if isinstance(result, Mapping) and result.keys() <= {"output", "kwargs"} and "output" in result:
+        result = result["output"]
     known = arguments if isinstance(arguments, Mapping) else None
-    name, call_id = str(attributes.get("gen_ai.tool.name") or ""), str(attributes.get("gen_ai.tool.call.id") or "")
-    result = attributes.get("gen_ai.tool.call.result", attributes.get("gen_ai.completion"))
-    for message in messages_of(decoded(result)):  # LangChain's tools return the message itself
+    name, call_id = str(first(_TOOL_NAMES) or span.name), str(first(_TOOL_IDS) or "")
+    for message in messages_of(result):  # LangChain's tools return the message itself
         if isinstance(message, ToolMessage):
             failed = span.failed or message.status == "error"
-            return ToolRun(message.name or name, message.content, call_id or message.tool_call_id, failed, known)
+            return ToolRun(message.name or name, message.text, call_id or message.tool_call_id, failed, known)
     if result is None and span.failed:
-        result = str(attributes.get("error.type") or "error")
-    return ToolRun(name, as_content(result), call_id, span.failed, known)
+        result = str(span.attributes.get("error.type") or "error")
+    return ToolRun(name, None if result is None else tool_text(result), call_id, span.failed, known)

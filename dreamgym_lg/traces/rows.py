@@ -1,14 +1,26 @@
-"""A file of traces as rows with their lines: JSON Lines, or JSON that runs over lines. What is no JSON is rejected."""
+"""A file of traces as rows with their lines: JSON Lines or JSON, compressed or not. What is no JSON is rejected."""
 
+import bz2
+import gzip
 import json
+import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 
-from dreamgym_lg.traces.messages import is_message, recorded_tools, to_messages
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.text import clean
+from dreamgym_lg.traces.messages import decoded, is_message, messages_of, recorded_tools, to_messages, with_system
+from dreamgym_lg.traces.verdicts import feedback
 
+_COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
+"""By a file's first bytes."""
+MESSAGES = ("messages", "conversations", "conversation", "contents", "traj", "trajectory")
+"""The key under which a row has its messages, in the order of preference."""
+_EXCHANGES = (("inputs", "outputs"), ("input", "output"), ("request", "response"), ("prompt", "completion"))
+"""What an agent or model was given, and what came of it."""
 _DECODER = json.JSONDecoder()
 
 
@@ -25,6 +37,8 @@ class TraceRow(NamedTuple):
 
     line: int
     value: Any
+    place: str = ""
+    """In front of every reason to reject it: which of the values on this line it is."""
 
 
 class Conversation(NamedTuple):
@@ -33,26 +47,39 @@ class Conversation(NamedTuple):
     line: int
     messages: list[BaseMessage]
     fields: Mapping[str, Any] = {}
-    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean); and its task's `metadata` and
-    `rubric`. None reads as absent."""
+    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean), `feedback` (values by key); and its task's
+    `metadata` and `rubric`. None reads as absent."""
     id: str = ""
     """The thread of a checkpointer, the trace of LangSmith and OpenTelemetry, the row's own `id` (else "")."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The schemas of what the agent could call (`tool_schemas`), where they were recorded."""
+    place: str = ""
+    """As of `TraceRow`."""
 
 
 def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
     """The rows of a file, in order. A list that is no conversation counts as its elements.
 
-    JSON Lines are read a line at a time; JSON that runs over lines is held whole.
+    JSON Lines are read a line at a time; JSON that runs over lines is held whole. Raises `ConfigurationError` for a compressed
+    file that is damaged.
     """
-    with path.open("rb") as file:
+    with path.open("rb") as plain:
+        start = plain.read(6)
+    opened = next((way for magic, way in _COMPRESSED.items() if start.startswith(magic)), open)
+    try:
+        yield from _rows(opened, path)
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise ConfigurationError(f"{path} cannot be decompressed ({error}): give it undamaged, or unpacked") from error
+
+
+def _rows(opened: Any, path: Path) -> Iterator[TraceRow | Rejected]:
+    with opened(path, "rb") as file:
         head = next((line for line in file if line.strip()), b"")
         file.seek(0)
         rows = _of_document(file) if _runs_over_lines(head) else _of_lines(file)
         for row in rows:
             if isinstance(row, TraceRow) and isinstance(row.value, list) and row.value and not is_message(row.value[0]):
-                yield from (TraceRow(row.line, value) for value in row.value)
+                yield from (TraceRow(row.line, value, f"element {n}: ") for n, value in enumerate(row.value, 1))
             else:
                 yield row
 
@@ -73,7 +100,7 @@ def _of_lines(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
 
 def _parsed(number: int, line: bytes) -> TraceRow | Rejected:
     try:
-        return TraceRow(number, json.loads(line.decode()))
+        return TraceRow(number, clean(json.loads(line.decode())) if b"\\u" in line else json.loads(line.decode()))
     except UnicodeDecodeError as error:
         return Rejected(number, f"not UTF-8 text: {error.reason} at byte {error.start}")
     except json.JSONDecodeError as error:
@@ -101,6 +128,7 @@ def _of_document(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
         line, counted = line + text.count("\n", counted, at), at
         try:
             value, at = _DECODER.raw_decode(text, at)
+            value = clean(value)
         except json.JSONDecodeError as error:
             yield Rejected(line, f"not JSON: {error.msg} in line {error.lineno}; nothing after it could be read")
             return
@@ -126,15 +154,42 @@ def _is_conversation(text: str, at: int) -> bool:
         return False
 
 
+def holds_conversation(value: object) -> bool:
+    """True if a row looks like one of the format `messages`."""
+    pairs = [key for pair in _EXCHANGES for key in pair]
+    return isinstance(value, list) or (isinstance(value, Mapping) and not value.keys().isdisjoint((*MESSAGES, *pairs)))
+
+
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
-    """The format `messages`: `{"messages": [...]}`, with the row's verdict beside it, or the bare list."""
+    """The format `messages`: a row with its messages, with its verdict beside them, or the bare list."""
     for row in rows:
         if isinstance(row, Rejected):
             yield row
             continue
         fields = row.value if isinstance(row.value, Mapping) else {"messages": row.value}
         try:
-            named, tools = str(fields.get("id") or ""), recorded_tools(fields.get("tools"))
-            yield Conversation(row.line, to_messages(fields.get("messages")), fields, named, tools)
+            tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
+            beside = {"feedback": feedback(fields.get("feedback", fields.get("feedback_stats", fields.get("scores"))))}
+            beside |= {key: value for key, value in fields.items() if key != "feedback"}
+            yield Conversation(row.line, _messages(fields), beside, str(fields.get("id") or ""), tools, row.place)
         except ValueError as error:
-            yield Rejected(row.line, str(error))
+            yield Rejected(row.line, f"{row.place}{error}")
+
+
+def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
+    """The messages of a row; with an answer beside them, that too."""
+    if (key := next((key for key in MESSAGES if fields.get(key) is not None), None)) is not None:
+        messages = with_system(to_messages(decoded(fields[key])), fields)
+        answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)
+        asked_last = bool(messages) and isinstance(messages[-1], HumanMessage)
+        return exchange(messages, decoded(answer)) if asked_last and answer is not None else messages
+    for asked, answered in _EXCHANGES:
+        if fields.get(asked) is not None and fields.get(answered) is not None:
+            return exchange(with_system(messages_of(decoded(fields[asked]), "user"), fields), decoded(fields[answered]))
+    return to_messages(None)
+
+
+def exchange(asked: Sequence[BaseMessage], answered: object) -> list[BaseMessage]:
+    """A conversation from what was asked and what came of it: a graph's state holds both, a reply itself alone."""
+    messages = messages_of(answered, "assistant")
+    return messages if any(isinstance(each, HumanMessage) for each in messages) else [*asked, *messages]

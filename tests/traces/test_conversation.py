@@ -24,8 +24,8 @@ def answer(id: str, content="a page", **fields) -> dict:
 
 @pytest.fixture
 def read(write):
-    def read(*messages):
-        (trajectory,) = load_traces(write({"messages": list(messages), "score": 1}))
+    def read(*messages, score=1):
+        (trajectory,) = load_traces(write({"messages": list(messages), "score": score}))
         return trajectory
 
     return read
@@ -100,16 +100,16 @@ def test_a_greeting_before_the_user_is_no_step(read, seen) -> None:
 
 
 def test_a_run_that_stops_in_a_call_is_cut_before_it(read) -> None:
-    trajectory = read(USER, calls("1"), answer("1"), calls("2", "3"), answer("3", "third"))
+    trajectory = read(USER, calls("1"), answer("1"), calls("2", "3"), answer("3", "third"), score=0)
     assert [step.next_observation for step in trajectory.steps] == ["a page", "third"]
     assert [(step.terminated, step.truncated) for step in trajectory.steps] == [(False, False), (False, True)]
-    assert (trajectory.success, trajectory.reward) == (False, 1.0)
+    assert not trajectory.success
 
 
-def test_a_run_that_stops_after_an_answer_or_a_users_words_is_truncated(read) -> None:
-    trajectory = read(USER, calls("1"), answer("1"))
+def test_a_run_without_a_reward_that_stops_after_an_answer_or_a_users_words_is_truncated(read) -> None:
+    trajectory = read(USER, calls("1"), answer("1"), score=None)
     assert (trajectory.steps[-1].truncated, trajectory.success, len(trajectory.steps)) == (True, False, 1)
-    trajectory = read(USER, DONE, {"role": "user", "content": "No!"})
+    trajectory = read(USER, DONE, {"role": "user", "content": "No!"}, score=None)
     assert (trajectory.steps[0].next_observation, trajectory.steps[0].truncated) == ("No!", True)
 
 
@@ -125,8 +125,8 @@ def test_content_blocks_are_read_as_text(read) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     blocks = [{"type": "text", "text": "one"}, picture, {"type": "text", "text": "two"}]
     thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Fo"}, {"type": "text", "text": "und."}]
-    trajectory = read(USER | {"content": blocks}, calls("1"), answer("1", blocks), DONE | {"content": thought})
-    assert trajectory.task.instruction == trajectory.steps[0].next_observation == "one\n[image_url]\ntwo"
+    trajectory = read(USER | {"content": blocks}, calls("1"), answer("1", blocks[::2]), DONE | {"content": thought})
+    assert trajectory.task.instruction == "one\n[image_url]\ntwo" and trajectory.steps[0].next_observation == "one\ntwo"
     assert trajectory.steps[-1].action == '{"answer": "Found."}'
 
 
@@ -160,8 +160,11 @@ def test_odd_values_survive_the_replay_buffer(read) -> None:
         ([calls("1"), answer("1"), USER, DONE], "before any human message"),
         ([{"role": "system", "content": "Work."}, DONE], "no human message"),
         ([USER | {"content": ""}, DONE], "no human message has a text"),
-        ([USER, {"role": "function", "name": "f", "content": "1"}, DONE], "type 'function'"),
-        ([USER, {"type": "remove", "id": "1", "content": ""}, DONE], "type 'remove'"),
+        (
+            [USER, {"role": "function", "name": "f", "content": "1"}, DONE],
+            "answers a call of 'f', which no AI message before it left open",
+        ),
+        ([USER, {"type": "remove", "id": "1", "content": ""}, DONE], "no role of a message is 'remove'"),
     ],
 )
 def test_what_no_agent_could_have_held_is_rejected_with_its_reason(messages, said, reason) -> None:

@@ -12,7 +12,7 @@ from langsmith.schemas import Run
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import load_traces
 
-INSTRUCTION = "You help.\n\nWhere to?"
+GIVEN = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Where to?"}]
 
 
 class Recorder:
@@ -48,7 +48,7 @@ def test_a_root_run_with_its_calls(runs, steps, seen, write) -> None:
     for path in (write(*runs), write(json.dumps(runs[::-1], indent=1)), write(json.dumps(runs))):
         (trajectory,) = load_traces(path)
         assert seen(trajectory) == steps
-        assert (trajectory.task.instruction, trajectory.task.tools) == (INSTRUCTION, ["search", "weather"])
+        assert (trajectory.task.messages, trajectory.task.tools) == (GIVEN, ["search", "weather"])
 
 
 def test_the_schemas_of_what_the_model_was_bound_to(runs, write) -> None:
@@ -62,13 +62,13 @@ def test_the_schemas_of_what_the_model_was_bound_to(runs, write) -> None:
 def test_a_root_run_alone(runs, steps, seen, write) -> None:
     (trajectory,) = load_traces(write(runs[0]))
     assert seen(trajectory) == steps
-    assert trajectory.task.instruction == "Where to?"  # create_agent keeps the system message out of its state
+    assert trajectory.task.messages == GIVEN[1:]  # create_agent keeps the system message out of its state
 
 
 def test_without_the_roots_outputs_it_is_put_together_from_its_calls(runs, steps, seen, write) -> None:
     runs[0]["outputs"] = None
     (trajectory,) = load_traces(write(*runs))
-    assert (seen(trajectory), trajectory.task.instruction) == (steps, INSTRUCTION)
+    assert (seen(trajectory), trajectory.task.messages) == (steps, GIVEN)
     answer = {"role": "assistant", "content": "Go to Rome."}
     runs[0].update(inputs={"messages": [{"role": "user", "content": "Where to?"}]}, outputs={"output": answer})
     (trajectory,) = load_traces(write(*runs))
@@ -133,7 +133,7 @@ def test_other_calls_of_the_same_trace_stay_apart(runs, steps, seen, write) -> N
     ]
     runs[0]["outputs"] = None
     (trajectory,) = load_traces(write(*aside, *runs))
-    assert (seen(trajectory), trajectory.task.instruction) == (steps, INSTRUCTION)
+    assert (seen(trajectory), trajectory.task.messages) == (steps, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_other_calls_of_the_same_trace_stay_apart(runs, steps, seen, write) -> N
     [
         (None, 0.0, False),
         ({"user_score": {"n": 2, "avg": 0.5, "values": {}}}, 0.5, True),
-        ({"a": {"n": 1, "avg": 1.0}, "b": {"n": 1, "avg": 0}, "note": {"n": 1, "avg": None}}, 0.5, True),
+        ({"user_score": {"n": 1, "avg": 0}, "b": {"n": 1, "avg": 1}, "note": {"n": 1, "avg": None}}, 0.0, False),
     ],
 )
 def test_feedback_is_the_reward(stats, reward, success, runs, write) -> None:
@@ -158,7 +158,7 @@ def test_traces_stay_apart_and_bad_ones_are_named(runs, write) -> None:
         assert len(list(traces)) == 1
     first = len(runs) + 1
     assert [each.line for each in traces.rejected] == list(range(first, first + 5))
-    said = ("trace T2: no model call", "start time", "not a LangSmith run", "not JSON", "feedback score")
+    said = ("trace T2: no human message", "start time", "not a run", "not JSON", "feedback 'score' is 'nan'")
     for each, reason in zip(traces.rejected, said, strict=True):
         assert reason in each.reason
 

@@ -16,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import load_traces
 
 SYSTEM = SystemMessage("You help.")
-INSTRUCTION = "You help.\n\nWhere to?"
+GIVEN = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Where to?"}]
 Span = dict[str, Any]
 
 
@@ -178,7 +178,7 @@ def test_every_way_of_recording_messages(way, played, steps, seen, write) -> Non
         traces = load_traces(path)
         (trajectory,) = traces
         assert seen(trajectory) == steps
-        assert (trajectory.task.instruction, traces.rejected) == (INSTRUCTION, ())
+        assert (trajectory.task.messages, traces.rejected) == (GIVEN, ())
 
 
 def test_a_missing_last_answer_comes_from_the_tools_own_span(played, steps, seen, write) -> None:

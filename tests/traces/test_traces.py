@@ -48,9 +48,13 @@ def test_a_real_run_reads_the_same_in_every_form(form, played, steps, seen, writ
     traces = load_traces(write(FORMS[form]([SystemMessage("You help."), *played])))
     (trajectory,) = traces
     assert seen(trajectory) == steps
-    assert [step.terminated for step in trajectory.steps] == [False, False, False, True]
+    assert not any(step.terminated for step in trajectory.steps) and trajectory.steps[-1].truncated, "of unknown outcome"
     task = trajectory.task
-    assert (task.instruction, task.environment) == ("You help.\n\nWhere to?", "traces")
+    assert (task.instruction, task.environment) == ("Where to?", "traces")
+    assert [(message["role"], message["content"]) for message in task.messages] == [
+        ("system", "You help."),
+        ("user", "Where to?"),
+    ]
     assert (task.observation, task.tools, task.metadata) == ("Where to?", ["search", "weather"], {})
     assert (trajectory.source, trajectory.success, trajectory.reward, traces.rejected) == ("offline", False, 0.0, ())
 

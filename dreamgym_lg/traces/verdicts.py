@@ -1,0 +1,120 @@
+"""What a source says about a conversation beside its messages: its outcome, and its task's metadata."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+Range = tuple[float, float]
+"""The lowest and the highest reward of a source."""
+
+FIELDS = ("reward", "score", "success", "metadata", "rubric")
+"""What a row of any format may have beside its messages."""
+
+_MEASURES = ("latency", "duration", "second", "time", "ms", "cost", "price", "token", "length", "count")
+_SCORES = ("score", "reward", "success", "correct", "rating", "grade", "accura", "quality", "resolve", "solve", "pass", "thumb")
+"""Beginnings of the words by which feedback is known as a measurement, which is no verdict, and as a score."""
+_RUNTIME = re.compile(
+    "thread_id|session_id|conversation_id|run_id|run_attempt|request_id|assistant_id|graph_id|revision_id|created_by|"
+    "(langgraph|checkpoint|ls|lc|langsmith|langchain|langfuse|traceloop)_.*|checkpoint|__.*",
+    re.IGNORECASE,
+)
+"""Keys of a trace's metadata that tell one run from another: kept, they would make of every run a task of its own."""
+
+
+class Verdict(NamedTuple):
+    """How a recorded conversation went."""
+
+    reward: float
+    """0 to 1."""
+    success: bool
+
+
+def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> Verdict | None:
+    """The outcome that a row or trace has; None where it has none.
+
+    `reward` or `score` is the reward, above 0 a success where `success` does not say; else `success` alone, else `feedback`.
+
+    Args: `fields`, of which `feedback` holds values by key (`feedback`); `reward_key`, the feedback to take.
+
+    Raises `ValueError` for what is no number or outside of `reward_range`, and for feedback of which none can be chosen.
+    """
+    given = {key: value for key, value in fields.items() if value is not None}
+    success = finite(given["success"], "success") > 0 if "success" in given else None
+    for key in ("reward", "score"):
+        if key in given:
+            reward = finite(given[key], key)
+            return Verdict(scaled(reward, key, reward_range), reward > 0 if success is None else success)
+    if success is not None:
+        return Verdict(scaled(finite(given["success"], "success"), "success", (0, 1)), success)
+    if (chosen := _chosen(given.get("feedback") or {}, reward_range, reward_key)) is None:
+        return None
+    value = finite(given["feedback"][chosen], f"feedback {chosen!r}")
+    return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), value > 0)
+
+
+def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
+    """The feedback that is the outcome: `reward_key`, the only one, or the only one named like a score and in the range."""
+    if reward_key is not None:
+        return reward_key if reward_key in feedback else None
+    candidates = [key for key in feedback if not _named(key, _MEASURES)]
+    if len(candidates) > 1:
+        low, high = reward_range
+        scores = [key for key in candidates if _named(key, _SCORES) and low <= finite(feedback[key], repr(key)) <= high]
+        if len(scores) != 1:
+            raise ValueError(
+                f"its feedback has the keys {', '.join(map(repr, sorted(feedback)))}: name the one that is the reward, "
+                "load_traces(..., reward_key=KEY) or `dreamgym import --reward-key KEY`"
+            )
+        candidates = scores
+    return next(iter(candidates), None)
+
+
+def _named(key: str, words: tuple[str, ...]) -> bool:
+    return any(word.lower().startswith(words) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", key))
+
+
+def feedback(recorded: object) -> dict[str, Any]:
+    """Feedback as values by key: LangSmith's statistics and lists, Langfuse's scores, Phoenix's annotations."""
+    values = defaultdict[str, list[Any]](list)
+    if isinstance(recorded, Mapping):
+        listed: Iterable[Any] = [
+            {**each, "key": key} if isinstance(each, Mapping) else {"key": key, "value": each} for key, each in recorded.items()
+        ]
+    else:
+        listed = [each for each in recorded if isinstance(each, Mapping)] if isinstance(recorded, list) else []
+    for each in listed:
+        inner = {**each, **(each["result"] if isinstance(each.get("result"), Mapping) else {})}
+        value = next((inner[key] for key in ("avg", "score", "value") if inner.get(key) is not None), None)
+        if isinstance(value, bool | int | float):
+            values[str(inner.get("key") or inner.get("name") or "")].append(value)
+    return {key: each[0] if len(each) == 1 else sum(map(float, each)) / len(each) for key, each in values.items()}
+
+
+def own_metadata(recorded: object) -> dict[str, Any]:
+    """The application's own metadata of a trace, without what tells its runs apart."""
+    fields = recorded if isinstance(recorded, Mapping) else {}
+    return {key: value for key, value in fields.items() if isinstance(key, str) and not _RUNTIME.fullmatch(key)}
+
+
+def scaled(reward: float, name: str, reward_range: Range) -> float:
+    """The reward on a scale from 0 to 1. Raises `ValueError`, which names it, outside of `reward_range`."""
+    low, high = reward_range
+    if not low <= reward <= high:
+        raise ValueError(
+            f"its {name} is {reward:g}, outside {low:g} to {high:g}: give load_traces(..., reward_range=(lowest, highest)), or "
+            "`dreamgym import --reward-range LOWEST HIGHEST`, and all are scaled to 0 to 1"
+        )
+    return (reward - low) / (high - low)
+
+
+def finite(value: object, name: str) -> float:
+    """Read `value` as a float. Raises `ValueError`, which names it, unless it is a finite number or a boolean."""
+    if isinstance(value, bool | int | float):
+        try:
+            if math.isfinite(number := float(value)):
+                return number
+        except OverflowError:
+            pass
+    raise ValueError(f"its {name} is {str(value)[:40]!r}, not a finite number")

@@ -1,0 +1,140 @@
+"""Agents that end with a tool message: what is judged, and that their traces replay."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, messages_to_dict
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from pydantic import BaseModel
+
+from dreamgym_lg.actions import parse_action
+from dreamgym_lg.environment import EpisodeContext
+from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.simulate.replay import RecordedPolicy, replay
+from dreamgym_lg.traces import load_traces
+from dreamgym_lg.types import Step, StepResult, Task
+
+agents = pytest.importorskip("langchain.agents")
+ToolStrategy = pytest.importorskip("langchain.agents.structured_output").ToolStrategy
+
+
+@tool
+def get_order(order_id: str) -> str:
+    """Look up an order."""
+    return f"{order_id}: delivered"
+
+
+@tool(return_direct=True)
+def hand_over(order_id: str) -> str:
+    """Hand a document to the user."""
+    return f"document of {order_id}"
+
+
+class Ticket(BaseModel):
+    """What becomes of the order."""
+
+    order: str
+    refunded: bool = False
+
+
+class Scripted(BaseChatModel):
+    """Replies in order, counted by the AI messages it is shown."""
+
+    replies: list[AIMessage]
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=tools, **kwargs)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        turn = sum(message.type == "ai" for message in messages)
+        return ChatResult(generations=[ChatGeneration(message=self.replies[turn].model_copy(update={"id": None}))])
+
+
+def calling(name: str, **arguments: Any) -> AIMessage:
+    return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"{name}-1"}])
+
+
+LOOKED, TICKET = calling("get_order", order_id="A7"), calling("Ticket", order="A7", refunded=True)
+HANDED, THINKING = calling("hand_over", order_id="A7"), AIMessage("<think>Is it?</think>\n\nIt is delivered.")
+STRATEGIES: dict[str, Any] = {
+    "structured": ([LOOKED, TICKET], {"response_format": ToolStrategy(Ticket)}),
+    "structured, in the application's words": (
+        [LOOKED, TICKET],
+        {"response_format": ToolStrategy(Ticket, tool_message_content="Noted.")},
+    ),
+    "direct": ([LOOKED, HANDED], {}),
+    "thinking": ([LOOKED, THINKING], {}),
+}
+ANSWERS = {"direct": "document of A7", "thinking": "It is delivered."}
+
+
+def graph_of(name: str) -> Any:
+    replies, options = STRATEGIES[name]
+    return agents.create_agent(Scripted(replies=replies), [get_order, hand_over], **options)
+
+
+class Tools:
+    """The real answers, and the judged last action."""
+
+    judged = ""
+
+    def reset(self, task: Task) -> str:
+        return task.observation
+
+    async def areset(self, task: Task) -> str:
+        return task.observation
+
+    def show_tools(self, tools: Any) -> None:
+        pass
+
+    def step(self, action: str) -> StepResult:
+        parsed = parse_action(action)
+        if isinstance(parsed, str):
+            self.judged = parsed
+            return StepResult("", 1.0, True, False, {"success": True})
+        text = {"get_order": get_order, "hand_over": hand_over}[parsed.name].invoke(dict(parsed.arguments))
+        return StepResult(text, 0.0, False, False, {})
+
+    async def astep(self, action: str) -> StepResult:
+        return self.step(action)
+
+
+def is_right(name: str, answer: str) -> bool:
+    return answer == ANSWERS[name] if name in ANSWERS else json.loads(answer) == {"order": "A7", "refunded": True}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_answer_is_judged(name: str) -> None:
+    """It was empty where the last message is a tool's, and held the thought."""
+    world, steps = Tools(), list[Step]()
+
+    async def play() -> None:
+        agent = SimulatedAgent(graph_of(name), Scripted(replies=STRATEGIES[name][0]))
+        task = Task(id="t", instruction="What about order A7?", environment="desk")
+        context = EpisodeContext(environment=world)  # type: ignore[arg-type]
+        async for state in agent.astream({"task": task}, None, context=context, stream_mode="values"):
+            steps[:] = state["steps"]
+
+    asyncio.run(play())
+    assert is_right(name, world.judged) and parse_action(steps[-1].action) == world.judged and steps[-1].terminated
+    assert len(steps) == (3 if name == "direct" else 2)
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if "words" not in name])
+def test_its_traces_are_successes_and_replay(name: str, tmp_path: Any) -> None:
+    state = graph_of(name).invoke({"messages": [("user", "What about order A7?")]})
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages_to_dict(state["messages"]), "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    assert trajectory.success and is_right(name, str(parse_action(trajectory.steps[-1].action)))
+    replayed = asyncio.run(replay(SimulatedAgent(graph_of(name), RecordedPolicy()), trajectory))
+    assert replayed.misfit is None
+    assert list(replayed.actions.values()) == [step.action for step in trajectory.steps]
