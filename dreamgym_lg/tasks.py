@@ -31,7 +31,7 @@ def rules(task: Task) -> str:
 
 def system_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The texts of the system messages at the beginning of `Task.messages`."""
-    return "\n\n".join(content for content in _system(messages) if isinstance(content, str))
+    return "\n\n".join(SystemMessage(content).text for content in _system(messages))
 
 
 def described(task: Task) -> str:

@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
 from langchain_core.tools import BaseTool
+from pydantic import BaseModel
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.replay.buffer import Record, ReplayBuffer
@@ -84,8 +86,8 @@ class TraceIndex:
         self.tools = list(tools)
         self._replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
-        defaults = {tool.name: _defaults(tool) for tool in tools}
-        self.call = lru_cache(100_000)(partial(comparable_call, defaults=defaults))
+        received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
+        self.call = lru_cache(100_000)(partial(comparable_call, received=received))
         """(action) -> the call that it is, in the form in which calls are compared; None for anything else."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
         self._lock = Lock()
@@ -178,11 +180,11 @@ def _words_key(environment: str, instruction: str, split: str) -> tuple[str, ...
     return "train" if split == "train" else "evaluation", environment, instruction
 
 
-def comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:
-    """The call that an action is, defaults filled in and values in one form; None for anything else."""
+def comparable_call(action: str, received: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]) -> Call | None:
+    """The call that an action is, in one form; None for anything else. Args: `received`, as each tool gets arguments."""
     if (call := parse_call(action)) is None:
         return None
-    arguments = {**defaults.get(call.name, {}), **call.arguments}
+    arguments = received[call.name](call.arguments) if call.name in received else call.arguments
     return Call(call.name, tuple((name, _comparable(arguments[name])) for name in sorted(arguments)))
 
 
@@ -195,7 +197,28 @@ def _comparable(value: Any) -> Any:
     """A value that can be hashed; numbers compare as they do in Python (20.0 is 20), truth values are no numbers."""
     if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return json.dumps(_whole(value), sort_keys=True, ensure_ascii=False)
+
+
+def _whole(value: Any) -> Any:
+    """JSON with whole numbers as integers."""
+    if isinstance(value, Mapping):
+        return {key: _whole(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_received(schema: Any, defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments as the tool gets them: validated, with nested defaults, without what it ignores.
+
+    Those that it refuses, and those of a tool with a JSON schema, get the tool's own defaults alone.
+    """
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        made = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
+        with suppress(ValueError):
+            return schema.model_validate(dict(arguments)).model_dump(mode="json", exclude=made)
+    return {**defaults, **arguments}
 
 
 def _defaults(tool: BaseTool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The replay buffer: every task, trajectory, token segment and metric, in one SQLite file."""
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence

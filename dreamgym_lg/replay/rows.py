@@ -154,7 +154,8 @@ def _segment_of(row: Sequence[Any]) -> Segment:
 
 def task_of(row: Sequence[Any]) -> Task:
     values = dict(zip(_TASK_FIELDS, row, strict=True))
-    return Task(**values | {name: json.loads(values[name]) for name in _TASK_JSON if values[name] is not None})
+    values |= {name: json.loads(values[name]) for name in _TASK_JSON if values[name] is not None}
+    return Task(**values | {"messages": values["messages"] or ()})
 
 
 def _trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:

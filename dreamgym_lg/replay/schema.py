@@ -20,8 +20,8 @@ _READER_BUSY_SECONDS = 2.0
 MIGRATIONS = (
     """
     CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
-        environment TEXT NOT NULL, messages TEXT NOT NULL, observation TEXT NOT NULL, tools TEXT, rubric TEXT NOT NULL, seed INTEGER,
-        panel TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT, split TEXT NOT NULL);
+        environment TEXT NOT NULL, messages TEXT NOT NULL, observation TEXT NOT NULL, tools TEXT, rubric TEXT NOT NULL,
+        seed INTEGER, panel TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT, split TEXT NOT NULL);
     CREATE INDEX tasks_split ON tasks (split);
     CREATE TABLE trajectories (id INTEGER PRIMARY KEY, run TEXT NOT NULL, iteration INTEGER NOT NULL,
         task_id TEXT NOT NULL REFERENCES tasks(id), rollout_index INTEGER NOT NULL, source TEXT NOT NULL,

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, asks_tools, best, by_trace, moment, rebuilt, with_called_system
-from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, tool_text
+from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
-from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata
+from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata
 
 _LANGFUSE = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "chain", "CHAIN": "chain", "SPAN": "chain", "EVENT": "chain"}
 """Kinds of Langfuse's observations, as LangSmith calls them."""
@@ -56,11 +56,10 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         "trace_id": first("traceId", "trace_id", "id"),
         "parent_run_id": first("parentObservationId", "parent_observation_id"),
         "start_time": first("startTime", "start_time", "timestamp"),
-        "inputs": decoded(fields.get("input")),
-        "outputs": decoded(fields.get("output")),
+        "inputs": fields.get("input"),
+        "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
         "extra": {"metadata": decoded(fields.get("metadata"))},
-        "feedback_stats": fields.get("scores"),
         "child_runs": fields.get("observations"),
     }
 
@@ -68,13 +67,10 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     known = {run.id for run in runs}
     root = next((run for run in runs if run.parent not in known), runs[0])
-    calls = [
-        ModelCall(messages_of(run.data.get("inputs"), "user"), messages_of(run.data.get("outputs"), "assistant"))
-        for run in runs
-        if run.kind == "llm"
-    ]
+    asked = [run for run in runs if run.kind == "llm"]
+    calls = [ModelCall(_asked(run), messages_of(unpacked(run.data.get("outputs")), "assistant")) for run in asked]
     tools = [_tool_run(run.data) for run in runs if run.kind == "tool"]
-    whole = exchange(messages_of(root.data.get("inputs"), "user"), root.data.get("outputs"))
+    whole = exchange(_asked(root), unpacked(root.data.get("outputs")))
     called = rebuilt(calls, tools)
     # The root may hold the question and the answer alone: that would leave out what the agent did.
     partial = asks_tools(called) and not asks_tools(whole)
@@ -83,12 +79,16 @@ def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     return Conversation(root.line, messages, _fields([root.data, *(run.data for run in runs)]), trace, defined)
 
 
+def _asked(run: Part) -> list[BaseMessage]:
+    return messages_of(unpacked(run.data.get("inputs")), "user")
+
+
 def _fields(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The verdict and metadata of a trace: its root's, else those of the first run that has some."""
     fields = {key: next((run[key] for run in runs if run.get(key) is not None), None) for key in FIELDS}
     extra = (run.get("extra") for run in runs)
     noted = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)
-    given = (run.get(key) for run in runs for key in ("feedback_stats", "feedback"))
+    given = (run.get(key) for run in runs for key in FEEDBACK)
     return {**fields, "metadata": fields["metadata"] or noted, "feedback": next(filter(None, map(feedback, given)), {})}
 
 
@@ -96,17 +96,16 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tools that a model call was bound to, as LangChain's tracer or a wrapped client records them."""
     extra, inputs = fields.get("extra"), fields.get("inputs")
     parameters = extra.get("invocation_params") if isinstance(extra, Mapping) else None
-    places = (
-        place for place in (parameters, inputs if fields.get("run_type") == "llm" else None) if isinstance(place, Mapping)
-    )
-    return next((tools for place in places if (tools := recorded_tools(place.get("tools")))), [])
+    places = [parameters, inputs] if fields.get("run_type") == "llm" else [parameters]
+    recorded = (recorded_tools(place.get("tools")) for place in places if isinstance(place, Mapping))
+    return next(filter(None, recorded), [])
 
 
 def _tool_run(fields: Mapping[str, Any]) -> ToolRun:
     name, outputs = str(fields.get("name") or ""), fields.get("outputs")
     if fields.get("error"):
         return ToolRun(name, str(fields["error"]), error=True)
-    for message in messages_of(outputs):
+    for message in messages_of(unpacked(outputs)):
         if isinstance(message, ToolMessage):
             return ToolRun(message.name or name, message.text, message.tool_call_id, message.status == "error")
     result = outputs.get("output", outputs) if isinstance(outputs, Mapping) else outputs

@@ -413,6 +413,12 @@ def decoded(value: object) -> Any:
         return value
 
 
+def unpacked(value: object) -> Any:
+    """`value`, or the object or list that it holds if it is a text of JSON."""
+    inner = decoded(value)
+    return inner if isinstance(inner, Mapping | list) else value
+
+
 def as_text(value: object) -> str:
     """A text as it is, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -11,19 +11,14 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
-from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, to_messages, tool_text, with_system
+from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata
 
 _HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
 _KINDS = (
-    "gen_ai.operation.name",
-    "openinference.span.kind",
-    "traceloop.span.kind",
-    "langfuse.observation.type",
-    "ai.operationId",
-    "mlflow.spanType",
-    "llm.request.type",
+    *("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type"),
+    *("ai.operationId", "mlflow.spanType", "llm.request.type"),
 )
 """The attributes that say what a span is, each instrumentation's own."""
 _OPERATIONS: Mapping[str, str] = {
@@ -45,26 +40,11 @@ _EXCHANGES = (
     ("input.value", "output.value"),
 )
 """The attributes of a call's prompt and reply."""
+_ASKED, _ANSWERED = zip(*_EXCHANGES, strict=True)
 _TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
 _TOOL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
-_TOOL_ARGUMENTS = (
-    "gen_ai.tool.call.arguments",
-    "tool_call.function.arguments",
-    "ai.toolCall.args",
-    "traceloop.entity.input",
-    "langfuse.observation.input",
-    "mlflow.spanInputs",
-    "input.value",
-)
-_TOOL_RESULTS = (
-    "gen_ai.tool.call.result",
-    "gen_ai.completion",
-    "ai.toolCall.result",
-    "traceloop.entity.output",
-    "langfuse.observation.output",
-    "mlflow.spanOutputs",
-    "output.value",
-)
+_TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "ai.toolCall.args", *_ASKED)
+_TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_ANSWERED)
 _TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
 _METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
 _EVENT_ROLES = {"system", "user", "assistant", "tool"}
@@ -181,7 +161,7 @@ def _plain(value: Any) -> Any:
 def _value(attributes: Mapping[str, Any], name: str) -> Any:
     """An attribute, also where it is nested or flattened (`NAME.0.role`), with what JSON texts hold; None for none."""
     if name in attributes:
-        return _unwrapped(decoded(attributes[name]))
+        return _unwrapped(unpacked(attributes[name]))
     flat = {key.removeprefix(f"{name}."): value for key, value in attributes.items() if key.startswith(f"{name}.")}
     if flat:
         return _unwrapped(_tree(flat))
@@ -236,10 +216,10 @@ def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
     fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
     noted = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
     scores = [
-        {"name": event.get(_SCORE_NAME), "score": event.get(_SCORE)}
+        {"name": each.get(_SCORE_NAME), "score": each[_SCORE]}
         for span in spans
-        for _, event in span.events
-        if _SCORE in event
+        for each in (span.attributes, *(event for _, event in span.events))
+        if _SCORE in each
     ]
     scores += [each for span in spans for each in _list(span.beside.get("annotations"))]
     return {**fields, "metadata": fields["metadata"] or next(filter(None, noted), None), "feedback": feedback(scores)}
@@ -328,7 +308,7 @@ def _tool_run(span: _Span) -> ToolRun:
     arguments, result = first(_TOOL_ARGUMENTS), first(_TOOL_RESULTS)
     for key in ("inputs", "kwargs"):  # OpenLLMetry's
         arguments = arguments[key] if isinstance(arguments, Mapping) and isinstance(arguments.get(key), Mapping) else arguments
-    if isinstance(result, Mapping) and result.keys() <= {"output", "kwargs"} and "output" in result:
+    if isinstance(result, Mapping) and {"output", "kwargs"} == result.keys():
         result = result["output"]
     known = arguments if isinstance(arguments, Mapping) else None
     name, call_id = str(first(_TOOL_NAMES) or span.name), str(first(_TOOL_IDS) or "")
@@ -336,6 +316,9 @@ def _tool_run(span: _Span) -> ToolRun:
         if isinstance(message, ToolMessage):
             failed = span.failed or message.status == "error"
             return ToolRun(message.name or name, message.text, call_id or message.tool_call_id, failed, known)
+    raw = next((span.attributes[key] for key in _TOOL_RESULTS if key in span.attributes), None)
+    if isinstance(raw, str) and result == unpacked(raw):
+        result = raw if not isinstance(decoded(raw), str) else decoded(raw)  # byte for byte, as the agent read it
     if result is None and span.failed:
         result = str(span.attributes.get("error.type") or "error")
     return ToolRun(name, None if result is None else tool_text(result), call_id, span.failed, known)

@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
-from dreamgym_lg.traces.messages import decoded, is_message, messages_of, recorded_tools, to_messages, with_system
-from dreamgym_lg.traces.verdicts import feedback
+from dreamgym_lg.traces.messages import is_message, messages_of, recorded_tools, to_messages, unpacked, with_system
+from dreamgym_lg.traces.verdicts import FEEDBACK, feedback
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 """By a file's first bytes."""
@@ -169,9 +169,9 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
         fields = row.value if isinstance(row.value, Mapping) else {"messages": row.value}
         try:
             tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
-            beside = {"feedback": feedback(fields.get("feedback", fields.get("feedback_stats", fields.get("scores"))))}
-            beside |= {key: value for key, value in fields.items() if key != "feedback"}
-            yield Conversation(row.line, _messages(fields), beside, str(fields.get("id") or ""), tools, row.place)
+            said = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
+            id = str(fields.get("id") or "")
+            yield Conversation(row.line, _messages(fields), {**fields, "feedback": said}, id, tools, row.place)
         except ValueError as error:
             yield Rejected(row.line, f"{row.place}{error}")
 
@@ -179,13 +179,13 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
     """The messages of a row; with an answer beside them, that too."""
     if (key := next((key for key in MESSAGES if fields.get(key) is not None), None)) is not None:
-        messages = with_system(to_messages(decoded(fields[key])), fields)
+        messages = with_system(to_messages(unpacked(fields[key])), fields)
         answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)
         asked_last = bool(messages) and isinstance(messages[-1], HumanMessage)
-        return exchange(messages, decoded(answer)) if asked_last and answer is not None else messages
+        return exchange(messages, unpacked(answer)) if asked_last and answer is not None else messages
     for asked, answered in _EXCHANGES:
         if fields.get(asked) is not None and fields.get(answered) is not None:
-            return exchange(with_system(messages_of(decoded(fields[asked]), "user"), fields), decoded(fields[answered]))
+            return exchange(with_system(messages_of(unpacked(fields[asked]), "user"), fields), unpacked(fields[answered]))
     return to_messages(None)
 
 

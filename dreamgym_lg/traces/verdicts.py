@@ -11,6 +11,8 @@ Range = tuple[float, float]
 
 FIELDS = ("reward", "score", "success", "metadata", "rubric")
 """What a row of any format may have beside its messages."""
+FEEDBACK = ("feedback", "feedback_stats", "scores", "annotations")
+"""Keys under which exporters have feedback."""
 
 _MEASURES = ("latency", "duration", "second", "time", "ms", "cost", "price", "token", "length", "count")
 _SCORES = ("score", "reward", "success", "correct", "rating", "grade", "accura", "quality", "resolve", "solve", "pass", "thumb")

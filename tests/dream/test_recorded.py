@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Index, Says, order_task, play, plays_and_judges, trace
+from pydantic import BaseModel
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded
@@ -261,3 +263,30 @@ def _by_definition(traces: Sequence[Trajectory], of: Task, history: Sequence[tup
 def test_conversations_answer_calls_too(buffer: ReplayBuffer, desk: Desk) -> None:
     buffer.add(trace(order_task(), (render_answer("Which order?"), "W-204"), (ORDER, PAID), (NOTE, "ok"), DONE))
     assert desk.decided(order_task("t2"), ORDER, NOTE) == [(PAID, "recorded"), ("ok", "recorded")]
+
+
+class Line(BaseModel):
+    sku: str
+    quantity: int = 1
+    gift: bool = False
+
+
+@tool
+def place_order(customer: int, lines: list[Line], note: str = "") -> str:
+    """Place an order."""
+    return ""
+
+
+def test_calls_are_compared_as_the_tool_receives_them() -> None:
+    """Each was another call, so that the same order was no success."""
+    index = TraceIndex(ReplayBuffer(":memory:"), tools=[place_order])
+
+    def call(**arguments: Any) -> Any:
+        return index.call(render_call("place_order", arguments))
+
+    first = call(customer=7, lines=[{"sku": "X1", "quantity": 2}])
+    assert first == call(customer="7", lines=[{"sku": "X1", "quantity": 2.0}])
+    assert first == call(customer=7.0, lines=[{"sku": "X1", "quantity": "2", "gift": False}], note="")
+    assert first == call(customer=7, lines=[{"quantity": 2, "sku": "X1"}], why="the tool ignores it")
+    for other in ({"customer": 8}, {"lines": [{"sku": "X1", "quantity": 3}]}, {"note": "soon"}, {"lines": "two X1"}):
+        assert first != call(**{"customer": 7, "lines": [{"sku": "X1", "quantity": 2}], **other})

@@ -354,4 +354,7 @@ def test_records_and_revision_are_of_real_trajectories_that_did_not_fail(path: P
         buffer.add_tasks([replace(task, split="test")])
         assert buffer.revision() == (4, 1)
         row = ("look", "b", False, "r")
-        assert buffer.records() == [("t", "e", "i", "test", "a", True, [row, row]), ("t", "e", "i", "test", "", False, [])]
+        assert buffer.records() == [
+            ("t", "e", "i", "test", "", "a", True, [row, row]),
+            ("t", "e", "i", "test", "", "", False, []),
+        ]
