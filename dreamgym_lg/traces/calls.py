@@ -65,8 +65,7 @@ def by_trace(
                 traces.setdefault(trace, []).append(part)
         except ValueError as error:
             yield Rejected(row.line, f"{row.place}{error}")
-    while traces:
-        trace = next(iter(traces))
+    for trace in list(traces):
         recorded = traces.pop(trace)
         known = {part.id: part for part in recorded if part.id}
         outer = [part for part in recorded if not _inside_tool(part, known)]
@@ -146,32 +145,19 @@ def _act(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] |
 
 def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> list[BaseMessage]:
     """The conversation with those answers that no message holds, taken from the tools' own runs."""
-    left, result = [run for run in tools if run.content is not None], list[BaseMessage]()
-    for position, message in enumerate(whole := linked(messages)):
+    left, result, whole = [run for run in tools if run.content is not None], list[BaseMessage](), linked(messages)
+    answered = {message.tool_call_id for message in whole if isinstance(message, ToolMessage)}
+    for message in whole:
         result.append(message)
-        if not isinstance(message, AIMessage):
-            continue
-        turn = _turn(whole[position + 1 :])
-        for call in message.tool_calls:
+        for call in message.tool_calls if isinstance(message, AIMessage) else ():
             run = next((run for run in left if run.call_id == call["id"]), None)
             run = run or next((run for run in left if not run.call_id and run.name == call["name"]), None)
             if run:
                 left.remove(run)
-            if run and call["id"] not in turn:
+            if run and call["id"] not in answered:
                 status = "error" if run.error else "success"
                 result.append(ToolMessage(run.content or "", tool_call_id=call["id"] or "", status=status))
     return result
-
-
-def _turn(following: Sequence[BaseMessage]) -> set[str]:
-    """The calls answered before the next AI message."""
-    answered = set()
-    for message in following:
-        if isinstance(message, AIMessage):
-            break
-        if isinstance(message, ToolMessage):
-            answered.add(message.tool_call_id)
-    return answered
 
 
 def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -6,9 +6,9 @@ from typing import Any
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, asks_tools, best, by_trace, moment, rebuilt, with_called_system
-from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, tool_text, unpacked
+from dreamgym_lg.traces.messages import decoded, messages_of, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
-from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata
+from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools
 
 _LANGFUSE = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "chain", "CHAIN": "chain", "SPAN": "chain", "EVENT": "chain"}
 """Kinds of Langfuse's observations, as LangSmith calls them."""

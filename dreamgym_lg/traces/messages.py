@@ -1,8 +1,8 @@
 """The one form of recorded messages, LangChain's: text, tool calls and tool answers, whoever wrote them.
 
-Read are LangChain's own forms, OpenAI's (chat, legacy functions, Responses items), Anthropic's and Bedrock's blocks, Gemini's
-and OpenTelemetry's parts, the AI SDK's, Ollama's and Hugging Face's messages, and ShareGPT's. What is none of these is a
-`ValueError` that names its form. Thoughts, and calls that the provider itself ran, are no part of a message.
+Read are LangChain's forms, OpenAI's (chat, legacy functions, Responses items), Anthropic's and Bedrock's blocks, Gemini's and
+OpenTelemetry's parts, the AI SDK's, Ollama's, Hugging Face's and ShareGPT's messages. What is none of these is a `ValueError`
+that names its form. Thoughts, and calls that the provider itself ran, are no part of a message.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.text import split_thought
 
 _SPEAKERS: Mapping[str, str] = {
@@ -24,8 +23,8 @@ _SPEAKERS: Mapping[str, str] = {
 }
 
 
-# Forms of content blocks and of items, written without `_` and `-` in small letters.
 def _forms(names: str) -> frozenset[str]:
+    """Forms of content blocks and items, in small letters without `_` and `-`."""
     return frozenset(names.split())
 
 
@@ -45,8 +44,10 @@ _FORMS = _TEXT | _CALL | _RESULT | _THOUGHT | _AT_PROVIDER | _MEDIA
 _MEDIA_KEYS = _forms("source image_url url base64 data file file_id input_audio image document")
 """Keys of which a tool's answer in the form of a medium has one; what has none is the tool's own data."""
 
-_HOLDERS = ("messages", "contents", "conversations", "generations", "choices", "candidates", "message", "output", "input")
-_HOLDERS_OF_ONE = ("response", "body", "content", "prompt", "prompts", "completion")
+_HOLDERS = (
+    *("messages", "contents", "conversations", "generations", "choices", "candidates", "message", "output", "input"),
+    *("response", "body", "content", "prompt", "prompts", "completion"),
+)
 _TEXT_HOLDERS = ("input", "question", "query", "prompt", "output", "answer", "response", "result", "completion", "text")
 _SYSTEM_HOLDERS = ("system", "instructions", "system_instruction", "systemInstruction", "system_prompt")
 
@@ -71,13 +72,13 @@ def messages_of(value: object, speaker: str = "") -> list[BaseMessage]:
     if is_message(value):
         return to_messages([value])
     if isinstance(value, Mapping):
-        holders = (value.get(key) for key in (*_HOLDERS, *_HOLDERS_OF_ONE) if not isinstance(value.get(key), str))
-        texts = (value.get(key) for key in _TEXT_HOLDERS if isinstance(value.get(key), str))
+        holders = (value.get(key) for key in _HOLDERS if not isinstance(value.get(key), str))
+        texts = (value[key] for key in _TEXT_HOLDERS if isinstance(value.get(key), str))
         messages = next((held for each in (*holders, *texts) if (held := messages_of(each, speaker))), [])
         return with_system(messages, value) if any(isinstance(each, HumanMessage) for each in messages) else messages
-    if isinstance(value, Sequence) and value:
-        return to_messages(value) if is_message(value[0]) else messages_of(value[0], speaker)
-    return []
+    if not isinstance(value, Sequence) or not value:
+        return []
+    return to_messages(value) if is_message(value[0]) else messages_of(value[0], speaker)
 
 
 def with_system(messages: list[BaseMessage], fields: Mapping[str, Any]) -> list[BaseMessage]:
@@ -91,7 +92,7 @@ def with_system(messages: list[BaseMessage], fields: Mapping[str, Any]) -> list[
 def to_messages(values: object) -> list[BaseMessage]:
     """Recorded messages in LangChain's form. Raises `ValueError` that names the first one that cannot be read, and why."""
     if not isinstance(values, Sequence) or isinstance(values, str):
-        missing = "there is no key `messages` with" if values is None else f"the messages are {_short(values)}, not"
+        missing = "there is no key `messages` with" if values is None else f"the messages are {short(values)}, not"
         raise ValueError(f"{missing} a list of messages")
     messages: list[BaseMessage] = []
     in_items = False
@@ -101,70 +102,60 @@ def to_messages(values: object) -> list[BaseMessage]:
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RecursionError) as error:
             # A file may hold anything, and LangChain's own classes raise each of these.
             reason = str(error).splitlines()[0] if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise ValueError(f"message {position} cannot be read ({reason[:160]}): {_short(value)}") from error
+            raise ValueError(f"message {position} cannot be read ({reason[:160]}): {short(value)}") from error
         is_call = isinstance(value, Mapping) and "role" not in value and _form(value) in _CALL
         if new and (is_call or in_items):  # Responses has an item a call and one for the text of the same reply
             first, last = new[0], messages[-1] if messages else None
             if isinstance(first, AIMessage) and isinstance(last, AIMessage):
-                messages[-1] = _one_reply(last, first)
+                calls, invalid = last.tool_calls + first.tool_calls, last.invalid_tool_calls + first.invalid_tool_calls
+                messages[-1] = AIMessage(last.text + first.text, tool_calls=calls, invalid_tool_calls=invalid)
                 new = new[1:]
         messages += new
         in_items = is_call or (in_items and not new)
     return messages
 
 
-def _one_reply(first: AIMessage, second: AIMessage) -> AIMessage:
-    calls, invalid = ([*getattr(first, key), *getattr(second, key)] for key in ("tool_calls", "invalid_tool_calls"))
-    return AIMessage(first.text + second.text, tool_calls=calls, invalid_tool_calls=invalid)
-
-
 def _converted(value: Any) -> Iterator[BaseMessage]:
     """The messages that one recorded message is: a user's may hold tools' answers too; a thought is none."""
     fields = _fields(value)
+    if (role := fields["role"]) not in _SPEAKERS:
+        raise ValueError(f"not a message: no role of a message is {role!r}")
     recorded = next((fields[key] for key in ("content", "parts", "contents") if fields.get(key) is not None), None)
-    speaker = _SPEAKERS[fields["role"]]
+    speaker = _SPEAKERS[role]
     if speaker == "tool" and not _holds_results(recorded):
         yield from _tool(fields, recorded)
         return
     content = _Content.read(recorded)
-    kept = {key: fields[key] for key, kind in (("id", str), ("response_metadata", dict)) if isinstance(fields.get(key), kind)}
     if speaker == "assistant":
-        yield from _assistant(fields, content, kept)
+        yield from _assistant(fields, content)
         return
     if content.calls or (speaker == "system" and content.media):
-        form = content.media or "tool call"
-        raise ValueError(f"a message of the role {fields['role']!r} with a block of the form {form!r}")
+        raise ValueError(f"a message of the role {role!r} with a block of the form {content.media or 'tool call'!r}")
     yield from content.results
     if content.parts or content.empty:
         blocks: list[str | dict[Any, Any]] = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content.parts]
         kind = SystemMessage if speaker == "system" else HumanMessage
-        yield kind(blocks if content.media or len(blocks) > 1 else content.text, **kept)
+        yield kind(blocks if content.media or len(blocks) > 1 else content.text)
     elif not content.results:
-        raise ValueError(f"a message of the role {fields['role']!r} without content")
+        raise ValueError(f"a message of the role {role!r} without content")
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A message's own fields, whatever is around them; `role` is one of `_SPEAKERS`."""
+    """A message's own fields, whatever is around them, and its `role`."""
     if isinstance(value, BaseMessage):
-        return {**dict(value), "role": _known(_role(dict(value)))}
+        return {**dict(value), "role": _role(dict(value))}
     if not isinstance(value, Mapping):
         raise ValueError("not a message: it is no object")
     if {"from", "value"} <= value.keys():  # ShareGPT
         if value["from"] in ("function_call", "tool_call"):
             calls = decoded(value["value"])
             return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
-        return {"role": _known(str(value["from"]).lower()), "content": value["value"]}
+        return {"role": str(value["from"]).lower(), "content": value["value"]}
     form = "" if "role" in value else _form(value)
     if form in _CALL | _RESULT | _THOUGHT | _AT_PROVIDER:
         return {"role": "tool" if form in _RESULT else "assistant", "content": [value], "is_item": True}
     inner: Any = next((value[key] for key in ("kwargs", "data") if isinstance(value.get(key), Mapping)), {})
-    return {**value, **inner, "role": _known(_role(value))}
-
-
-def _known(role: str) -> str:
-    if role not in _SPEAKERS:
-        raise ValueError(f"not a message: no role of a message is {role!r}")
-    return role
+    return {**value, **inner, "role": _role(value)}
 
 
 def _role(value: Mapping[str, Any]) -> str:
@@ -246,7 +237,7 @@ def _text(block: Mapping[str, Any]) -> str:
     text = next((block[key] for key in ("text", "content", "refusal") if block.get(key) is not None), None)
     text = text.get("value") if isinstance(text, Mapping) else text
     if not isinstance(text, str):
-        raise ValueError(f"a text block without a text, {_short(text)}")
+        raise ValueError(f"a text block without a text, {short(text)}")
     return text
 
 
@@ -267,7 +258,7 @@ def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
 # --- calls and answers ------------------------------------------------------------------------------------------------------
 
 
-def _assistant(fields: Mapping[str, Any], content: _Content, kept: Mapping[str, Any]) -> Iterator[BaseMessage]:
+def _assistant(fields: Mapping[str, Any], content: _Content) -> Iterator[BaseMessage]:
     if content.media:
         raise ValueError(f"an answer with a block of the form {content.media!r}, which no text can hold")
     more = fields.get("additional_kwargs")
@@ -284,7 +275,7 @@ def _assistant(fields: Mapping[str, Any], content: _Content, kept: Mapping[str, 
     calls, invalid = _calls(recorded)
     invalid += fields.get("invalid_tool_calls") or []
     if calls or invalid or text or (content.empty and not thought):
-        yield AIMessage(text, tool_calls=calls, invalid_tool_calls=invalid, **kept)
+        yield AIMessage(text, tool_calls=calls, invalid_tool_calls=invalid)
         yield from content.results
     elif not fields.get("is_item"):  # else a thought between the items of a reply
         raise ValueError(f"an assistant's message with {'a thought alone' if thought else 'neither text nor tool call'}")
@@ -294,7 +285,7 @@ def _written_calls(text: str) -> tuple[str, list[Any]]:
     """A reply's text without the calls that stand in it as `<tool_call>`, in the form of Hermes and Qwen; and these."""
     calls = [decoded(call) for call in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)]
     if unread := [call for call in calls if not isinstance(call, Mapping)]:
-        raise ValueError(f"a <tool_call> that is no JSON object, {_short(unread[0])}")
+        raise ValueError(f"a <tool_call> that is no JSON object, {short(unread[0])}")
     return (re.sub(r"<tool_call>.*?</tool_call>", "", text, flags=re.DOTALL).strip() if calls else text), calls
 
 
@@ -305,7 +296,7 @@ def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
         inner = next((call[key] for key in ("function", "custom") if isinstance(call.get(key), Mapping)), _inner(call, _CALL))
         name = next((inner[key] for key in ("name", "toolName", "tool_name") if inner.get(key)), None)
         if not isinstance(name, str):
-            raise ValueError(f"a tool call without a name, {_short(call)}")
+            raise ValueError(f"a tool call without a name, {short(call)}")
         ids = [each.get(key) for key in ("call_id", "toolUseId", "toolCallId", "id") for each in (call, inner)]
         named = {"name": name, "id": next((str(each) for each in ids if each), None)}
         arguments = next((inner[key] for key in ("arguments", "args", "input", "parameters") if key in inner), None)
@@ -385,26 +376,6 @@ def _answer_text(block: Any) -> str | None:
     return _text(block) if form in _TEXT and "text" in block else None
 
 
-# --- tools and text ---------------------------------------------------------------------------------------------------------
-
-
-def recorded_tools(value: object) -> list[dict[str, Any]]:
-    """The tools that a row or a model call says it had, as function schemas. Raises `ValueError` for what are none."""
-    value = decoded(value)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise ValueError(f"its tools are {_short(value)}, not a list of function schemas")
-    declared = [each for tool in value for each in tool.get("functionDeclarations", tool.get("function_declarations", [tool]))]
-    try:
-        tools = tool_schemas(declared)
-    except Exception as error:  # LangChain's conversion raises what each form brings
-        raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {_short(value)}") from error
-    if not all(isinstance(tool["function"].get("name"), str) for tool in tools):
-        raise ValueError(f"its tools cannot be read (one has no name): {_short(value)}")
-    return tools
-
-
 def decoded(value: object) -> Any:
     """`value`, or what it holds if it is a text of JSON."""
     try:
@@ -424,6 +395,7 @@ def as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """The beginning of a value, for an error."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

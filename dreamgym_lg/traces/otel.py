@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
-from dreamgym_lg.traces.messages import decoded, messages_of, recorded_tools, to_messages, tool_text, unpacked, with_system
+from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
-from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata
+from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools
 
 _HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
 _KINDS = (

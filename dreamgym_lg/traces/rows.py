@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
-from dreamgym_lg.traces.messages import is_message, messages_of, recorded_tools, to_messages, unpacked, with_system
-from dreamgym_lg.traces.verdicts import FEEDBACK, feedback
+from dreamgym_lg.traces.messages import is_message, messages_of, to_messages, unpacked, with_system
+from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, recorded_tools
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 """By a file's first bytes."""

@@ -1,10 +1,13 @@
-"""What a source says about a conversation beside its messages: its outcome, and its task's metadata."""
+"""What a source says about a conversation beside its messages: its outcome, its task's metadata, the agent's tools."""
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.traces.messages import decoded, short
 
 Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
@@ -120,3 +123,20 @@ def finite(value: object, name: str) -> float:
         except OverflowError:
             pass
     raise ValueError(f"its {name} is {str(value)[:40]!r}, not a finite number")
+
+
+def recorded_tools(value: object) -> list[dict[str, Any]]:
+    """The tools that a row or a model call says it had, as function schemas. Raises `ValueError` for what are none."""
+    value = decoded(value)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise ValueError(f"its tools are {short(value)}, not a list of function schemas")
+    declared = [each for tool in value for each in tool.get("functionDeclarations", tool.get("function_declarations", [tool]))]
+    try:
+        tools = tool_schemas(declared)
+    except Exception as error:  # LangChain's conversion raises what each form brings
+        raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {short(value)}") from error
+    if not all(isinstance(tool["function"].get("name"), str) for tool in tools):
+        raise ValueError(f"its tools cannot be read (one has no name): {short(value)}")
+    return tools
