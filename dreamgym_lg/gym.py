@@ -1,6 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,25 +15,27 @@ from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner
 from dreamgym_lg.experiment.workspace import logger, policy_version
-from dreamgym_lg.experiment.world import Rollouts
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
-from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.splits import split_tasks
+from dreamgym_lg.statistics import Rate, clustered_rate
 from dreamgym_lg.tasks import first_observation, is_tool_task
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+
+_FEW_TASKS = 10
+"""Tasks of traces below which none is held out for validation."""
+_OF_EXPERIMENT = ("policy", "create_learner", "engine", "rollouts", "report_to", "progress")
 
 
 class DreamGym:
@@ -48,12 +50,13 @@ class DreamGym:
             any chat model, or a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
         dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
         tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
-            trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.
+            trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks; of these, a
+            fifth is held out for validation if none is (`split_tasks`), before the training begins.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
-            `task_generator`, `isolation` and its options.
+        say: Called with every warning and result of one line. Default: a logged warning.
+        options: `policy`, `create_learner`, `engine`, `rollouts`, `report_to`, `progress` of `Experiment`; of `AgentWorld`
+            `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `task_generator`, `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does, and for an `experience_model` beside a `dream`.
     """
@@ -68,54 +71,40 @@ class DreamGym:
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
-        policy: "LocalChatModel | str | Path | None" = None,
-        create_learner: CreateLearner = create_trl_learner,
-        engine: "CreateEngine | None" = None,
-        rollouts: Rollouts | None = None,
-        report_to: str | Sequence[str] = "none",
-        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
-        **world: Any,
+        **options: Any,
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         if dream is not None and experience_model is not None:
             raise ConfigurationError("dream= brings its own parts: leave experience_model= away, or put it into the dream")
-        self.world = AgentWorld(graph, tasks=tasks, dream=dream, **world)
+        given: dict[str, Any] = {"replay_buffer": replay_buffer, "experience_model": experience_model, "say": say}
+        given |= {name: options.pop(name) for name in _OF_EXPERIMENT if name in options}
+        self.world = AgentWorld(graph, tasks=tasks, dream=dream, **options)
         self.replay_buffer = replay_buffer
         stored = replay_buffer.tasks(origin="real")
-        self.world.add_traced(_traced_tasks(self.world.all_tasks, stored, say))
-        self.experiment = Experiment(
-            self.world,
-            out,
-            settings,
-            replay_buffer=replay_buffer,
-            experience_model=experience_model,
-            policy=policy,
-            create_learner=create_learner,
-            engine=engine,
-            rollouts=rollouts,
-            report_to=report_to,
-            progress=progress,
-            say=say,
-        )
-        if self.experiment.is_worker_rank:  # rank 0 alone writes
-            return
-        # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
+        self.experiment = Experiment(self.world, out, settings, **given)
+        traced = _traced_tasks(self.world.all_tasks, stored, say)
+        self.world.add_traced(traced if self.experiment.has_begun else _with_validation(self.world.all_tasks, traced, say))
+        if not self.experiment.is_worker_rank:  # rank 0 alone writes
+            self._store_tasks(stored)
+            if experience_model is not None:
+                self.experiment.experience()  # a wrong one is said now
+
+    def _store_tasks(self, stored: Sequence[Task]) -> None:
+        """Store the tasks with the agent's tools: traces name tools at best, and text games in the buffer have none."""
         own = {task.id for task in self.world.all_tasks}
         traced = (self.world.with_tools(task) for task in stored if is_tool_task(task) and task.id not in own)
-        replay_buffer.add_tasks([*self.world.all_tasks, *traced])
+        self.replay_buffer.add_tasks([*self.world.all_tasks, *traced])
         if self.world.writes is not None:
-            self.world.writing_tools(replay_buffer)  # a name that no tool has is said now
-        if experience_model is not None:
-            self.experiment.experience()  # a wrong one is said now
+            self.world.writing_tools(self.replay_buffer)  # a name that no tool has is said now
 
     def tasks(self, split: Split) -> list[Task]:
         """The tasks of a split: those given, and those of the traces."""
         return self.world.tasks(split)
 
     def examine(self) -> Examination:
-        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
+        """The graph's parts and how a dream handles each, as `dreamgym doctor` shows it."""
         return self.world.examine(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
 
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
@@ -137,19 +126,10 @@ class DreamGym:
         self.experiment.train_filtered()
 
     def train(
-        self,
-        policy: "LocalChatModel | str | Path | None" = None,
-        iterations: int | None = None,
-        *,
-        servers: str | Sequence[str] = (),
-        report_to: str | Sequence[str] | None = None,
-        learner_options: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
     ) -> "LocalChatModel":
-        """Train the policy in the dream, or where `Settings.environment` says (`Experiment.train`)."""
-        return self.experiment.train(
-            policy, iterations, servers=servers, report_to=report_to, learner_options=learner_options, **settings
-        )
+        """Train the policy in the dream, or where `Settings.environment` says. Args: `options`, of `Experiment.train`."""
+        return self.experiment.train(policy, iterations, **options)
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""
@@ -174,11 +154,12 @@ class DreamGym:
         concurrency: int = 16,
         seed: int = 0,
     ) -> tuple[Rate, list[Trajectory]]:
-        """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
+        """Success with its 95 % interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
-        The rate is over all episodes: one that could not be played is played again, twice at most, unless the guard or the
-        wall stopped it (`AccessBlocked`): mend that first. In a dream, an episode
-        that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
+        The rate is over all episodes, those of one task taken for alike (`clustered_rate`): one that could not be played is
+        played again, twice at most, unless the guard or the wall stopped it (`AccessBlocked`): mend that first. In a dream, an
+        episode that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no
+        success.
 
         Args:
             policy: Any chat model; default: the trained policy.
@@ -191,8 +172,8 @@ class DreamGym:
         work = self.experiment
         work.check_rank()
         work.check_settings()
-        wanted = policy or work.trained_policy()
-        if wanted is None:
+        played = policy or work.trained_policy()
+        if played is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         held_out = self.tasks("test") or self.tasks("validation")
         chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
@@ -202,7 +183,7 @@ class DreamGym:
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
         kind, dream, name = "real" if real else "dream", None if real else work.dream(), run or f"evaluate-{uuid4().hex[:8]}"
-        agent, create_environment = work.players(wanted, dream)
+        agent, create_environment = work.players(played, dream)
         episodes = await rollout(
             agent,
             chosen,
@@ -214,13 +195,14 @@ class DreamGym:
             attempts=3,
             run=work.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
-            policy_version=policy_version(wanted),
+            policy_version=policy_version(played),
             experience_version=dream.version if dream is not None else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
         work.say_unreadable(episodes)
-        successes = sum(episode.success for episode in episodes)
-        return Rate.of(successes, len(episodes)), episodes
+        rate = clustered_rate((episode.task.id, episode.success) for episode in episodes)
+        assert rate is not None  # there is a task
+        return rate, episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None, *, overwrite: bool = False) -> Any:
         """The graph for production, its own tools and the trained policy in it (`with_policy`).
@@ -228,39 +210,57 @@ class DreamGym:
         Args:
             path: A new folder that the policy is written to as well (`export_policy`): weights, manifest, model card, and a
                 project that `langgraph dev` starts, of the agent if it was given by its path.
-            policy: Default: the trained one.
+            policy: Default: the trained one, or the baseline that `prove` found to be as good.
             overwrite: Replace an exported policy in that folder.
 
         Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object and no graph:
         make that one anew with the policy as its model.
         """
-        wanted: Any = policy or self.experiment.trained_policy()
-        if wanted is None:
+        served: Any = policy or self.experiment.kept_policy()
+        if served is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
-        kept = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
-        served = with_policy(self.world.graph, wanted, **kept)
+        options = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
+        graph = with_policy(self.world.graph, served, **options)
         if path is not None:
-            origin = provenance(self.experiment, wanted)
-            export_policy(wanted, path, provenance=origin, agent=self.world.source, overwrite=overwrite)
-        return served
+            origin = provenance(self.experiment, served)
+            export_policy(served, path, provenance=origin, agent=self.world.source, overwrite=overwrite)
+        return graph
 
 
-def _traced_tasks(given: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
-    """The tasks of the traces that are wanted beside those given: all beside none, training tasks where none is given."""
-    if not given:
+def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
+    """The traces' tasks beside those given: all where none is given, the training tasks where none is to be trained on."""
+    if not tasks:
         return list(stored)
-    ids, environments = {task.id for task in given}, {task.environment for task in given}
+    ids, environments = {task.id for task in tasks}, {task.environment for task in tasks}
     traced = [task for task in stored if task.id not in ids]
     if traced and (unknown := environments - {task.environment for task in stored}):
         say(
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="
         )
-    asked = {first_observation(task) for task in given if task.split != "train"}
-    if same := [task for task in traced if task.split == "train" and first_observation(task) in asked]:
+    held_out = {first_observation(task) for task in tasks if task.split != "train"}
+    if same := [task for task in traced if task.split == "train" and first_observation(task) in held_out]:
         say(
             f"{len(same)} recorded training tasks ask word for word what a held-out task asks ({same[0].id!r} is the first): "
             "success on these is not success on unseen tasks. Give the held-out task that id, and its traces are not trained on"
         )
-    trained = any(task.split == "train" for task in given)
-    return [] if trained else [task for task in traced if task.split == "train" and task.environment in environments]
+    if any(task.split == "train" for task in tasks):
+        return []
+    return [task for task in traced if task.split == "train" and task.environment in environments]
+
+
+def _with_validation(tasks: Sequence[Task], traced: Sequence[Task], say: Callable[[str], None]) -> Sequence[Task]:
+    """The traces' tasks, a fifth of them held out for validation where no task is held out (`split_tasks`)."""
+    training = [task for task in traced if task.split == "train" and is_tool_task(task)]
+    if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
+        return traced
+    try:
+        split = split_tasks(training, validation=0.2, test=0)
+    except ConfigurationError as error:
+        say(f"no task is held out for validation: {error}")
+        return traced
+    held_out = sum(task.split == "validation" for task in split)
+    say(
+        f"no task is held out: {held_out} of the {len(training)} tasks of the traces are for validation now, and not trained on"
+    )
+    return [*split, *(task for task in traced if task not in training)]

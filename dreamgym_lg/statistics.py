@@ -30,15 +30,24 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     return (0.0 if successes == 0 else centre - margin), (1.0 if successes == n else centre + margin)
 
 
+def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
+    """The 95 % interval of the first success rate minus the second, of outcomes on the same tasks; at least one pair.
+
+    Wald's interval with half a pair added to each of the four cells (Agresti and Min 2005, Statistics in Medicine 24).
+    """
+    n = len(pairs) + 2
+    first, second = sum(a and not b for a, b in pairs) + 0.5, sum(b and not a for a, b in pairs) + 0.5
+    gain = (first - second) / n
+    margin = 1.96 * sqrt((first + second) / n - gain * gain) / sqrt(n)
+    return gain - margin, gain + margin
+
+
 def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float]:
     """The 95 % interval of the rate of `a` minus that of `b`, each (successes, trials) of at least one trial.
 
     Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
     """
-    p, q = a[0] / a[1], b[0] / b[1]
-    (low_a, high_a), (low_b, high_b) = wilson(*a), wilson(*b)
-    low, high = sqrt((p - low_a) ** 2 + (high_b - q) ** 2), sqrt((high_a - p) ** 2 + (q - low_b) ** 2)
-    return p - q - low, p - q + high
+    return difference_of_rates(Rate.of(*a), Rate.of(*b))
 
 
 def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None = None) -> tuple[float, float] | None:
@@ -103,6 +112,13 @@ class Rate(NamedTuple):
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
+def difference_of_rates(a: Rate, b: Rate) -> tuple[float, float]:
+    """The 95 % interval of rate `a` minus rate `b`, from their intervals (`difference_interval`)."""
+    low = sqrt((a.value - a.low) ** 2 + (b.high - b.value) ** 2)
+    high = sqrt((a.high - a.value) ** 2 + (b.value - b.low) ** 2)
+    return a.value - b.value - low, a.value - b.value + high
+
+
 # --- figures with their number of samples ---------------------------------------------------------------------------------
 
 
@@ -147,6 +163,19 @@ def rate(outcomes: Iterable[bool]) -> Rate | None:
     """The share of episodes (or tasks) that something is true of, with its Wilson interval; None of no outcome."""
     trials = [bool(outcome) for outcome in outcomes]
     return Rate.of(sum(trials), len(trials)) if trials else None
+
+
+def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
+    """The share of episodes that something is true of, those of one task taken for alike; None of no outcome.
+
+    Args: `outcomes`, of each episode its task and its outcome.
+    """
+    clusters: dict[str, list[bool]] = {}
+    for task, outcome in outcomes:
+        clusters.setdefault(task, []).append(bool(outcome))
+    values = list(clusters.values())
+    interval = clustered_interval(values, top=1) if values else None
+    return None if interval is None else Rate(sum(map(sum, values)), sum(map(len, values)), *interval)
 
 
 def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:

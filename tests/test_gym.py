@@ -35,6 +35,7 @@ from dreamgym_lg import (
 )
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
+from dreamgym_lg.statistics import wilson
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
 
@@ -497,3 +498,44 @@ def test_the_names_of_the_first_example_are_exported_lazily() -> None:
     assert all(getattr(dreamgym_lg, name) is not None for name in dreamgym_lg.__all__)
     with pytest.raises(AttributeError, match="DreamGim"):
         dreamgym_lg.DreamGim  # noqa: B018
+
+
+def recorded(number: int) -> Trajectory:
+    task = Task(id=f"t{number}", instruction=f"Book room R-{number}.", environment="traces", tools=["book"])
+    step = Step(observation=task.instruction, action='{"answer": "done"}', next_observation="", reward=1.0, terminated=True)
+    return Trajectory(task=task, steps=[step], success=True, run="traces")
+
+
+def test_without_a_held_out_task_a_fifth_of_the_traces_is_for_validation(
+    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    buffer.extend(map(recorded, range(20)))
+    said: list[str] = []
+    gym = gym_of(agent, buffer, tasks=[], out=tmp_path / "new", say=said.append)
+    held_out = gym.tasks("validation")
+    assert len(held_out) == 4 and len(gym.tasks("train")) == 16 and "4 of the 20 tasks" in said[0]
+    assert {each.task.id for each in buffer.trajectories(split="train")} == {task.id for task in gym.tasks("train")}
+    buffer.extend(map(recorded, range(20)))  # the script runs again
+    buffer.add(replace(recorded(int(held_out[0].id[1:])), run="newer traces"))
+    again = gym_of(agent, buffer, tasks=[], out=tmp_path / "new", say=said.append)
+    assert again.tasks("validation") == held_out and len(said) == 1
+
+
+def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_are_left_alone(
+    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    buffer.extend(map(recorded, range(9)))
+    assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "few").tasks("validation")
+    (begun := gym_of(agent, buffer, tasks=[], out=tmp_path / "begun")).experiment.open()
+    buffer.extend(map(recorded, range(9, 20)))
+    assert not gym_of(agent, buffer, tasks=[], out=begun.experiment.out).tasks("validation")
+    buffer.add_tasks([replace(recorded(3).task, split="test")])
+    assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "own").tasks("validation")
+
+
+def test_the_interval_of_an_evaluation_takes_the_episodes_of_a_task_for_alike(agent: Agent, buffer: ReplayBuffer) -> None:
+    gym = gym_of(agent, buffer)
+    held_out = [Task(id=f"h{n}", instruction=f"Book H-{n}.", environment="rooms", split="test") for n in range(4)]
+    rate, episodes = gym.evaluate(Says(), tasks=held_out, num_generations=8)
+    assert (rate.successes, rate.episodes, len(episodes)) == (32, 32, 32)
+    assert (rate.low, rate.high) == wilson(4, 4), "32 episodes of 4 tasks are 4 trials where no two of a task differ"

@@ -39,7 +39,7 @@ Refresh = Annotated[int | None, typer.Option(min=0, help=REFRESH_HELP)]
 Learner = Annotated[str | None, typer.Option(help=f"What trains the policy: {LEARNERS}. Default: the world's.")]
 Where = Annotated[str | None, typer.Option("--environment", help=PLACES)]
 RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after which a real training ends; may be raised later.")]
-Force = Annotated[bool, typer.Option("--force", help="Lift the gate and the limit of the gap (max_false_success, max_gap).")]
+Force = Annotated[bool, typer.Option("--force", help="Train in a dream that the gate refuses, and without max_gap.")]
 ReferencesOnly = Annotated[
     bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge (references_only).")
 ]
@@ -69,7 +69,7 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        force: Without `max_false_success` and `max_gap`.
+        force: Without `max_gap`.
         settings: Values of its `Settings`; None leaves one as it is.
 
     Raises `ConfigurationError` if it is none of these.
@@ -77,7 +77,7 @@ def open_experiment(
     quiet_libraries(offline=not is_object(name))
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
-        chosen |= {"max_false_success": None, "max_gap": None}
+        chosen |= {"max_gap": None}
     if _is_folder(name):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
@@ -185,7 +185,7 @@ def train(
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None}
     with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
         work.prepare()
-        work.train(servers=servers or ())
+        work.train(servers=servers or (), force=force)
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 
@@ -206,16 +206,17 @@ def report(world: WorldArgument) -> None:
 
 def export(world: WorldArgument, folder: To, overwrite: Overwrite = False) -> None:
     """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
+    from dreamgym_lg.experiment.evaluation import kept_policy
     from dreamgym_lg.production.export import export_policy
     from dreamgym_lg.production.provenance import provenance
 
     with _opened(world, existing=True) as work:
         if not (work.models / "trained").exists():
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
-        policy = work.policy("trained")
+        policy = work.policy(kept_policy(work))
         origin = provenance(work, policy)
         export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)
-        console.print(f"trained policy: {folder}", soft_wrap=True)
+        console.print(f"policy: {folder}", soft_wrap=True)
 
 
 def _show(work: Experiment) -> None:

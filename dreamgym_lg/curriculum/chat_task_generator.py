@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 PROPOSE, SELECT = "task-variations-1", "task-selection-1"
 """The prompts of the two stages."""
 _PROMPT_STEPS, _PROMPT_CHARACTERS = 8, 300
-"""How much of an episode is in a prompt: steps, and characters of each action and answer."""
+"""Maximum steps of an episode in a prompt, and characters of each action and answer."""
 
 
 def _schema(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,15 +72,11 @@ class ChatTaskGenerator:
             proposals = read_proposals(self._reply(PROPOSE, request))
             numbered = [{"number": number, **proposal._asdict()} for number, proposal in enumerate(proposals, 1)]
             reply = self._reply(SELECT, {"seed_task": summaries[0], "variations": numbered})
-            chosen, reason = read_selection(reply, len(proposals))
+            chosen = read_selection(reply, len(proposals))
         except (PredictionFailed, ModelUnavailable) as error:  # no reason to stop a training
             logger.warning("no variation of task %s: %s", task.id, error)
             return None
-        if chosen == 0:
-            return None
-        proposal = proposals[chosen - 1]
-        logger.info("variation of task %s: %s (%s)", task.id, proposal.change, reason)
-        return variation(task, proposal.task, rubric=proposal.rubric)
+        return variation(task, proposals[chosen - 1].task, rubric=proposals[chosen - 1].rubric) if chosen else None
 
     def _reply(self, prompt: str, request: Mapping[str, Any]) -> str:
         model, messages = self._models[prompt], [SystemMessage(load_prompt(prompt)), HumanMessage(encoded(request))]
@@ -119,10 +115,9 @@ def read_proposals(text: str) -> list[Proposal]:
     return proposals
 
 
-def read_selection(text: str, number: int) -> tuple[int, str]:
-    """The number chosen, 0 for none, and the reason; raises `PredictionFailed` for another number than 0 to `number`."""
-    answer = json_object(text)
-    chosen = answer.get("chosen")
+def read_selection(text: str, number: int) -> int:
+    """The number chosen, 0 for none; raises `PredictionFailed` for another number than 0 to `number`."""
+    chosen = json_object(text).get("chosen")
     if not isinstance(chosen, int) or isinstance(chosen, bool) or not 0 <= chosen <= number:
         raise PredictionFailed(f"'chosen' is {chosen!r}; expected a number from 0 to {number}")
-    return chosen, str(answer.get("reason", ""))
+    return chosen

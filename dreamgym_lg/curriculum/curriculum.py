@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from statistics import pvariance
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.errors import ConfigurationError
@@ -13,26 +14,30 @@ CheckTask = Callable[[Task], str | None]
 """Returns the reason against training on a generated task, a word under which refusals are counted; None if there is none."""
 
 _TRIES = 4
-"""Variations that are refused or not written, after which an original task takes the place."""
+"""Refused or unwritten variations after which an original task takes the place."""
 
 
 def value(rewards: Sequence[float]) -> float:
-    """V of a task: the population variance of its group's rewards, `(1/n) sum (r_i - mean)^2` (paper, equation for V).
+    """V of a task: the population variance of its group's rewards (paper, equation for V).
 
     0 for a uniform group (no gradient either); at most 0.25 for rewards in [0, 1].
     """
-    if not rewards:
-        return 0.0
-    mean = sum(rewards) / len(rewards)
-    return sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+    return float(pvariance(rewards)) if rewards else 0.0
 
 
 class Curriculum:
     """Picks the tasks of an iteration: original ones, and up to a share of variations of those with the highest V.
 
-    Varied are tasks of the last iteration, as in the paper: what was hard for the policy many iterations ago says little
-    about what is hard for it now. What it picks depends on `seed`, the iteration and the values known by then, so that a
-    resumed run goes on as it was.
+    Only tasks of the last iteration are varied, as in the paper. The choice depends on `seed`, the iteration and the values
+    known by then, so that a resumed run goes on as it was.
+
+    Args:
+        task_generator: Writes the variations; None: there are none.
+        check_task: Refuses generated tasks.
+        synthetic_share: The paper's lambda, in [0, 1].
+        num_seeds: The paper's m: number of high-V tasks that are varied.
+
+    Raises `ConfigurationError` without a task, for an evaluation task and for a share out of range.
     """
 
     def __init__(
@@ -45,20 +50,13 @@ class Curriculum:
         num_seeds: int = 8,
         seed: int = 0,
     ) -> None:
-        """Args:
-        task_generator: Writes the variations; None: there are none.
-        check_task: Refuses generated tasks.
-        synthetic_share: The paper's lambda in [0, 1].
-        num_seeds: Its m: how many high-V tasks are varied.
-        """
         if not tasks:
             raise ConfigurationError("a curriculum needs at least one task")
         if not 0 <= synthetic_share <= 1:
             raise ConfigurationError(f"synthetic_share={synthetic_share} must lie in [0, 1]")
         if evaluation := [task.id for task in tasks if task.split != "train"]:
             raise ConfigurationError(f"evaluation tasks must not be trained on: {', '.join(evaluation[:3])}")
-        self._tasks = {task.id: task for task in tasks}
-        self._original = list(tasks)
+        self._tasks, self._original = {task.id: task for task in tasks}, list(tasks)
         self._generate, self._check = task_generator, check_task
         self._share, self._num_seeds, self._seed = synthetic_share, num_seeds, seed
         self.values: dict[str, float] = {}
@@ -81,15 +79,13 @@ class Curriculum:
             self.update(groups[key])
 
     def update(self, group: Sequence[Trajectory]) -> float:
-        """Note the episodes of a task's group, and forget those of earlier iterations; returns its V.
+        """Store the episodes of a task's group, drop those of earlier iterations and return its V.
 
         Failed episodes count for nothing.
         """
         task_id, iteration = group[0].task.id, group[0].iteration
         if iteration > self._newest:
-            self._newest = iteration
-            self.values.clear()
-            self._episodes.clear()
+            self._newest, self.values, self._episodes = iteration, {}, {}
         played = [replace(episode, segments=()) for episode in group if episode.error is None]
         variance = value([episode.reward for episode in played])
         if iteration == self._newest:
@@ -103,8 +99,7 @@ class Curriculum:
         """
         ranked = sorted((v, task_id) for task_id, v in self.values.items() if task_id in self._tasks)
         varied = [task_id for v, task_id in ranked if v > 0][-self._num_seeds :]
-        solved = [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
-        seeds = varied or solved
+        seeds = varied or [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
         if self._generate is None or not seeds:
             return None
         episodes = [episode for task_id in reversed(seeds) for episode in self._episodes[task_id]]
@@ -118,16 +113,12 @@ class Curriculum:
     def sample(self, n: int, *, iteration: int) -> list[Task]:
         """n distinct tasks, at most `synthetic_share` of them synthetic, fewer while nothing can be varied."""
         rng = random.Random(f"{self._seed}/{iteration}")
-        chosen: dict[str, Task] = {}
-        for _ in range(int(n * self._share)):
-            if (task := self.propose(rng)) is not None:
-                chosen[task.id] = task
-                self._tasks[task.id] = task
+        proposals = [self.propose(rng) for _ in range(int(n * self._share))]
+        chosen = {task.id: task for task in proposals if task is not None}
+        self._tasks |= chosen
         self._counts["generated_tasks"] += len(chosen)
         rest = [task for task in self._original if task.id not in chosen]
-        for task in rng.sample(rest, min(n - len(chosen), len(rest))):
-            chosen[task.id] = task
-        return list(chosen.values())
+        return [*chosen.values(), *rng.sample(rest, min(n - len(chosen), len(rest)))]
 
     def pop_metrics(self) -> dict[str, int]:
         """Since the last call: `generated_tasks`, and `refused_<reason>` of those that were not taken."""

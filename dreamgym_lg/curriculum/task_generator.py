@@ -1,4 +1,4 @@
-"""Task generation: variations of the tasks with the highest reward variance (paper, section 4), and what is checked of them."""
+"""Task generators (paper, section 4), and the checks of what they write."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ def variation(task: Task, text: str, *, rubric: str) -> Task:
 class TaskChecks:
     """Verifies generated tasks by what is recorded.
 
-    Called with a task it returns why it must not be trained on, None if it may:
+    Called with a task it returns the reason against training on it, None if there is none:
 
     * `known`: it is a known task in nearly the same words, about the same ids, amounts and names (`splits.entities`);
     * `held_out`: it shares one of these with an evaluation task, or is one in nearly the same words. What many tasks name
@@ -120,8 +120,5 @@ class _Text(NamedTuple):
 
 
 def _texts(trajectory: Trajectory) -> Iterable[str]:
-    yield described(trajectory.task)
-    yield first_observation(trajectory.task)
-    for step in trajectory.steps:
-        yield step.action
-        yield step.next_observation
+    steps = (text for step in trajectory.steps for text in (step.action, step.next_observation))
+    return (described(trajectory.task), first_observation(trajectory.task), *steps)

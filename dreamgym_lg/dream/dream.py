@@ -84,7 +84,7 @@ class Dream:
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
         """The first answer to the action, and the name of its responder. Raises `PredictionFailed` without one."""
         for responder in self.responders:
-            answer = await _awaited(responder.respond(episode))
+            answer = await awaited(responder.respond(episode))
             if answer is not None and fits_returns(episode.task, episode.action, answer):
                 return answer, responder.name
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
@@ -93,7 +93,7 @@ class Dream:
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
         """The first verdict, and the name of its judge; None and "" if no judge decides."""
         for judge in self.judges:
-            if (verdict := await _awaited(judge.judge(episode, answer))) is not None:
+            if (verdict := await awaited(judge.judge(episode, answer))) is not None:
                 return verdict, judge.name
         return None, ""
 
@@ -126,10 +126,8 @@ class DreamEnvironment(Environment):
         return wait_in_loop("dreamgym-dream", self.astep(action))
 
     async def astep(self, action: str) -> StepResult:
-        task = self._playing()
-        # in a graph, LangChain refuses a call before any environment is asked: no part sees it
-        steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
-        episode = Episode(task=task, steps=steps, action=action, own_traces=self.own_traces)
+        episode = self.episode(action)
+        task = episode.task
         if is_tool_task(task) and is_answer(action):
             return await self._hear(episode)
         answer, decided_by = await self.dream.respond(episode)
@@ -139,9 +137,15 @@ class DreamEnvironment(Environment):
             verdict, judged_by = answer.verdict._replace(reward=float(success), success=success), decided_by
         return self._advance(episode, answer, verdict, decided_by, judged_by)
 
+    def episode(self, action: str) -> Episode:
+        """The episode up to this action, as the parts see it."""
+        # in a graph, LangChain refuses a call before any environment is asked: no part sees it
+        steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
+        return Episode(task=self._playing(), steps=steps, action=action, own_traces=self.own_traces)
+
     async def _hear(self, episode: Episode) -> StepResult:
         """A message of a tool agent: the user replies, else the judges decide."""
-        if (user := self.dream.user) is not None and (reply := await _awaited(user.reply(episode))) is not None:
+        if (user := self.dream.user) is not None and (reply := await awaited(user.reply(episode))) is not None:
             return self._advance(episode, Answer(reply), None, user.name, "")
         verdict, judged_by = await self.dream.judge(episode)
         if verdict is None:
@@ -179,6 +183,6 @@ class DreamEnvironment(Environment):
         return self._task
 
 
-async def _awaited(value: "T | Awaitable[T]") -> T:
+async def awaited(value: "T | Awaitable[T]") -> T:
     """A part's result; parts may be synchronous or asynchronous."""
     return await value if inspect.isawaitable(value) else value

@@ -17,6 +17,7 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
+from dreamgym_lg.report.claim import ENOUGH, read_claim
 from dreamgym_lg.report.proof import POLICIES
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import difference_interval, wilson
@@ -189,8 +190,20 @@ def prove(work: Workspace) -> dict[str, Any]:
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
+    if (claim := read_claim(result)).enough:
+        result["keep"] = {"policy": claim.baseline, "instead_of": policy_version(work.models / "trained")}
+        work.say(f"{ENOUGH}: {claim.why}. The policy {claim.baseline!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
+
+
+def kept_policy(work: Workspace) -> str:
+    """Name of the policy to export: `trained`, or the baseline that the last proof found to be as good; "" before training."""
+    trained, file = work.models / "trained", work.out / "result.json"
+    if not trained.exists():
+        return ""
+    keep = json.loads(file.read_text()).get("keep") if file.exists() else None
+    return str(keep["policy"]) if keep and keep["instead_of"] == policy_version(trained) else "trained"
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dream | None) -> None:
@@ -214,7 +227,8 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dr
     played, dreamed = _at_once(in_reality(), in_the_dream())
     for number, mode in enumerate(MODES):
         real, *moved = played[number * len(panels) : (number + 1) * len(panels)]
-        figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
+        outcomes = {each.task.id: each.success for each in check_played(real)}
+        figures["real"].setdefault(name, {})[mode] = {**summarise(real), "outcomes": outcomes}
         for panel, episodes in zip(work.panels(), moved, strict=True):
             figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(episodes))
         if dream is not None and mode == DREAMED:

@@ -157,6 +157,7 @@ class Experiment(Workspace):
         iterations: int | None = None,
         *,
         servers: str | Sequence[str] = (),
+        force: bool = False,
         report_to: str | Sequence[str] | None = None,
         learner_options: Mapping[str, Any] | None = None,
         **settings: Any,
@@ -175,6 +176,7 @@ class Experiment(Workspace):
             iterations: How many there shall be in all. Default: the settings'.
             servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
                 after each update (`ServedEngine`). Default: the weights in this process.
+            force: Only say what the gate finds wrong with the dream.
             report_to: Other trackers than the experiment's; `"none"` for none.
             learner_options: Arguments of the learner's class, as TRL names them; `peft_config` implies `lora`.
             settings: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...).
@@ -194,7 +196,7 @@ class Experiment(Workspace):
         if options.get("peft_config") is not None:
             settings.setdefault("lora", True)
         learner = partial(self.create_learner, **options)
-        self._policy = policy if policy is not None else self._policy
+        self.force, self._policy = force, policy if policy is not None else self._policy
         if self.is_worker_rank:
             ranks = join_launch()
             assert ranks is not None
@@ -258,6 +260,11 @@ class Experiment(Workspace):
         if self.trained is None and (self.models / "trained").exists():
             self.trained = self.policy("trained")
         return self.trained
+
+    def kept_policy(self) -> "LocalChatModel | None":
+        """The policy for production: the trained one, or the baseline that `prove` found to be as good."""
+        name = evaluation.kept_policy(self)
+        return self.trained_policy() if name in ("", "trained") else self.policy(name)
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""

@@ -1,31 +1,41 @@
-"""The gate before training: whether the dream rewards what it must, and not what it must not, by episodes new to it."""
+"""The gate before training: each responder and judge is measured alone, on episodes new to it; the worst decides."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.workspace import REFRESH, Workspace
+from dreamgym_lg.experiment.workspace import MIN_CASES, REFRESH, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
-from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
+from dreamgym_lg.fidelity.judgement import (
+    INVALID,
+    LOOKUP,
+    MISSED,
+    REAL_FAILURES,
+    WRITTEN,
+    Judgement,
+    PartJudgement,
+    ajudge,
+    keys_of,
+    questions,
+)
+from dreamgym_lg.progress import counter
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Task, Trajectory
 
-FEW_JUDGED = 20
-"""From fewer episodes no dream is refused: what the figure says is said, and training begins."""
+MAX_ERROR = 0.5
+"""Share of the real successes that a judge may miss, and of a responder's cases of one kind that it may get wrong."""
 LIMIT = 50
-"""Episodes of each kind that a dream is judged by, at most."""
+"""Episodes of each kind that a dream is measured on, at most."""
 RUN = "fidelity"
-MOST_MISSED = 0.8
-"""Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
 _KINDS = 4
-"""Of the episodes that are asked about."""
+"""Kinds of episodes: recorded failures and successes, edits, and the policy's own."""
 _LARGE = 200
-"""Episodes of each kind at most where 50 do not tell whether a dream is above `max_false_success`."""
+"""Episodes of each kind at most where 50 do not tell an error from chance."""
 
 
 def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
@@ -33,111 +43,133 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
     policy's own real episodes, all of which its model was not trained on. A world of free text is asked about every step of
-    what must not be rewarded: there they are so many, drawn from all of these, as take about 4 times `limit` questions.
+    what must not be rewarded: there so many are drawn from all of these as take about 4 times `limit` questions.
     """
-    _check_models(work, dream)
+    models = [part for part in dream.responders if isinstance(part, Model)]
+    if any(part.model is None for part in models):
+        raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _chosen(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/{'/'.join(FIGURES)}"  # one stored with other figures is measured again
+    episodes = _drawn_episodes(work, writes, limit)
+    key = f"{dream.version}/{keys_of(episodes)}/parts"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
-    done = 0
-
-    def on_episode() -> None:
-        nonlocal done
-        done += 1
-        work.progress("fidelity of the dream", done, len(episodes))
-
-    for model in (part for part in dream.responders if isinstance(part, Model)):
+    if dream.hosted:
+        work.say(f"the gate asks the hosted models of the dream about {_calls(dream, episodes, writes):,} questions")
+    for model in models:
         model.retrieve(episodes)
-    judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=on_episode))
-    figures = {name: rate.value for name in FIGURES if (rate := getattr(judgement, name)) is not None}
-    work.replay_buffer.record_metrics(
-        work.run_name(RUN), 0, {"key": key, "judgement": json.dumps(judgement.to_dict()), **figures}
-    )
+    count = counter(work.progress, "fidelity of the dream", len(episodes))
+    judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
+    rates = {name: getattr(judgement, name) for name in ("false_success", "false_failure")}
+    figures = {name: rate.value for name, rate in rates.items() if rate is not None}
+    row = {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict()), **figures}
+    work.replay_buffer.record_metrics(work.run_name(RUN), 0, row)
     return judgement
 
 
-def _check_models(work: Workspace, dream: Dream) -> None:
-    if any(part.model is None for part in dream.responders if isinstance(part, Model)):
-        raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
+    """Measure the dream and raise `UntruthfulDream` for a part that must not be trained against (`refusals`).
 
+    Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
+    `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
+    none at all (`World.judged_by_dream`), and, `resumed`, of a dream whose version was measured before.
 
-FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write")
-
-
-def check_truthful(work: Workspace) -> None:
-    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, or next
-    to no real success.
-
-    A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
-    Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
-    another judge than the experience model decides what an episode earns (`Settings.references_only`, `World.judged_by_dream`).
+    With `Workspace.force` the errors are only said.
     """
     limit = work.settings.max_false_success
     if limit is None or work.settings.references_only or not work.world.judged_by_dream:
         return
     dream = work.dream()
+    stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
+    if resumed and stored.get("version") == dream.version:
+        return
     judgement = measure(work, dream)
-    _check_successes_paid(work, dream, judgement.false_failure)
-    rate = judgement.false_success
-    if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
+    if list(refusals(judgement, limit)):
         judgement = measure(work, dream, limit=_LARGE)
-        rate = judgement.false_success
-    if rate is None:
+    work.say(_summary(judgement))
+    if not (causes := list(refusals(judgement, limit))):
+        return
+    if work.force:
         work.say(
-            "whether the dream pays what it must not is unknown: there is no recorded failure, and no tool agent's success to "
-            "edit, that its experience model was not trained on. Import failed traces"
+            f"force=True: {'; '.join(causes)}. A policy learns what it is wrongly rewarded for; watch the gap to real episodes"
         )
         return
-    said = f"the dream pays {rate.successes} of {rate.episodes} episodes that must not be paid: {rate}"
-    if rate.value <= limit:
-        missed = judgement.false_failure
-        also = "" if missed is None else f"; of {missed.episodes} real successes it misses {missed.successes}"
-        work.say(f"{said}{also}")
-        return
-    worst = max(judgement.by_kind.items(), key=lambda item: item[1].value)
-    said += f" (most of {worst[0]}: {worst[1].successes} of {worst[1].episodes}), above max_false_success={limit:g}"
-    if rate.episodes < FEW_JUDGED:
-        work.say(f"{said}. These are too few episodes to refuse the dream; watch the gap to real episodes")
-        return
     tasks = work.tasks("train")
-    judged = sum(map(dream.decides_by_traces, tasks))
+    decided = sum(map(dream.decides_by_traces, tasks))
     only = (
-        f"Train with references_only=True (`dreamgym train --references-only`) on the {judged} of {len(tasks)} tasks that "
-        "recorded successes judge. "
+        f"train with references_only=True (`dreamgym train --references-only`) on the {decided} of {len(tasks)} tasks that "
+        "recorded successes judge; "
     )
     raise UntruthfulDream(
-        f"{said}. A policy trained there learns what it is wrongly paid for. {only if judged else ''}Give the experience model "
-        "more failures (import failed traces, annotate them, train it on them and on edited successes), or take a better one; "
-        "or train nonetheless with max_false_success=None (`dreamgym train --force`), best with refresh_episodes=40, which "
-        "shows a local experience model that many real episodes at each refresh, or with real_budget=, which measures the gap "
-        "to reality"
+        f"{'; '.join(causes)}. {_examples(judgement)}A policy learns what it is wrongly rewarded for. Import more real "
+        "episodes, failures among them, train the experience model longer (experience_steps=) or take a better one; "
+        f"{only if decided else ''}or train nonetheless with force=True (`dreamgym train --force`)"
     )
 
 
-def _check_successes_paid(work: Workspace, dream: Dream, missed: Rate | None) -> None:
-    """Raise `UntruthfulDream` where hardly any success would be paid, so that a policy could learn nothing.
+def refusals(judgement: Judgement, limit: float) -> Iterator[str]:
+    """The reasons against training in a dream, each of one part. Args: `limit`, of `Settings.max_false_success`.
 
-    It is only said of a world whose recorded successes judge some tasks in the experience model's place.
+    A judge must not reward more than `limit` of any kind of failure nor miss more than `MAX_ERROR` of the real successes, and
+    has to be measured on `MIN_CASES` of both unless recorded traces decide. A responder must not err in more than `MAX_ERROR`
+    of any kind, nor answer everything alike. Of fewer than `MIN_CASES` cases the lower end of the interval counts.
     """
-    if missed is None or missed.episodes < FEW_JUDGED or missed.low <= MOST_MISSED:
-        return
-    said = (
-        f"the dream does not pay {missed.successes} of {missed.episodes} real successes: {missed}, with 95 % confidence more "
-        f"than {MOST_MISSED:g} of them (an answer of the experience model that cannot be read pays nothing)"
+    for part in judgement.parts:
+        name = f"the {part.role} {part.name!r}"
+        for kind, rate in part.errors.items():
+            most, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
+            if (rate.value if rate.episodes >= MIN_CASES else rate.low) > most:
+                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{MAX_ERROR:g}"
+                yield f"{name} {error.format(_of(rate))}: {rate}, above {above}"
+        if part.alike:
+            yield f"{name} answers everything alike"
+        failures, successes = part.cases(*REAL_FAILURES), part.cases(MISSED)
+        if part.role == "judge" and not part.by_traces and min(failures, successes) < MIN_CASES:
+            yield (
+                f"{name} was measured on {failures} real failures and {successes} real successes that its model was not "
+                f"trained on; fewer than {MIN_CASES} of either prove nothing"
+            )
+
+
+_ERRORS = {
+    MISSED: "does not reward {} " + MISSED,
+    INVALID: "accepts {} " + INVALID,
+    LOOKUP: "answers {} " + LOOKUP + " otherwise",
+    WRITTEN: "does not show what is new in {} " + WRITTEN,
+}
+"""Errors that `max_false_success` does not limit, in words."""
+
+
+def _of(rate: Rate) -> str:
+    return f"{rate.successes} of {rate.episodes}"
+
+
+def _summary(judgement: Judgement) -> str:
+    def said(part: PartJudgement) -> str:
+        errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_of(rate)) for kind, rate in part.errors.items())
+        return f"the {part.role} {part.name!r} {', '.join(errors)}"
+
+    return "; ".join(said(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
+
+
+def _examples(judgement: Judgement) -> str:
+    """The first example of each part's worst errors."""
+    worst = (
+        (rate.value, part.examples[kind][0])
+        for part in judgement.parts
+        for kind, rate in part.errors.items()
+        if kind in part.examples
     )
-    tasks = work.tasks("train")
-    if judged := sum(map(dream.decides_by_traces, tasks)):
-        work.say(f"{said}. Only the {judged} of {len(tasks)} tasks that recorded successes judge teach anything there")
-        return
-    raise UntruthfulDream(
-        f"{said}. A policy learns nothing where nothing is paid. Train the experience model longer (experience_steps=) or on "
-        "more recorded successes, or take a better one; or train nonetheless with max_false_success=None (`dreamgym train "
-        "--force`)"
-    )
+    examples = [example for _, example in sorted(worst, reverse=True)[:3]]
+    return f"For example: {'; '.join(examples)}. " if examples else ""
+
+
+def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]) -> int:
+    """Number of calls of hosted models that measuring the dream takes."""
+    asked = [questions(each, writes) for each in episodes]
+    hosted = [[getattr(part, "hosted", None) is not None for part in parts] for parts in (dream.responders, dream.judges)]
+    return sum(actions * sum(hosted[0]) + ends * sum(hosted[1]) for actions, ends in asked)
 
 
 def trainable_tasks(work: Workspace) -> list[Task]:
@@ -164,9 +196,9 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     return judged
 
 
-def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
-    world, buffer, seed = work.world, work.replay_buffer, work.settings.seed
+    world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
     held_out = work.held_out_offline()
     for split in ("validation", "test"):
         held_out += buffer.trajectories(source="offline", split=split, errors=False)
@@ -176,22 +208,20 @@ def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajec
     unseen = [each for each in successes if _key(each) in keys]
     tasks = {each.task.id for each in unseen}
     by_tools = [each for each in successes if is_tool_task(each.task)]
-    edits = [each for each in edited_successes(by_tools, writes=writes, seed=seed) if each.task.id in tasks]
+    edits = [each for each in edited_successes(by_tools, writes=writes, seed=work.settings.seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps]
-    trained_on = work.run_name(REFRESH)
     played = buffer.trajectories(source="real", errors=False)
-    own = [each for each in played if each.steps and each.run.startswith(work.run_name("")) and each.run != trained_on]
-    rng = Random(seed)
-    recorded = world.as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
-    chosen = [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
+    own = [t for t in played if t.steps and t.run.startswith(work.run_name("")) and t.run != work.run_name(REFRESH)]
+    recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])
+    chosen = [*recorded, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
     rng.shuffle(chosen)
-    questions = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
-    return [each for each, total in zip(chosen, questions, strict=True) if total <= _KINDS * limit]
+    asked = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
+    return [each for each, total in zip(chosen, asked, strict=True) if total <= _KINDS * limit]
 
 
 def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:
     return trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index
 
 
-def _drawn(episodes: Sequence[Trajectory], limit: int, rng: Random) -> list[Trajectory]:
+def _sample(episodes: Sequence[Trajectory], limit: int, rng: Random) -> list[Trajectory]:
     return rng.sample(episodes, min(limit, len(episodes)))

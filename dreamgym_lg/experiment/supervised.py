@@ -158,8 +158,8 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     s = work.settings
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
-    recorded = [each for each in work.replay_buffer.trajectories(source="offline", split="train", errors=False) if each.steps]
-    kept = rng.sample(recorded, min(half, len(recorded)))
+    taught, _ = work.experience_data()  # the gate goes on with the others
+    kept = rng.sample(taught, min(half, len(taught)))
     start = work.models / work.newest_experience()
     old, new = (_rows(work, start, work.world.as_taught(each)) for each in (kept, played))
     rows = [*rng.choices(old, k=half), *rng.choices(new, k=half)]

@@ -103,8 +103,8 @@ def train_policy(
     from dreamgym_lg.integrations.trl.sft import save_model
 
     start, total = time.perf_counter(), work.settings.iterations
-    if work.settings.environment != "real" and not (work.out / "training.db").exists():
-        gate.check_truthful(work)
+    if work.settings.environment != "real":
+        gate.check_truthful(work, resumed=(work.out / "training.db").exists())
     if not (work.models / "base").exists():
         save_model(policy.model, policy.tokenizer, work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
@@ -251,4 +251,5 @@ def _refresh(work: Workspace, policy: "LocalChatModel", dream: Dream, iteration:
     newest = work.experience(name).model
     for model in (part for part in dream.responders if isinstance(part, Model)):
         model.refreshed(name, newest)
+    gate.check_truthful(work, resumed=True)  # a new version of a part is measured anew
     return {"real_steps": real_steps(episodes)}

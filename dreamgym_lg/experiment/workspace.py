@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
+
+MIN_CASES = 20
+"""Real failures, and real successes, that a judge has to be measured on; with fewer, training needs `force=True`."""
 
 DATA = "stage/experience/data"
 """Record of the number of trajectories that the experience model was trained from."""
@@ -85,6 +89,8 @@ class Workspace:
         self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
+        self.force = False
+        """Whether `train` goes on where the gate refuses the dream."""
         self._processes: dict[str, LocalChatModel] = {}
 
     # --- the folder ------------------------------------------------------------------------------------------------------
@@ -113,6 +119,11 @@ class Workspace:
         self.models.mkdir(parents=True, exist_ok=True)
         if stored is None or (settings is not None and stored != current):
             write_whole(self.out / "settings.json", json.dumps(current, indent=2))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a stage has begun in the folder."""
+        return (self.out / "settings.json").exists()
 
     def stored_settings(self) -> Settings | None:
         """The settings that the folder was made and trained with; None for a new one, and for another world's."""
@@ -220,23 +231,28 @@ class Workspace:
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """The offline trajectories that the experience model is trained on, and those held out from it.
 
-        As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
+        As many as its steps take; where that would be all of them, a tenth of the tasks is held out, and up to three tenths
+        until the gate has `MIN_CASES` failures and successes.
         """
         offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
         if (known := self._known(len(offline))) > needed:
             return offline[:needed], offline[needed:]
-        ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
-        trained = set(ids[len(ids) // 10 :])
+        outcomes = dict[str, Counter[bool]]()
+        for each in offline[:known]:
+            outcomes.setdefault(each.task.id, Counter())[each.success] += 1
+        held_out, cases = set[str](), Counter[bool]()
+        for number, (task, counts) in enumerate(outcomes.items(), start=1):
+            few = min(cases[True], cases[False]) < MIN_CASES
+            if number <= len(outcomes) * (0.3 if few else 0.1):
+                held_out.add(task)
+                cases += counts
         return (
-            [trajectory for trajectory in offline[:known] if trajectory.task.id in trained],
-            [trajectory for trajectory in offline[:known] if trajectory.task.id not in trained] + offline[known:],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id in held_out] + offline[known:],
         )
 
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` did not take; all, for a given model.
-
-        A refresh draws on all of them.
-        """
+        """The offline trajectories that `train_experience` did not take; all, for a given model."""
         return self.offline() if self._given is not None else self.experience_data()[1]
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":

@@ -1,33 +1,70 @@
-"""A dream's verdicts on recorded episodes of known outcome, and the consistency of its answers.
+"""The verdicts and answers of a dream and of each of its parts alone, on recorded episodes of known outcome.
 
-Every step is predicted behind the recorded history, with the traces of its own task left out: else each would confirm itself.
+Every question is put behind the recorded history, with the traces of its own task left out: else each would confirm itself.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.actions import is_answer, parse_call
-from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Verdict
+from dreamgym_lg.dream.returns import fits_returns
 from dreamgym_lg.environment import RULES
-from dreamgym_lg.fidelity.replay import step_or_none, with_observation
-from dreamgym_lg.statistics import Rate, clustered_interval, normalised
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.fidelity.replay import with_observation
+from dreamgym_lg.statistics import Rate, clustered_rate, normalised
 from dreamgym_lg.tasks import is_tool_task
-from dreamgym_lg.types import Step, StepResult, Trajectory
+from dreamgym_lg.types import Trajectory
+
+REAL_FAILURES = ("recorded failures", "the policy's failures")
+"""Kinds of real episodes that must not be rewarded; the others are edits."""
+MISSED = "recorded successes"
+INVALID, LOOKUP, WRITTEN = "invalid actions", "lookups made again", "lookups after a write"
+_EXAMPLES = 3
+_ALIKE = 5
+"""Different recorded answers from which a responder with one answer to all of them answers everything alike."""
+_UNREADABLE = "the answer could not be read"
+_OWN = "judge:model"
+"""Key of a text world's model, which judges its own answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartJudgement:
+    """The errors of one responder or judge, asked alone."""
+
+    name: str
+    role: Literal["responder", "judge"]
+    errors: Mapping[str, Rate] = field(default_factory=dict)
+    """By kind, 0 is best. Of a judge: rewarded failures (`REAL_FAILURES`, kinds of edits), unrewarded successes (`MISSED`).
+    Of a responder: accepted `INVALID` actions, a `LOOKUP` answered otherwise, a write that is not shown (`WRITTEN`)."""
+    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By kind, at most 3 errors in words."""
+    alike: bool = False
+    """True of a responder that gave one answer to lookups with different recorded answers."""
+    by_traces: bool = False
+    """True of a judge that decides by recorded traces alone (`DecidesTasks`)."""
+
+    def cases(self, *kinds: str) -> int:
+        """Number of episodes of these kinds that the part decided."""
+        return sum(self.errors[kind].episodes for kind in kinds if kind in self.errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """How truthful a dream is on recorded episodes; a figure without a case is None.
 
-    Intervals take the episodes of one task, and the steps of one episode, for alike (`clustered_interval`).
+    Intervals take the episodes of one task for alike (`clustered_interval`).
     """
 
     version: str
     """The dream's."""
+    parts: Sequence[PartJudgement] = ()
+    """Every responder and judge alone; the figures below are of the dream, in which the first part that answers decides."""
     false_success: Rate | None = None
     """Of the episodes that must not be rewarded, those that the dream rewards."""
     false_failure: Rate | None = None
@@ -35,13 +72,11 @@ class Judgement:
     invalid_recall: Rate | None = None
     """Of the really invalid actions, those that the dream refuses."""
     same_lookup: Rate | None = None
-    """Of the lookups asked again before anything is written, those answered alike."""
+    """Of the lookups made again before anything is written, those answered alike."""
     lookup_after_write: Rate | None = None
     """Of the lookups that a write in between really changed, those whose dreamed answer shows what is new."""
     by_kind: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by kind: `recorded failures`, `the policy's failures`, and the kinds of edits."""
-    by_judge: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by the judge that decided the episode's end (`Step.judged_by`)."""
+    """`false_success` by kind: `REAL_FAILURES` and the kinds of edits."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""
@@ -50,53 +85,27 @@ class Judgement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Judgement":
         """The judgement that `to_dict` wrote."""
-        fields: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in values.items()}
-        for name in ("by_kind", "by_judge"):
-            fields[name] = {key: Rate(*value) for key, value in values[name].items()}
-        return cls(**fields)
+
+        def rates(values: Mapping[str, Sequence[Any]]) -> dict[str, Rate]:
+            return {kind: Rate(*value) for kind, value in values.items()}
+
+        parts = [PartJudgement(**{**part, "errors": rates(part["errors"])}) for part in values["parts"]]
+        nested: dict[str, Any] = {"parts": parts, "by_kind": rates(values["by_kind"])}
+        flat = {name: value for name, value in values.items() if name not in nested}
+        fields: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in flat.items()}
+        return cls(**{**fields, **nested})
 
 
-class _Lookup(NamedTuple):
-    """A reading call of an episode that is made again."""
+class _Outcome(NamedTuple):
+    """One case of a part; of the dream as a whole, `part` is empty."""
 
-    position: int
-    """Behind so many steps."""
-    action: str
-    right: str
-    """The answer that it really got, or has to get."""
-    before: str | None
-    """Its answer before something was written; None where nothing was."""
-
-
-class _Case(NamedTuple):
-    """One recorded episode with the dream's answers; None where one cannot be read."""
-
-    trajectory: Trajectory
-    answers: list[tuple[Step, StepResult | None]]
-    ends: bool
-    """Whether the last answer is that to its end."""
-    lookups: list[tuple[_Lookup, StepResult | None]]
-
-    @property
-    def succeeds(self) -> bool:
-        return any(result is not None and bool(result.info.get("success")) for _, result in self.answers)
-
-    @property
-    def misses(self) -> bool:
-        """Whether the dream gives its last step nothing: neither success nor, in a world with a score, a reward."""
-        result = self.answers[-1][1]
-        return result is None or not (result.info.get("success") or result.reward > 0)
-
-    @property
-    def judge(self) -> str:
-        result = self.answers[-1][1]
-        return str(result.info.get("judged_by", "")) if result is not None else ""
-
-    @property
-    def kind(self) -> str:
-        if self.trajectory.run.startswith("edited/"):
-            return self.trajectory.run
-        return "recorded failures" if self.trajectory.source == "offline" else "the policy's failures"
+    part: str
+    kind: str
+    task: str
+    wrong: bool
+    example: str
+    answer: tuple[str, str] = ("", "")
+    """Of a lookup: the recorded answer and the part's."""
 
 
 async def ajudge(
@@ -107,10 +116,9 @@ async def ajudge(
     concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> Judgement:
-    """Put recorded episodes to a dream.
+    """Put recorded episodes to a dream and to each of its parts.
 
-    It is asked about last steps and invalid actions, and about a tool agent's lookups made again; about every step of a text
-    agent's failure.
+    Questions are last steps and invalid actions, a tool agent's lookups made again, and every step of a text agent's failure.
 
     Args:
         episodes: With their true outcome: recorded ones, real ones of a policy, and edits (`edited_successes`).
@@ -121,34 +129,124 @@ async def ajudge(
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(trajectory: Trajectory) -> _Case:
+    async def one(trajectory: Trajectory) -> list[_Outcome]:
         async with slots:
-            case = await _put(dream, with_observation(trajectory), writes)
+            outcomes = await _outcomes(dream, with_observation(trajectory), writes)
             on_episode()
-            return case
+            return outcomes
 
-    return _judged(await asyncio.gather(*map(one, episodes)), dream.version)
+    return _judged(dream, [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes])
 
 
-async def _put(dream: Dream, trajectory: Trajectory, writes: Collection[str]) -> _Case:
-    steps, by_tools = trajectory.steps, is_tool_task(trajectory.task)
+def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int]:
+    """Number of actions and of ends of an episode that each responder and each judge is asked about by `ajudge`."""
+    asked, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
+    actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in asked)
+    return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in asked) if by_tools else 0
 
-    async def ask(position: int, action: str) -> StepResult | None:
-        return await step_or_none(dream.resume(trajectory.task, steps[:position]), action)
 
-    answers, ends, last = list[tuple[Step, StepResult | None]](), False, len(steps) - 1
-    for position, step in enumerate(steps):
+def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
+    """Positions of the steps that are asked about, and whether the outcome is."""
+    by_tools, last = is_tool_task(trajectory.task), len(trajectory.steps) - 1
+    for position, step in enumerate(trajectory.steps):
         ends = position == last and (is_answer(step.action) or not by_tools)
-        every = not by_tools and not trajectory.success
-        if (ends or every or not step.valid) and step.decided_by != RULES:
-            answers.append((step, await ask(position, step.action)))
-    recorded = by_tools and not trajectory.run.startswith("edited/")
-    lookups = [(lookup, await ask(lookup.position, lookup.action)) for lookup in (_lookups(steps, writes) if recorded else ())]
-    return _Case(trajectory, answers, ends and bool(answers), lookups)
+        ends = ends or (not by_tools and not trajectory.success)
+        if (ends or not step.valid) and step.decided_by != RULES:
+            yield position, ends
 
 
-def _lookups(steps: Sequence[Step], writes: Collection[str]) -> Iterator[_Lookup]:
+async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str]) -> list[_Outcome]:
+    task, steps, outcomes = trajectory.task, trajectory.steps, list[_Outcome]()
+    rewarded, reasons = dict[str, bool](), dict[str, str]()
+    for position, ends in _asked(trajectory):
+        step = steps[position]
+        episode = dream.resume(task, steps[:position]).episode(step.action)
+        answers = {} if is_tool_task(task) and is_answer(step.action) else await _answers(dream, episode)
+        if not step.valid:
+            for part, answer in answers.items():
+                text = f"task {task.id}: {step.action[:200]} is accepted"
+                outcomes.append(_Outcome(part, INVALID, task.id, answer.valid, text))
+        for part, verdict in (await _verdicts(dream, episode, answers.get(""))).items() if ends else ():
+            earned = verdict.success or (trajectory.success and verdict.reward > 0)
+            rewarded[part] = rewarded.get(part, False) or earned
+            reasons[part] = verdict.reason
+    last = steps[-1].action[:200] if steps else ""
+    for part, earned in rewarded.items():
+        verdict_text = f"{'rewarded' if earned else 'not rewarded'}, {reasons[part][:200] or 'no reason'}"
+        text = f"task {task.id}, last action {last}: {verdict_text}"
+        outcomes.append(_Outcome(part, _kind(trajectory), task.id, earned != trajectory.success, text))
+    for lookup in _lookups(trajectory, writes):
+        episode = dream.resume(task, steps[: lookup.position]).episode(lookup.action)
+        for part, answer in (await _answers(dream, episode)).items():
+            text = f"task {task.id}: {lookup.action[:200]} -> {answer.observation[:200]!r}, really {lookup.right[:200]!r}"
+            kind, seen = (
+                LOOKUP if lookup.before is None else WRITTEN,
+                (normalised(lookup.right), normalised(answer.observation)),
+            )
+            outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, seen))
+    return outcomes
+
+
+def _kind(trajectory: Trajectory) -> str:
+    if trajectory.success:
+        return MISSED
+    return trajectory.run if trajectory.run.startswith("edited/") else REAL_FAILURES[trajectory.source != "offline"]
+
+
+async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
+    """The answer of each responder that has one, and under "" the dream's, which is the first of them."""
+    answers = dict[str, Answer]()
+    for key, responder in zip(_keys(dream.responders, "responder"), dream.responders, strict=True):
+        try:
+            answer = await awaited(responder.respond(episode))
+        except PredictionFailed:
+            answer = Answer("", verdict=Verdict(0.0, False, _UNREADABLE))
+        if answer is not None and fits_returns(episode.task, episode.action, answer):
+            answers.setdefault("", answer)
+            answers[key] = answer
+    return answers
+
+
+async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
+    """The verdict of each judge that has one, and under "" the dream's: of a text agent the responder's where no judge has."""
+    verdicts = dict[str, Verdict]()
+    for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
+        try:
+            verdict = await awaited(judge.judge(episode, answer))
+        except PredictionFailed:
+            verdict = Verdict(0.0, False, _UNREADABLE)
+        if verdict is not None:
+            verdicts.setdefault("", verdict)
+            verdicts[key] = verdict
+    if answer is not None and answer.verdict is not None and not verdicts:
+        success = answer.verdict.terminated and answer.verdict.success
+        verdicts[""] = verdicts[_OWN] = answer.verdict._replace(success=success, reward=float(success))
+    return verdicts
+
+
+def _keys(parts: Sequence[Any], role: str) -> list[str]:
+    """A key for each part, by its name; a second part of a name has its number too."""
+    names = [part.name for part in parts]
+    return [f"{role}:{name}" + (f" {number}" if name in names[:number] else "") for number, name in enumerate(names)]
+
+
+class _Lookup(NamedTuple):
+    """A reading call of an episode that is made again."""
+
+    position: int
+    """Behind so many steps."""
+    action: str
+    right: str
+    """The recorded answer."""
+    before: str | None
+    """Its answer before something was written; None where nothing was."""
+
+
+def _lookups(trajectory: Trajectory, writes: Collection[str]) -> Iterator[_Lookup]:
     """The first lookup, made again before anything is written or said, and those that show what was written."""
+    if not is_tool_task(trajectory.task) or trajectory.run.startswith("edited/"):
+        return
+    steps = trajectory.steps
     calls = [parse_call(step.action) for step in steps]
     answers, written = dict[str, str](), False
     changes = [number for number, call in enumerate(calls) if call is None or call.name in writes]
@@ -167,53 +265,64 @@ def _lookups(steps: Sequence[Step], writes: Collection[str]) -> Iterator[_Lookup
         answers.setdefault(step.action, answer)
 
 
-def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
-    """Whether the answer is as it has to be; after a write, whether it says all that is new."""
-    if result is None:
-        return False
-    if lookup.before is None:
-        return normalised(result.observation) == normalised(lookup.right)
-    new = set(normalised(lookup.right).split()) - set(normalised(lookup.before).split())
-    if not new:  # something is gone, or in another order
-        return normalised(result.observation) == normalised(lookup.right)
-    return new <= set(normalised(result.observation).split())
+def _shows(lookup: _Lookup, observation: str) -> bool:
+    """Whether the answer is the recorded one or, after a write, says all that is new."""
+    new = set(normalised(lookup.right).split()) - set(normalised(lookup.before or "").split())
+    if lookup.before is None or not new:  # without a new word, something is gone or in another order
+        return normalised(observation) == normalised(lookup.right)
+    return new <= set(normalised(observation).split())
 
 
-def _judged(cases: Sequence[_Case], version: str) -> Judgement:
-    wrong = [each for each in cases if each.ends and not each.trajectory.success]
-    right = [each for each in cases if each.ends and each.trajectory.success]
-    refused = [[result is not None and not result.info["valid"] for step, result in c.answers if not step.valid] for c in cases]
-    same = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is None] for each in cases]
-    after = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is not None] for each in cases]
+def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
+    whole = _by_kind(each for each in outcomes if not each.part)
+    failures = {kind: cases for kind, cases in whole.items() if kind not in (MISSED, INVALID, LOOKUP, WRITTEN)}
+
+    def right(kind: str) -> Rate | None:
+        return clustered_rate((each.task, not each.wrong) for each in whole.get(kind, ()))
+
+    parts = []
+    for role, group in (("responder", dream.responders), ("judge", dream.judges)):
+        for key, part in zip(_keys(group, role), group, strict=True):
+            parts.append(_part(key, isinstance(part, DecidesTasks), [each for each in outcomes if each.part == key]))
+    if _OWN not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN]):
+        parts.append(_part(_OWN, False, own))
     return Judgement(
-        version=version,
-        false_success=_over_tasks(wrong, lambda each: each.succeeds),
-        false_failure=_over_tasks(right, lambda each: each.misses),
-        invalid_recall=_clustered(refused),
-        same_lookup=_clustered(same),
-        lookup_after_write=_clustered(after),
-        by_kind=_false_success_by(wrong, lambda each: each.kind),
-        by_judge=_false_success_by(wrong, lambda each: each.judge),
+        version=dream.version,
+        parts=parts,
+        false_success=_rate([each for cases in failures.values() for each in cases]),
+        false_failure=_rate(whole.get(MISSED, ())),
+        invalid_recall=right(INVALID),
+        same_lookup=right(LOOKUP),
+        lookup_after_write=right(WRITTEN),
+        by_kind={kind: rate for kind, cases in sorted(failures.items()) if (rate := _rate(cases)) is not None},
     )
 
 
-def _false_success_by(wrong: Sequence[_Case], key: Callable[[_Case], str]) -> dict[str, Rate]:
-    groups = {name: [each for each in wrong if key(each) == name] for name in sorted({key(each) for each in wrong} - {""})}
-    return {name: rate for name, group in groups.items() if (rate := _over_tasks(group, lambda each: each.succeeds))}
+def _part(key: str, by_traces: bool, outcomes: Sequence[_Outcome]) -> PartJudgement:
+    role, _, name = key.partition(":")
+    groups = _by_kind(outcomes)
+    answers = [each.answer for each in outcomes if each.kind == LOOKUP]
+    recorded, answered = (Counter(texts) for texts in zip(*answers, strict=True)) if answers else (Counter(), Counter())
+    wrong = {kind: [each.example for each in cases if each.wrong][:_EXAMPLES] for kind, cases in groups.items()}
+    return PartJudgement(
+        name=name,
+        role="judge" if role == "judge" else "responder",
+        errors={kind: rate for kind, cases in sorted(groups.items()) if (rate := _rate(cases)) is not None},
+        examples={kind: examples for kind, examples in wrong.items() if examples},
+        alike=len(recorded) >= _ALIKE and len(answered) == 1,
+        by_traces=by_traces,
+    )
 
 
-def _over_tasks(cases: Sequence[_Case], outcome: Callable[[_Case], bool]) -> Rate | None:
-    """The share of episodes, those of one task taken for alike."""
-    clusters = defaultdict[str, list[bool]](list)
-    for each in cases:
-        clusters[each.trajectory.task.id].append(outcome(each))
-    return _clustered(list(clusters.values()))
+def _by_kind(outcomes: Iterable[_Outcome]) -> dict[str, list[_Outcome]]:
+    groups = defaultdict[str, list[_Outcome]](list)
+    for each in outcomes:
+        groups[each.kind].append(each)
+    return dict(groups)
 
 
-def _clustered(clusters: Sequence[Sequence[bool]]) -> Rate | None:
-    outcomes = [outcome for cluster in clusters for outcome in cluster]
-    interval = clustered_interval(clusters, top=1)
-    return Rate(sum(outcomes), len(outcomes), *interval) if outcomes and interval is not None else None
+def _rate(cases: Iterable[_Outcome]) -> Rate | None:
+    return clustered_rate((each.task, each.wrong) for each in cases)
 
 
 def keys_of(episodes: Sequence[Trajectory]) -> str:

@@ -1,4 +1,4 @@
-"""Metrics of an iteration's episodes, and alarms of one sentence each where a run goes wrong."""
+"""Metrics of an iteration's episodes, and one-sentence alarms where a run goes wrong."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -19,16 +19,17 @@ def describe(
 ) -> dict[str, float | int | str | None]:
     """The metrics of an iteration's episodes. Failed rollouts are counted, and left out of every mean.
 
-    Args: `max_new_tokens`, after which the policy's replies are cut off; None where nobody knows.
+    Args: `max_new_tokens`, after which the policy's replies are cut off; None where that is unknown.
     """
     episodes = [trajectory for group in groups for trajectory in group]
     played = [trajectory for trajectory in episodes if trajectory.error is None]
     missing = sum(is_missing(trajectory.error) for trajectory in episodes)
     steps = sum(len(trajectory.steps) for trajectory in played)
-    synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
+    synthetic = sum(group[0].task.origin == "synthetic" for group in groups)
+    segments = [segment for trajectory in episodes for segment in trajectory.segments]
     rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
-    reread = sum(list(segment.sampled).index(1) for segment in rewritten)
-    replies = [length for trajectory in played for segment in trajectory.segments for length in _reply_lengths(segment)]
+    sampled = (groupby(segment.sampled) for trajectory in played for segment in trajectory.segments)
+    replies = [len(list(part)) for parts in sampled for is_reply, part in parts if is_reply]
     cut = sum(length >= max_new_tokens for length in replies) if max_new_tokens else 0
     return {
         "episodes": len(episodes),
@@ -38,21 +39,16 @@ def describe(
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
         "train_success": sum(trajectory.success for trajectory in played) / max(len(episodes) - missing, 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
-        "synthetic_share": len(synthetic) / max(len(groups), 1),
+        "synthetic_share": synthetic / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "cut_reply_share": cut / max(len(replies), 1),
         "steps_mean": steps / max(len(played), 1),
-        "segments": sum(len(trajectory.segments) for trajectory in episodes),
+        "segments": len(segments),
         "rewritten_segments": len(rewritten),
-        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
-        "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
+        "guided_segments": sum(segment.guided for segment in segments),
+        "reread_share": sum(map(_prompt_length, rewritten)) / max(sum(len(each.token_ids) for each in segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
-
-
-def _reply_lengths(segment: Segment) -> list[int]:
-    """The length of each reply in sampled tokens."""
-    return [len(list(part)) for sampled, part in groupby(segment.sampled) if sampled]
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:
@@ -82,8 +78,6 @@ def check_trainable(episodes: Sequence[Trajectory]) -> None:
 
 
 class Alarm(NamedTuple):
-    """Something that goes wrong."""
-
     name: str
     text: str
 
@@ -129,8 +123,9 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
 
 def _splits(rows: Sequence[Row]) -> list[Alarm]:
     """Said at the first iteration already: further ones cost as much."""
-    names = ("rewritten_segments", "segments", "episodes", "reread_share")
-    rewritten, segments, episodes, share = (_mean(rows, name) or 0 for name in names)
+    rewritten, segments, episodes, share = (
+        _mean(rows, name) or 0 for name in ("rewritten_segments", "segments", "episodes", "reread_share")
+    )
     if rewritten < max(episodes, 1):
         return []
     text = (
@@ -143,17 +138,16 @@ def _splits(rows: Sequence[Row]) -> list[Alarm]:
 
 
 def rewritten_segments(episode: Trajectory) -> list[Segment]:
-    """Segments that begin as an earlier one up to its first reply, and then tell it in other tokens than were sampled."""
-    rewritten, segments = list[Segment](), [segment for segment in episode.segments if segment.trainable]
-    for i, segment in enumerate(segments):
-        for earlier in segments[:i]:
-            # the tokens before a reply may be encoded in another way where the whole conversation is
-            begun = max(_prompt_length(earlier) - 2, 1)
-            told_more = _prompt_length(segment) > begun + 4
-            if told_more and list(segment.token_ids[:begun]) == list(earlier.token_ids[:begun]):
-                rewritten.append(segment)
-                break
-    return rewritten
+    """Segments that begin as an earlier one up to its first reply, and repeat it in other tokens than were sampled."""
+
+    def repeats(segment: Segment, earlier: Segment) -> bool:
+        # the tokens before a reply may be encoded in another way where the whole conversation is
+        shared = max(_prompt_length(earlier) - 2, 1)
+        longer = _prompt_length(segment) > shared + 4
+        return longer and list(segment.token_ids[:shared]) == list(earlier.token_ids[:shared])
+
+    segments = [segment for segment in episode.segments if segment.trainable]
+    return [each for i, each in enumerate(segments) if any(repeats(each, earlier) for earlier in segments[:i])]
 
 
 def _prompt_length(segment: Segment) -> int:

@@ -16,6 +16,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
+from dreamgym_lg.report.claim import read_claim
 from dreamgym_lg.report.proof import ASSISTED
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
@@ -45,10 +46,17 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
         },
         "experience_model": _experience_model(work) if trained else None,
         "evaluation": _evaluation(work, own),
+        "claim": _claim(work) if trained or own in baselines.values() else None,
         "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
         "versions": {"python": python_version()}
         | {each.name: each.version for each in distributions() if each.name in _PACKAGES},
     }
+
+
+def _claim(work: Workspace) -> str | None:
+    """The verdict of the last proof, of the trained policy against the best baseline; None before one."""
+    file = work.out / "result.json"
+    return read_claim(json.loads(file.read_text())).verdict if file.exists() else None
 
 
 def _training(work: Workspace, *, supervised: bool) -> dict[str, Any]:
@@ -184,15 +192,15 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         + f", at most {sampling['max_new_tokens']:,} new tokens",
         data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
         dream=f"`{dream['version']}`" + (f", {ASSISTED}" if dream.get("assisted") else "") if dream else "none",
-        evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {})),
+        evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {}), record.get("claim")),
         served=f"the agent `{record['agent']['path']}` with it" if record["agent"] else "it as a chat",
         release=record["versions"]["dreamgym-lg"],
         **{key: record[key] for key in ("policy_version", "parameters", "created")},
     )
 
 
-def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]]) -> str:
-    """Table of the policy's evaluations, and of its baselines' on real held-out tasks."""
+def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]], claim: str | None) -> str:
+    """The proof's verdict; and a table of the policy's evaluations, and of its baselines' on real held-out tasks."""
     if not rows:
         return "This policy was not evaluated on held-out tasks before it was exported."
     lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]
@@ -205,4 +213,5 @@ def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]
         tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
         figures = f"{row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%}"
         lines.append(f"| {policy} | {row['environment']} | {tasks} | {figures} |")
-    return "\n".join(lines)
+    said = [f"The trained policy against the best one without a dream: {claim}.", ""] if claim else []
+    return "\n".join([*said, *lines])

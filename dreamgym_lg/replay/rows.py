@@ -44,7 +44,8 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
         if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
             id = _store_row(connection, each)
         if id is not None:
-            _check_split(connection, each.task)
+            if each.source != "offline":  # a trace of a held-out task is held out with it
+                _check_split(connection, each.task)
             stored[id] = each
     steps = [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)]
     connection.executemany(_insert("steps", "trajectory_id", "position", *_STEP_FIELDS), steps)
@@ -94,6 +95,8 @@ def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
     """Update stored tasks; `ConfigurationError` for another environment, or a way back to train."""
     for task in tasks:
         _check_split(connection, task)
+        if task.split != "train":
+            _check_untrained(connection, task.id, task.split)
         environment: str = connection.execute("SELECT environment FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
         if environment != task.environment:
             raise ConfigurationError(
@@ -110,7 +113,31 @@ def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
 def _hold_out(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
     """Move stored train tasks that are given as validation or test ones to that split."""
     moved = [(task.split, task.id) for task in tasks if task.split != "train"]
+    for split, task_id in moved:
+        _check_untrained(connection, task_id, split)
     connection.executemany("UPDATE tasks SET split = ? WHERE id = ? AND split = 'train'", moved)
+
+
+def _check_untrained(connection: sqlite3.Connection, task_id: str, split: str) -> None:
+    """Raise `ConfigurationError` for a train task that a run was trained on: it cannot be held out any more.
+
+    A training in the dream or in reality leaves episodes of the task (run `train`), the others a stage's metrics.
+    """
+    train = connection.execute("SELECT 1 FROM tasks WHERE id = ? AND split = 'train'", (task_id,)).fetchone()
+    if not train:
+        return
+    run = connection.execute(
+        "SELECT run FROM trajectories WHERE task_id = ? AND source != 'offline' AND (run = 'train' OR run LIKE '%/train')"
+        " UNION SELECT run FROM metrics WHERE (run LIKE '%stage/base%' OR run LIKE '%stage/experience%')"
+        " AND EXISTS (SELECT 1 FROM trajectories WHERE task_id = ? AND source = 'offline')",
+        (task_id, task_id),
+    ).fetchone()
+    if run:
+        raise ConfigurationError(
+            f"task {task_id!r} is given with split {split!r}, and the run {run[0]!r} of this replay buffer was trained on it: "
+            "success on it is not success on an unseen task. Hold tasks out before training (held_out= at the first import, "
+            "split_tasks), or use a new replay buffer and folder"
+        )
 
 
 def _check_split(connection: sqlite3.Connection, task: Task) -> None:

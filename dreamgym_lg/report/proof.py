@@ -1,7 +1,7 @@
 """The proof of a finished run as `report.html` and a table.
 
 Every figure is an input or derived from one here, once, for page and terminal alike. What is missing, null or
-impossible is left out, never guessed; a gain whose intervals overlap is called not proven wherever it is named.
+impossible is left out, never guessed; a gain over the best baseline whose interval holds 0 is called not proven.
 """
 
 from base64 import b64encode
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.report import curves
+from dreamgym_lg.report.claim import ENOUGH, LABELS, read_claim, stages
 from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
-from dreamgym_lg.statistics import Rate, intervals_apart
+from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
 )
-LABELS = {"filtered": "filtered imitation, no dream"}
 FILTERED = "Filtered: imitates the {:,.0f} best recorded episodes, no dream. "
 UNFILTERED = "No filtered imitation: the successes are the best recorded episodes. "
 
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return LABELS.get(self.policy, self.policy)
+        return LABELS["filtered"] if self.policy == "filtered" else self.policy
 
     @property
     def gap(self) -> str:
@@ -110,40 +110,23 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Sentence and verdict (`proven`, `not proven`, `worse`) per mode; the first is the headline.
-
-    The trained policy is compared with the better of its baselines, base and filtered imitation.
-    """
-    rates = {(row.policy, row.mode): row.real for row in _rows(result)}
+    """Per mode, then per further panel, the success after each stage and the verdict; the first is the headline."""
     counts = result.get("real_steps") or {}
     counted = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
-    spent = sum(counted) if counted else None
-    tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
+    tail = f"; {sum(counted):,.0f} real steps spent in training" if counted else ""
     claims: list[dict[str, str]] = []
-    for mode in dict.fromkeys(mode for _, mode in rates):
-        base, filtered, trained = (rates.get((policy, mode)) for policy in ("base", "filtered", "trained"))
-        played = ""
-        if base and trained:
-            counts = dict.fromkeys((base.episodes, trained.episodes))
-            played = f" on {' and '.join(map(str, counts))} held-out episodes"
-        word, why = _verdict(base, filtered, trained, read_number(result.get("filtered")))
-        beside = f"; {LABELS['filtered']}: {text(filtered)}" if filtered else ""
-        sentence = f"Real success ({mode}): {text(base)} → {text(trained)}{played}{beside}{'' if claims else tail}"
-        claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
+    for place in ("real", *(result.get("panels") or {})):
+        for mode, name in MODES.items():
+            rates = stages(result, mode, place)
+            if place != "real" and not rates:
+                continue
+            played = " and ".join(dict.fromkeys(str(rate.episodes) for rate in rates.values()))
+            steps = " → ".join(f"{label} {text(rate)}" for label, rate in rates.items())
+            where = name if place == "real" else f"{name}, {place}"
+            sentence = f"Real success ({where}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
+            claim = read_claim(result, mode, place)
+            claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
     return claims
-
-
-def _verdict(base: Rate | None, filtered: Rate | None, trained: Rate | None, imitated: float | None) -> tuple[str, str]:
-    """The trained policy against the better baseline: a word and why. Args: `imitated`, `evaluation.filtered`."""
-    if not base or not trained:
-        return "not proven", "base and trained policy were not both played"
-    if imitated is None or (imitated and not filtered):
-        return "not proven", "filtered imitation of the same data was not played"
-    best = filtered if filtered and filtered.value >= base.value else base
-    beside = " of trained policy and filtered imitation" if best is filtered else ""
-    if not intervals_apart((best.low, best.high), (trained.low, trained.high)):
-        return "not proven", f"the intervals{beside} overlap"
-    return "proven" if trained.low > best.high else "worse", f"the intervals{beside} do not overlap"
 
 
 def _note(result: Mapping[str, Any]) -> str:
@@ -157,7 +140,10 @@ def _title(result: Mapping[str, Any]) -> str:
     dream = f"a dream {ASSISTED}" if result.get("assisted") is True else "a dream"
     places = {"real": "the real environment", "s2r": f"{dream}, then the real environment"}
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
-    return f"Trained in {trained}, {_claims(result)[0]['word']} in the real environment: {where}"
+    claim = read_claim(result)
+    if claim.enough:
+        return f"{ENOUGH.capitalize()}; trained in {trained}, {claim.word} in the real environment: {where}"
+    return f"Trained in {trained}, {claim.word} in the real environment: {where}"
 
 
 def _duration(seconds: float) -> str:

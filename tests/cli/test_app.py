@@ -127,10 +127,10 @@ def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     assert options["report"] == {"world"} and options["export"] == {"world", "folder", "overwrite"}
 
 
-def test_force_lifts_the_gate_and_the_gap_alone(folder: Path) -> None:
+def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(folder: Path) -> None:
     usual = open_experiment("peckingorder").settings
     assert usual.max_gap == 0.3
-    assert open_experiment("peckingorder", force=True).settings == replace(usual, max_false_success=None, max_gap=None)
+    assert open_experiment("peckingorder", force=True).settings == replace(usual, max_gap=None)
 
 
 def test_the_learner_and_where_it_trains_are_settings(folder: Path) -> None:

@@ -29,7 +29,8 @@ from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
-from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.experiment.workspace import MIN_CASES
+from dreamgym_lg.fidelity.judgement import MISSED, Judgement, PartJudgement
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import StepResult
 
@@ -140,6 +141,8 @@ def make(tmp_path: Path, scripted: Any) -> Make:
 
 
 SUCCESSES = [trace(number) for number in range(12)]
+ENOUGH = [trace(n, refunds=refunds, index=index) for n in range(20) for index, refunds in enumerate((True, False))]
+"""As many real successes and failures as the gate asks for."""
 
 
 def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_begun(make: Make) -> None:
@@ -149,51 +152,125 @@ def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_
 
     tokenizer = create_tokenizer(["Refund."], vocab_size=300)
     policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
-    work = make(rewards_all, SUCCESSES)
+    work = make(rewards_all, ENOUGH)
     work.collect()
-    with pytest.raises(UntruthfulDream, match=r"must not be paid: 1\.00 \[.*max_false_success=0\.05.*max_false_success=None"):
+    figure = r"judge 'model' rewards 20 of 20 recorded failures: 1\.00 \[0\.84.*above max_false_success=0\.05"
+    with pytest.raises(UntruthfulDream, match=figure + r".*For example: task train-.*rewarded, why.*force=True"):
         work.train(policy)
     assert not (work.out / "training.db").exists()
 
 
 def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     said: list[str] = []
-    work = make(truthful, [*SUCCESSES, *(trace(number, refunds=False, index=1) for number in range(12))], said=said)
+    work = make(truthful, ENOUGH, said=said)
     gate.check_truthful(work)
     found = work.fidelity()
-    assert found.false_success and found.false_success.successes == 0 and found.false_success.episodes >= 24
-    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, 12)
+    assert found.false_success and found.false_success.successes == 0 and found.false_success.episodes >= 40
+    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, 20)
     assert found.same_lookup and found.same_lookup.value == 1
     assert {"recorded failures", "edited/left_out"} <= set(found.by_kind)
     asked = len(work.experience().model.asked)  # type: ignore[union-attr]
     gate.check_truthful(work)
     assert work.fidelity() == found and len(work.experience().model.asked) == asked  # type: ignore[union-attr]
-    assert (
-        len(said) == 2
-        and f"pays 0 of {found.false_success.episodes}" in said[0]
-        and "of 12 real successes it misses 0" in said[0]
-    )
+    assert len(said) == 2 and "the responder 'model' answers 0 of 40 lookups made again otherwise" in said[0]
+    assert "rewards 0 of 20 recorded failures" in said[0] and "does not reward 0 of 20 recorded successes" in said[0]
     (stored,) = work.replay_buffer.metrics(work.run_name("fidelity"))
     assert stored["false_success"] == 0 and json.loads(stored["judgement"])["version"] == found.version
     work.replay_buffer.add(trace(99, refunds=False))  # more failures: another question
     assert work.fidelity().false_success != found.false_success
 
 
-def test_a_dream_that_pays_no_success_is_refused_with_the_figure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = [trace(number) for number in range(gate.FEW_JUDGED)]
-    with pytest.raises(
-        UntruthfulDream, match=r"does not pay 20 of 20 real successes: 1\.00 \[0\.84.*experience_steps=.*--force"
-    ):
-        gate.check_truthful(make(rewards_nothing, traces))
-    assert Judgement(version="").false_failure is None, "unknown is no figure"
-    said: list[str] = []
-    gate.check_truthful(make(rewards_nothing, traces[1:], said=said))
-    assert "of 19 real successes it misses 19" in said.pop(), "too few to refuse"
-    gate.check_truthful(make(rewards_nothing, traces, max_false_success=None))
-    monkeypatch.setattr(Desk, "judged_by_traces", {f"train-{number}" for number in range(5)})
-    gate.check_truthful(make(rewards_nothing, traces, said=said))
-    assert "Only the 5 of 20 tasks that recorded successes judge teach anything" in said[0]
-    assert len(said) == 2 and "of 20 real successes it misses 20" in said[-1]
+def refused(work: Experiment) -> str:
+    with pytest.raises(UntruthfulDream) as raised:
+        gate.check_truthful(work)
+    return str(raised.value)
+
+
+def test_easy_edits_do_not_dilute_real_failures(make: Make) -> None:
+    """7 of 30 real failures paid, beside some 100 edits of which none is."""
+    failures = [trace(number, refunds=False) for number in range(100, 130)]
+
+    def lies(messages: list[Any]) -> str:
+        seven = any(f"order A-{number}." in messages[-1].text for number in range(100, 107))
+        return rewards_all(messages) if seven else truthful(messages)
+
+    work = make(lies, [*(trace(number) for number in range(40)), *failures])
+    assert "the judge 'model' rewards 7 of 30 recorded failures" in refused(work)
+    judgement = work.fidelity(limit=200)
+    assert judgement.false_success and judgement.false_success.value < 0.06, "pooled, they would hardly be seen"
+
+
+@pytest.mark.parametrize("missed", [42, 20])
+def test_missed_successes_count(make: Make, missed: int) -> None:
+    def strict(messages: list[Any]) -> str:
+        missing = any(f"order A-{number}." in messages[-1].text for number in range(missed))
+        return rewards_nothing(messages) if missing else truthful(messages)
+
+    traces = [*(trace(number) for number in range(50)), *(trace(n, refunds=False, index=1) for n in range(20))]
+    if missed == 42:
+        assert "the judge 'model' does not reward 42 of 50 recorded successes" in refused(make(strict, traces))
+    else:
+        gate.check_truthful(make(strict, traces))
+
+
+def test_few_cases_are_enough_to_refuse_and_too_few_to_begin_without_force(make: Make) -> None:
+    few = [*ENOUGH[:38], ENOUGH[38]]  # 20 successes, 19 failures
+    assert "rewards 19 of 19 recorded failures" in refused(make(rewards_all, few))
+    said = list[str]()
+    work = make(truthful, few, said=said)
+    assert "measured on 19 real failures and 20 real successes" in refused(work) and "force=True" in refused(work)
+    work.force = True
+    gate.check_truthful(work)
+    assert "force=True: the judge 'model' was measured on 19 real failures" in said[-1]
+    assert "measured on 0 real failures and 0 real successes" in refused(make(truthful, []))
+
+
+def test_a_dream_that_answers_everything_alike_is_refused(make: Make) -> None:
+    def own_status(each: Trajectory) -> Trajectory:
+        answer = json.dumps({"status": f"shelf {each.task.id}"})
+        first, second, *rest = each.steps
+        return replace(each, steps=[replace(first, next_observation=answer), replace(second, observation=answer), *rest])
+
+    message = refused(make(truthful, [own_status(each) for each in ENOUGH]))
+    assert "the responder 'model' answers everything alike" in message
+    assert "answers 40 of 40 lookups made again otherwise" in message and "really '{" in message
+
+
+def test_each_part_is_measured_alone_and_the_worst_decides(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first judge hides the second wherever it decides: in the dream nothing is rewarded wrongly."""
+
+    class Right:
+        name = "check"
+
+        def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+            success = any("refund" in step.action for step in episode.steps)
+            return Verdict(float(success), success)
+
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Right(), ModelJudge(model)]))
+    monkeypatch.setattr(Desk, "writing_tools", lambda self, buffer: ())  # no edits
+    work = make(rewards_all, ENOUGH)
+    assert "the judge 'model' rewards 20 of 20 recorded failures" in refused(work)
+    judgement = work.fidelity(limit=200)
+    assert judgement.false_success and judgement.false_success.value == 0
+    assert [(part.role, part.name) for part in judgement.parts] == [
+        ("responder", "model"),
+        ("judge", "check"),
+        ("judge", "model"),
+    ]
+
+
+def test_each_new_version_of_a_part_is_measured_again_and_the_same_one_is_not(make: Make) -> None:
+    work = make(truthful, ENOUGH)
+    gate.check_truthful(work)
+    work.replay_buffer.add(trace(99, refunds=False))
+    model = work.experience()
+    asked = len(model.model.asked)  # type: ignore[union-attr]
+    gate.check_truthful(work, resumed=True)
+    assert len(model.model.asked) == asked, "more episodes do not interrupt a training"  # type: ignore[union-attr]
+    object.__setattr__(model.model, "reply", rewards_all)
+    model.prompter.version = "refreshed"
+    with pytest.raises(UntruthfulDream, match="rewards 21 of 21 recorded failures"):
+        gate.check_truthful(work, resumed=True)
 
 
 def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,21 +284,10 @@ def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monk
 
     monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Rises()]))
     step = Step(observation="A.", action="go", next_observation="B.", terminated=True, reward=0.5)
-    games = [replace(task(number), tools=None) for number in range(gate.FEW_JUDGED)]
+    games = [replace(task(number), tools=None) for number in range(MIN_CASES)]
     traces = [Trajectory(task=each, steps=[step], success=True, run="traces") for each in games]
     found = make(lambda _: "valid, why\nreward 0, continues\nB.", traces).fidelity()
-    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, gate.FEW_JUDGED)
-
-
-def rewards_some(messages: list[Any]) -> str:
-    """As a strict judge would: it pays the right refunds of two orders."""
-    return truthful(messages) if any(f"A-{number}." in messages[-1].text for number in (1, 2)) else rewards_nothing(messages)
-
-
-def test_a_dream_that_pays_few_successes_is_trained_in(make: Make) -> None:
-    said: list[str] = []
-    gate.check_truthful(make(rewards_some, [trace(number) for number in range(gate.FEW_JUDGED)], said=said))
-    assert "of 20 real successes it misses 18" in said[0]
+    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, MIN_CASES)
 
 
 def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_with(make: Make) -> None:
@@ -229,22 +295,6 @@ def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_wi
     make(truthful, SUCCESSES, num_tasks=3, iterations=1).fidelity()
     with pytest.raises(ConfigurationError, match="was made with retrieved=3, and retrieved=1 is given"):
         make(truthful, SUCCESSES, retrieved=1).fidelity()
-
-
-def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
-    said: list[str] = []
-    work = make(rewards_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)
-    gate.check_truthful(work)
-    assert "pays 19 of 19" in said[0] and "too few" in said[0]
-    work.replay_buffer.add(trace(50, refunds=False))
-    with pytest.raises(UntruthfulDream, match="pays 20 of 20"):
-        gate.check_truthful(work)
-
-
-def test_without_traces_it_is_said_that_nothing_is_known(make: Make) -> None:
-    said: list[str] = []
-    gate.check_truthful(make(rewards_all, [], said=said))
-    assert "is unknown" in said[0] and "Import failed traces" in said[0]
 
 
 def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make, scripted: Any) -> None:
@@ -265,23 +315,23 @@ def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make,
     assert more and more.episodes > found.false_success.episodes
 
 
-@pytest.mark.parametrize(("more", "refused"), [((3, 100), False), ((9, 100), True)])
+@pytest.mark.parametrize(("more", "refuses"), [((3, 100), False), ((9, 100), True)])
 def test_a_figure_a_little_above_the_limit_is_measured_on_more_episodes(
-    make: Make, monkeypatch: pytest.MonkeyPatch, more: tuple[int, int], refused: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, more: tuple[int, int], refuses: bool
 ) -> None:
     asked = list[int]()
 
     def measure(work: Any, experience: Any, *, limit: int = 50) -> Judgement:
         asked.append(limit)
         paid, of = (2, 24) if limit == 50 else more
-        rate = Rate(paid, of, *wilson(paid, of))
-        return Judgement(version="v", false_success=rate, by_kind={"recorded failures": rate})
+        errors = {"recorded failures": Rate(paid, of, *wilson(paid, of)), MISSED: Rate(0, 30, *wilson(0, 30))}
+        return Judgement(version="v", parts=[PartJudgement(name="model", role="judge", errors=errors)])
 
     monkeypatch.setattr(gate, "measure", measure)
     said = list[str]()
-    with pytest.raises(UntruthfulDream, match="pays 9 of 100") if refused else nullcontext():
+    with pytest.raises(UntruthfulDream, match="rewards 9 of 100") if refuses else nullcontext():
         gate.check_truthful(make(truthful, SUCCESSES, said=said))
-    assert asked == [50, 200] and (refused or "pays 3 of 100" in said[0])
+    assert asked == [50, 200] and (refuses or "rewards 3 of 100" in said[0])
 
 
 def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,10 @@ async def test_false_successes_by_kind_and_by_judge_with_the_episodes_of_a_task_
         "recorded failures": 1,
         "the policy's failures": 1,
     }
-    assert found.false_success and found.false_success.value == 1 and found.by_judge == {"model": found.false_success}
+    assert found.false_success and found.false_success.value == 1
+    (judge,) = (part for part in found.parts if part.role == "judge")
+    assert judge.name == "model" and judge.errors["edited/no_call"] == found.by_kind["edited/no_call"]
+    assert len(judge.examples["edited/no_call"]) == 3 and "last action" in judge.examples["edited/no_call"][0]
     assert found.by_kind["edited/no_call"].low < 0.5, "24 episodes of 2 tasks are not 24 trials"
     assert found.version == "v" and Judgement.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 

@@ -191,13 +191,32 @@ def test_a_held_out_task_does_not_become_a_training_task(buffer: ReplayBuffer) -
     held_out = replace(TASK, split="test")
     buffer.add(episode(task=held_out))
     refused = r"task 't0' is stored with split 'test' and given with split 'train'.*replace\(task, split='test'\)"
-    for add in (lambda: buffer.add_tasks([TASK]), lambda: buffer.add(episode(1))):
+    for add in (lambda: buffer.add_tasks([TASK]), lambda: buffer.add(episode(1, source="real"))):
         with pytest.raises(ConfigurationError, match=refused):
             add()
     assert buffer.add(episode()) is False, "the script that stored it first may run again"
     assert buffer.tasks() == [held_out] and buffer.count("trajectories") == 1
+    assert buffer.add(episode(1)), "a new trace of the same request"
+    assert buffer.tasks() == [held_out] and list(buffer.trajectories(split="train")) == []
     buffer.add_tasks([replace(TASK, split="validation")])
     assert [task.split for task in buffer.tasks()] == ["validation"]
+
+
+@pytest.mark.parametrize("by", ["dream", "imitation"])
+def test_a_task_that_was_trained_on_is_not_held_out_afterwards(buffer: ReplayBuffer, by: str) -> None:
+    buffer.add(episode())
+    if by == "dream":
+        buffer.add(episode(1, source="synthetic", run="mine-1/train"))
+    else:
+        buffer.record_metrics("mine-1/stage/base", 0, {"seconds": 1.0})
+    named = "mine-1/train" if by == "dream" else "mine-1/stage/base"
+    held_out = replace(TASK, split="test")
+    for add in (lambda: buffer.add_tasks([held_out]), lambda: buffer.add(episode(2, task=held_out))):
+        with pytest.raises(ConfigurationError, match=f"'t0' is given with split 'test', and the run '{named}'.*held_out="):
+            add()
+    assert [task.split for task in buffer.tasks()] == ["train"]
+    new = replace(held_out, id="new")
+    assert buffer.add_tasks([new]) == 1, "another task may still be held out"
 
 
 def test_tasks_by_filter_in_order_of_insertion(buffer: ReplayBuffer) -> None:

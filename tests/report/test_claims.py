@@ -1,5 +1,6 @@
 import json
 import math
+import random
 import re
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from report_parts import Page, make_episode, make_metrics, make_result, measured
 from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.report.claim import ENOUGH, LABELS, read_claim
 from dreamgym_lg.report.proof import ASSISTED, EPISODES_SHOWN, summary_table, write_report
 from dreamgym_lg.types import Act, Step
 
@@ -19,21 +21,21 @@ def with_sampled(base, trained):
     return make_result(real={"base": {"sampled": base}, "trained": {"sampled": trained}})
 
 
-def test_overlapping_intervals_are_called_not_proven(tmp_path):
+def test_a_gain_whose_interval_holds_0_is_called_not_proven(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(10, 40), measured(15, 40))))
 
     assert "Trained in a dream, not proven in the real environment" in page.text
-    assert "not proven: the intervals overlap" in page.text
+    assert "not proven: trained − imitation of every success +0.12 [-0.08, +0.31], unpaired" in page.text
     assert "proven in" not in page.text.replace("not proven in", "")
 
 
 @pytest.mark.parametrize(
     ("filtered", "trained", "word", "why"),
     [
-        (30, 115, "proven", "the intervals of trained policy and filtered imitation do not overlap"),
-        (110, 113, "not proven", "the intervals of trained policy and filtered imitation overlap"),
-        (115, 60, "worse", "the intervals of trained policy and filtered imitation do not overlap"),
-        (2, 60, "proven", "the intervals do not overlap"),  # base is the better baseline
+        (30, 115, "proven", "trained − filtered imitation, no dream +0.71 [+0.61, +0.78], unpaired"),
+        (110, 113, "not proven", "trained − filtered imitation, no dream +0.03 [-0.04, +0.09], unpaired"),
+        (115, 60, "worse", "trained − filtered imitation, no dream -0.46 [-0.55, -0.36], unpaired"),
+        (2, 60, "proven", "trained − imitation of every success +0.42 [+0.31, +0.51], unpaired"),
     ],
 )
 def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filtered, trained, word, why):
@@ -41,11 +43,57 @@ def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filt
     result["real"]["filtered"] = {"sampled": measured(filtered, 120)}
     page = Page(render(tmp_path, result))
 
-    assert f"Trained in a dream, {word} in the real environment" in page.text
-    assert f"\n{word}: {why}\n" in page.text
+    enough = ENOUGH if trained < filtered else ""
+    assert f"rained in a dream, {word} in the real environment" in page.text
+    assert f"\n{word}: {why}{enough and f'; {enough}'}\n" in page.text
     assert page.row("filtered imitation, no dream", "temperature 1")[3:5] == [f"{filtered}/120", "–"]
-    assert f"on 120 held-out episodes; filtered imitation, no dream: {filtered / 120:.2f} [" in page.text
+    assert f"on 120 held-out episodes: {LABELS['base']} 0.08 [" in page.text
+    assert f"→ filtered imitation, no dream {filtered / 120:.2f} [" in page.text
     assert "Filtered: imitates the 251 best recorded episodes, no dream." in page.text
+
+
+def test_where_imitation_is_as_good_it_is_enough(tmp_path):
+    """Issue 46: base 104, imitated 136, dream 135 of 150 printed "Trained in a dream, proven"."""
+    result = with_sampled(measured(104, 150), measured(135, 150)) | {"filtered": 251}
+    result["real"]["filtered"] = {"sampled": measured(136, 150)}
+    page, claim = Page(render(tmp_path, result)), read_claim(result)
+
+    assert claim.enough and (claim.word, claim.baseline) == ("not proven", "filtered")
+    assert "Imitation of your traces is enough; trained in a dream, not proven" in page.text
+    assert ENOUGH in str(summary_table(result).caption)
+
+
+def with_outcomes(**policies):
+    """A result of these outcomes, a list for each policy: the same tasks in the same order."""
+    real = {
+        name: {"sampled": measured(sum(won), len(won)) | {"outcomes": dict(enumerate(map(bool, won)))}}
+        for name, won in policies.items()
+    }
+    return make_result(real=real, filtered=251 if "filtered" in policies else 0)
+
+
+def test_the_same_tasks_are_compared_in_pairs():
+    """20 tasks won by one policy alone, and none by the other, tell what two rates do not."""
+    base, trained = [1] * 50 + [0] * 70, [1] * 62 + [0] * 58
+    claim = read_claim(with_outcomes(base=base, trained=trained))
+    assert claim.word == "proven" and "+0.10 [+0.04, +0.15], paired on 120 tasks" in claim.why
+    unpaired = with_sampled(measured(50, 120), measured(62, 120))
+    assert read_claim(unpaired).word == "not proven"
+    shuffled = read_claim(with_outcomes(base=base, trained=trained[::-1]))
+    assert shuffled.word == "not proven", "the same rates, on other tasks each"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2, 0.4])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_study_without_a_difference_proves_one_in_twenty_at_most(spread, filtered):
+    """1,000 simulated experiments: policies of the same success on tasks of different difficulty."""
+    rng, proven = random.Random(f"{spread}/{filtered}"), 0
+    for _ in range(1000):
+        rates = [rng.uniform(0.6 - spread, 0.6 + spread) for _ in range(120)]
+        names = ("base", "filtered", "trained") if filtered else ("base", "trained")
+        played = {name: [rng.random() < rate for rate in rates] for name in names}
+        proven += read_claim(with_outcomes(**played)).word == "proven"
+    assert proven <= 50
 
 
 def test_without_filtered_imitation_nothing_is_proven_unless_there_was_nothing_to_filter(tmp_path):
@@ -60,15 +108,15 @@ def test_without_filtered_imitation_nothing_is_proven_unless_there_was_nothing_t
 def test_a_loss_is_called_worse(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(110, 120), measured(10, 120))))
 
-    assert "Trained in a dream, worse in the real environment" in page.text
-    assert "worse: the intervals do not overlap" in page.text
+    assert "trained in a dream, worse in the real environment" in page.text
+    assert "worse: trained − imitation of every success -0.83 [" in page.text
 
 
 def test_the_given_interval_decides_and_need_not_hold_the_rate(tmp_path):
-    page = Page(render(tmp_path, with_sampled(measured(0, 100) | {"interval": [0.02, 0.8]}, measured(81, 100))))
+    page = Page(render(tmp_path, with_sampled(measured(0, 100) | {"interval": [0.02, 0.9]}, measured(81, 100))))
 
-    assert "0.00 [0.02, 0.80] → 0.81 [0.72, 0.87]" in page.text
-    assert "not proven: the intervals overlap" in page.text
+    assert "0.00 [0.02, 0.90] → trained 0.81 [0.72, 0.87]" in page.text
+    assert "not proven: trained − imitation of every success +0.81 [-0.09" in page.text
 
 
 def test_different_numbers_of_episodes_are_both_named(tmp_path):
@@ -182,7 +230,7 @@ def test_summary_table():
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
         "trained", "temperature 1", "0.78 [0.70, 0.85]", "0.86 [0.78, 0.91]", "+0.07", "7%", "–",
     ]  # fmt: skip
-    assert "proven: the intervals do not overlap" in printed(make_result())
+    assert "proven: trained − imitation of every success +0.76" in printed(make_result())
 
 
 def test_summary_table_of_an_empty_result_and_of_names_that_look_like_markup():

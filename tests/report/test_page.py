@@ -12,10 +12,12 @@ def test_the_headline_gives_the_numbers_and_the_verdict(tmp_path):
     page = Page(render(tmp_path))
 
     assert "Trained in a dream, proven in the real environment: peckingorder, seed 1" in page.text
-    sentence = "Real success (temperature 1): 0.03 [0.01, 0.07] → 0.78 [0.70, 0.85] on 120 held-out episodes"
+    stages = "imitation of every success 0.03 [0.01, 0.07] → trained 0.78 [0.70, 0.85]"
+    sentence = f"Real success (temperature 1) on 120 held-out episodes: {stages}"
     assert f"{sentence}; 0 real steps spent in training" in page.text
-    assert "Real success (greedy): 0.13 [0.08, 0.21] → 0.84 [0.77, 0.90] on 120 held-out episodes\n" in page.text
-    assert page.text.count("proven: the intervals do not overlap") == 2
+    stages = "imitation of every success 0.13 [0.08, 0.21] → trained 0.84 [0.77, 0.90]"
+    assert f"Real success (greedy) on 120 held-out episodes: {stages}\n" in page.text
+    assert page.text.count("proven: trained − imitation of every success +0.7") == 2
 
 
 def test_the_results_table_equals_the_result(tmp_path):
@@ -70,8 +72,9 @@ def test_unseen_objects_get_a_row_and_a_verdict_of_their_own(tmp_path):
     page = Page(render(tmp_path, make_result(panels={"unseen objects": transfer})))
 
     assert page.row("trained", "greedy, unseen objects")[2:4] == ["0.23 [0.14, 0.35]", "14/60"]
-    assert "(greedy, unseen objects): 0.17 [0.09, 0.28] → 0.23 [0.14, 0.35] on 60 held-out episodes" in page.text
-    assert "not proven: the intervals overlap" in page.text
+    stages = "imitation of every success 0.17 [0.09, 0.28] → trained 0.23 [0.14, 0.35]"
+    assert f"(greedy, unseen objects) on 60 held-out episodes: {stages}" in page.text
+    assert "not proven: trained − imitation of every success +0.07 [-0.08" in page.text
     assert "not proven: base and trained policy were not both played" in page.text, "sampled has no base"
     assert "Trained in a dream, proven" in page.text, "the headline is the held-out worlds'"
 
