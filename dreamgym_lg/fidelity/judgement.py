@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, awaited
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Verdict
-from dreamgym_lg.dream.returns import fits_returns
+from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.fidelity.replay import with_observation
