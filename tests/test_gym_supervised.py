@@ -300,7 +300,9 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
     ("settings", "tasks", "told"),
     [
         ({"references_only": True, "real_budget": 0}, VALIDATION, "real_budget=0 plays no validation task"),
-        ({"real_budget": None}, [TRACES[0].task], "there is no task of the split 'validation'"),
+        pytest.param(
+            {"real_budget": None}, [TRACES[0].task], "there is no task of the split 'validation'", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_base_policy_that_nothing_evaluates_is_trained_to_its_end(

@@ -120,7 +120,7 @@ def recorded() -> list[Trajectory]:
 walled = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 
 
-@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
+@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=[walled, pytest.mark.slow])])
 def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -> None:
     typed = ("A room in Rome.", '[{"number": 7}]', "It is\\", "booked.", "2", "0.5", "A room in Rome.", "[]", "No.", "1")
     done = sit(*typed, options=RECORDED, isolation=isolation)
@@ -156,7 +156,7 @@ def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) ->
     assert done.output.count("is not what the tool returns, JSON of the schema") == 2 and "success: reward 1" in done.output
 
 
-@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
+@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=[walled, pytest.mark.slow])])
 def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit: Sit) -> None:
     Path("orders.db").touch()
     done = sit('{"room": 7}', "Yes.", name="removes", options=RECORDED, isolation=isolation)

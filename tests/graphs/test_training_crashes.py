@@ -117,7 +117,10 @@ def test_a_crash_between_a_node_s_end_and_its_checkpoint_loses_nothing(
             raise Crash
         return put(self, *args)
 
-    for died in range(3, len(steady.nodes) + 3):  # the first two are those of the input and of the start
+    like_earlier = {("curriculum", 3), ("rollout", 1), ("rollout", 3), ("update_policy", 3)}
+    for died, node in enumerate(steady.nodes, start=3):  # the first two are those of the input and of the start
+        if node in like_earlier:
+            continue
         folder = tmp_path / str(died)
         folder.mkdir()
         killed = process(folder)

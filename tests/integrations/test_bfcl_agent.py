@@ -49,7 +49,8 @@ class Scripted(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Sequence[Any], **_: Any) -> "Scripted":
-        self.bound[:] = [convert_to_openai_tool(tool)["function"]["name"] for tool in tools]
+        if len(self.bound) != len(tools):  # LangChain binds them again for each reply
+            self.bound[:] = [convert_to_openai_tool(tool)["function"]["name"] for tool in tools]
         return self
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:

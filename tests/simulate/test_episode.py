@@ -92,7 +92,7 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     assert episode.truncated and len(episode.steps) == 4 and len(state["messages"]) == 9
     limited = graph.with_config(recursion_limit=1000)
     assert dream(limited, policy, recursion_limit=8)[0].truncated, "the graph's own limit is production's"
-    patient = ScriptedPolicy(rounds=40)
+    patient = ScriptedPolicy(rounds=30)
     assert dream(graph, patient)[0].truncated and not dream(graph.with_config(recursion_limit=200), patient)[0].truncated
     agent = create_agent(world.model, [toolbox(world)[0]])
     assert dream(agent, patient)[0].truncated, "create_agent's 9,999 is nobody's choice"

@@ -163,6 +163,7 @@ async def test_what_ends_an_episode_is_told_and_the_next_one_is_played(tmp_path:
             assert (await played(agent, Answers()))["success"]
 
 
+@pytest.mark.slow
 async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
     async with walled("writes", tmp_path) as agent:
         with pytest.raises(AccessBlocked, match="wall stopped RuntimeError: creat: Permission denied; allow it with allow="):

@@ -23,6 +23,7 @@ from dreamgym_lg.integrations.alfworld import engine
 from dreamgym_lg.integrations.alfworld import environment as module
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 
+pytestmark = pytest.mark.slow  # the engine's process takes five seconds to start
 DETOUR = ("look", "help", "inventory", "fly to the moon", "go to nowhere 1")
 STOCK = """
 import json, sys
@@ -80,7 +81,6 @@ def test_the_shipped_check_passes(tasks: list[Task]) -> None:
         check_environment(environment, task, solution(task))
 
 
-@pytest.mark.slow
 def test_stock_textworld_answers_the_same_to_the_letter(folder: Path, tasks: list[Task], played: dict) -> None:
     chosen = [next(task for task in tasks if how in task.id) for how in ("light", "two", "clean")]
     where = [folder / "json_2.1.1" / str(task.metadata["official_split"]) / task.id / "game.tw-pddl" for task in chosen]
@@ -138,7 +138,6 @@ def test_what_is_closed_is_over(tasks: list[Task]) -> None:
         environment.step("look")
 
 
-@pytest.mark.slow
 def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
     tasks: list[Task], played: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +158,6 @@ def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
     assert old.poll() is not None
 
 
-@pytest.mark.slow
 def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
     tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.world import POLICIES, create_oracle
 from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 
+pytestmark = pytest.mark.slow  # the engine's process takes five seconds to start
+
 
 @pytest.fixture(scope="module")
 def environment() -> ALFWorld:
@@ -26,7 +28,6 @@ def training(tasks: list[Task]) -> list[Task]:
     return [task for task in tasks if task.split == "train"]
 
 
-@pytest.mark.slow
 def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {str(kind): 4 for kind in KINDS}
     trajectories = list(POLICIES.trajectories(training, environment, episodes=episodes, seed=3, run="here"))
@@ -54,7 +55,6 @@ def test_the_same_seed_gives_the_same_trajectories(environment: ALFWorld, traini
     assert once != list(POLICIES.trajectories(training, environment, episodes=episodes, seed=2))
 
 
-@pytest.mark.slow
 def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: list[Task]) -> None:
     played = {kind: list(POLICIES.trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}

@@ -102,8 +102,10 @@ def off(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
-@pytest.mark.parametrize(("loss_type", "beta"), [*((name, 0.5) for name in LOSS_TYPES), ("grpo", 0.0)])
+@pytest.mark.parametrize(
+    ("loss_type", "beta", "lora"),
+    [*((name, 0.5, False) for name in LOSS_TYPES), ("grpo", 0.0, False), ("dapo", 0.5, True), ("grpo", 0.0, True)],
+)
 def test_one_update_is_raw_trls(
     moved: Any,
     group: list[Trajectory],

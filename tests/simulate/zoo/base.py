@@ -171,20 +171,35 @@ def resumed(answer: Any) -> dict[str, Any]:
     return {"invoke": invoke, "ainvoke": ainvoke}
 
 
-def toolbox(world: World) -> tuple[BaseTool, BaseTool, BaseTool]:
-    """`book`, `pay` and `mail`: real tools, no two of one shape."""
+class Booking(BaseModel):
+    city: str
+    nights: int
 
-    @tool
+
+class Payment(BaseModel):
+    amount: float
+    currency: Literal["EUR", "USD"]
+
+
+class Mail(BaseModel):
+    to: list[str]
+    urgent: bool
+
+
+def toolbox(world: World) -> tuple[BaseTool, BaseTool, BaseTool]:
+    """`book`, `pay` and `mail`: real tools, no two of one shape; their arguments' models are not made anew for each world."""
+
+    @tool(args_schema=Booking)
     def book(city: str, nights: int) -> str:
         """Book a room."""
         return world.write("book", f"{city} {nights}")
 
-    @tool
+    @tool(args_schema=Payment)
     def pay(amount: float, currency: Literal["EUR", "USD"]) -> str:
         """Pay the bill."""
         return world.insert("pay", f"{amount} {currency}")
 
-    @tool
+    @tool(args_schema=Mail)
     def mail(to: list[str], urgent: bool) -> str:
         """Send a mail."""
         return world.write("mail", f"{to} {urgent}")
@@ -247,4 +262,5 @@ def view(value: Any) -> Any:
 
 def signed(result: Any, label: str) -> bool:
     """Whether a model of this label wrote any of the result."""
-    return f"{label}:" in repr(view(result)) or f"{label}-" in repr(view(result))
+    text = repr(view(result))
+    return f"{label}:" in text or f"{label}-" in text
