@@ -1,7 +1,6 @@
 """BFCL multi-turn (Patil et al., 2025): real stateful Python APIs as LangChain tools behind an ordinary agent graph.
 
-`apis` holds the APIs of an entry, `agent` the graph, `environment` the same in text, `scripted_policies` offline
-trajectories.
+`apis` holds the APIs of an entry, `agent` the graph, `scripted_policies` offline trajectories.
 """
 
 from dreamgym_lg.integrations.bfcl.agent import arun_turns, create_agent_graph, run_turns

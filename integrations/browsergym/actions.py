@@ -21,9 +21,6 @@ _SUBSETS: Mapping[str, Sequence[str]] = {
     "miniwob": ("bid",),
     "webarena": ("webarena",),
     "webarenalite": ("webarena",),
-    "visualwebarena": ("visualwebarena",),
-    "workarena": ("workarena++",),
-    "assistantbench": ("assistantbench",),
 }
 """BrowserGym's own sets. Of `miniwob` those that name an element: in text nobody sees where on the screen something is."""
 _FILES = ("upload_file", "mouse_upload_file")
@@ -39,7 +36,7 @@ _PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
 
 @cache
 def allowed_actions(benchmark: str) -> tuple[str, ...]:
-    """The names of a benchmark's actions, without those that send files; of an unknown one BrowserGym's default set."""
+    """Names of a benchmark's actions without those that send files; of an unknown one BrowserGym's default set."""
     subsets = _SUBSETS.get(benchmark, ("chat", "infeas", "bid", "nav", "tab"))
     names = [function.__name__ for subset in subsets for function in ACTION_SUBSETS[subset]]
     return tuple(name for name in dict.fromkeys(names) if name not in _FILES)
@@ -60,7 +57,7 @@ def arguments_schema(name: str) -> type[BaseModel]:
 
 @cache
 def tool_schema(name: str) -> type[BaseModel]:
-    """The arguments of an action that have to be given: half of a tool's text is what has a default, such as modifier keys."""
+    """The required arguments of an action; those with a default, such as modifier keys, are half of a tool's text."""
     fields = arguments_schema(name).model_fields
     required: dict[str, Any] = {key: (field.annotation, ...) for key, field in fields.items() if field.is_required()}
     return create_model(name, **required)
@@ -114,10 +111,7 @@ def elements(observation: str) -> tuple[Element, ...]:
 
 
 def listed(observation: str) -> str:
-    """An observation whose page is told by its elements alone, the bid behind the name: `button OK: 18, focused`.
-
-    A third as long as the tree, and what a small model can look a bid up in; texts outside an element are lost.
-    """
+    """An observation with the page's elements alone, a third as long as the tree: `button OK: 18, focused`."""
     found = _PAGE.search(observation)
     if found is None:
         return observation
@@ -130,10 +124,10 @@ class _Wrong(Exception):
 
 
 def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
-    """An error text for what is no action of the benchmark, or that the last page shows to be impossible, else None.
+    """An error text for no action of the benchmark, or one that the last page shows to be impossible, else None.
 
-    Impossible is an element that the page does not show, an option that it does not list, and writing or choosing in a button
-    and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
+    Impossible are unknown elements and options, and writing or choosing in a button and the like.
+    Args: `observations`, oldest first.
     """
     try:
         name, arguments = _parse(benchmark, action)
@@ -164,7 +158,7 @@ def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
 
 
 def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:
-    """The name of an action and its arguments but for those that have their default value; None for what is no action."""
+    """Name and arguments of an action, default values left out; None for no action."""
     try:
         name, arguments = _parse(benchmark, action)
     except _Wrong:

@@ -34,7 +34,7 @@ class BrowserTools:
         environment: `BrowserGym`, or a dream of its pages. `start` resets it; the caller closes it.
         actions: Names of BrowserGym's actions, each a tool. Default: all that the benchmark allows.
         max_steps: Actions after which the episode is over. Default: as long as the environment goes on.
-        short: Whether the agent reads a page as the list of its elements (`listed`), in place of the whole tree.
+        short: The agent reads a page as the list of its elements (`listed`), in place of the whole tree.
 
     Raises `ConfigurationError` for an action that the benchmark does not allow.
     """
@@ -70,7 +70,7 @@ class BrowserTools:
         return sum(step.reward for step in self.steps)
 
     def start(self) -> list[BaseMessage]:
-        """Reset the environment. Returns what the agent is told first: the task and the page."""
+        """Reset the environment and return the agent's first message: the task and the page."""
         return self._begin(self.environment.reset(self.task))
 
     async def astart(self) -> list[BaseMessage]:
@@ -128,8 +128,7 @@ def chosen_actions(benchmark: str, actions: Collection[str] | None) -> tuple[str
 def create_agent_graph(model: str | BaseChatModel, page: BrowserTools) -> CompiledStateGraph:
     """`langchain.agents.create_agent` with the tools of `page`, to which the graph is bound.
 
-    Invoke it with `{"messages": page.start()}`, and with `{"max_concurrency": 1}` where the order of the calls of one message
-    counts; then ask `page.success`.
+    Invoke it with `{"messages": page.start()}` and, where the order of one message's calls counts, `{"max_concurrency": 1}`.
     """
     return create_agent(model, page.tools, system_prompt=SYSTEM_PROMPT)
 

@@ -22,13 +22,9 @@ _ANSWER_SECONDS = 180.0
 class Browsers:
     """The browsers of a process: at most `count` episodes play at once, others wait.
 
-    Playwright is bound to one thread and BrowserGym to one browser a process, so every browser lives in a process of its own,
-    about 350 MB in all with Debian's `chromium-headless-shell`. One is started when it is first needed (two seconds) and kept
-    for later episodes; one that failed is replaced. All end with this object, with `close`, or when this process ends, be it
-    killed.
-
-    Args:
-        count: Default: the number of processor cores.
+    Playwright is bound to one thread and BrowserGym to one browser a process, so each browser lives in a process of its own
+    (350 MB, two seconds to start) and is kept for later episodes; a failed one is replaced. All end with this object, with
+    `close`, or with this process, even if it is killed. Args: `count`, default: the number of processor cores.
 
     Raises `ConfigurationError` for a count below 1.
     """

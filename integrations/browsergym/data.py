@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.text_games.game import digest
@@ -26,7 +26,6 @@ def load_tasks(
     names: Iterable[str] | None = None,
     seeds: Iterable[int] = range(1),
     split: Split | None = None,
-    path: str | Path | None = None,
 ) -> list[Task]:
     """The tasks of a benchmark, in its own order.
 
@@ -38,7 +37,6 @@ def load_tasks(
     Args:
         names: Of MiniWoB++: the tasks, such as `login-user`. Default: all.
         seeds: Of MiniWoB++: each task is loaded with each of them.
-        path: Of the other two: the JSON file of the benchmark's package, where that is not installed.
 
     Raises `ConfigurationError` for what is unknown, `MissingDependency` where the benchmark's package is not installed.
     """
@@ -46,7 +44,7 @@ def load_tasks(
         raise ConfigurationError.unknown("benchmark", benchmark, get_args(Benchmark))
     if split is not None and split not in get_args(Split):
         raise ConfigurationError.unknown("split", split, get_args(Split))
-    found = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark, path)
+    found = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark)
     return [task for task in found if split in (None, task.split)]
 
 
@@ -78,9 +76,9 @@ def _miniwob(names: Iterable[str] | None, seeds: Sequence[int]) -> Iterator[Task
             )
 
 
-def _webarena(benchmark: str, path: str | Path | None) -> Iterator[Task]:
+def _webarena(benchmark: str) -> Iterator[Task]:
     lite = benchmark == "webarenalite"
-    for row in _rows(benchmark, path):
+    for row in json.loads(_installed(benchmark).read_text(encoding="utf-8")):
         number = row["old_task_id"] if lite else row["task_id"]  # what BrowserGym calls it by
         metadata = {
             "task": f"{benchmark}.{number}",
@@ -98,19 +96,6 @@ def _webarena(benchmark: str, path: str | Path | None) -> Iterator[Task]:
         )
 
 
-def _rows(benchmark: str, path: str | Path | None) -> list[Mapping[str, Any]]:
-    file = Path(path) if path is not None else _installed(benchmark)
-    try:
-        rows: list[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-        wanted = {"task_id", "intent", "intent_template_id", "sites", "start_url"}
-        wanted |= {"old_task_id"} if benchmark == "webarenalite" else set()
-        if missing := {key for key in wanted for row in rows if key not in row}:
-            raise ValueError(f"its tasks lack {sorted(missing)[0]!r}")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{file} is no file of {benchmark}'s tasks ({error}); {_INSTALL}") from error
-    return rows
-
-
 def _installed(benchmark: str) -> Path:
     """The file in the benchmark's package, which is not imported: that would look for the sites."""
     package, name = _FILES[benchmark]
@@ -122,7 +107,7 @@ def _installed(benchmark: str) -> Path:
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
     if found is None:
-        raise MissingDependency(f"{benchmark}'s tasks are not installed; run: {_INSTALL} (or give path=, its {name})")
+        raise MissingDependency(f"{benchmark}'s tasks are not installed; run: {_INSTALL}")
     return found
 
 

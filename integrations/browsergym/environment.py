@@ -24,14 +24,10 @@ class BrowserGym(TextGame):
     """One episode at a time, in a browser of `browsers`, which it holds from `reset` to `close`.
 
     An observation is the page's accessibility tree, a line an element: `[16] button 'Login'`; an action names the number. An
-    action that fails is answered by a line `Error: ...` before the page. Reward and end are the benchmark's own: it says what
-    an episode has earned, and nothing that a page shows is asked. Success is a full reward of 1.
+    action that fails is answered by a line `Error: ...` before the page. Reward and end are the benchmark's own; success is a
+    reward of 1. A task's `metadata["task"]`, such as `miniwob.login-user`, and `seed` name it as BrowserGym does.
 
-    Args:
-        browsers: May be shared by any number of instances, threads and event loops.
-        max_steps: Actions after which an episode is truncated; at least 1.
-
-    A task's `metadata["task"]`, such as `miniwob.login-user`, and `seed` name it as BrowserGym does.
+    Args: `browsers`, which any number of instances, threads and event loops may share.
     """
 
     def __init__(self, browsers: Browsers, *, max_steps: int = 15) -> None:

@@ -73,17 +73,16 @@ def load_catalogue(path: str | Path, *, human: bool = False) -> Catalogue:
 
 
 def goal_of(task: Task, catalogue: Catalogue) -> Goal:
-    """The goal of a task of `load_tasks`. `ConfigurationError` if it is another's, or of other products."""
-    index = task.metadata.get("goal")
-    if task.origin == "synthetic" or not isinstance(index, int) or isinstance(index, bool):
-        why = "is synthetic: its goal exists in the dream only" if task.origin == "synthetic" else f"has goal {index!r}"
-        raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
-    if not 0 <= index < len(catalogue.goals):
-        raise ConfigurationError(f"task {task.id} has goal {index}; these products have goals 0 to {len(catalogue.goals) - 1}")
-    goal = catalogue.goals[index]
-    if task.instruction != goal.instruction:
-        raise ConfigurationError(f"task {task.id}: goal {index} of these products asks for something else; load its own data")
-    return goal
+    """The goal of a task of `load_tasks`; raises `ConfigurationError` for any other task, or other products."""
+    index, goals = task.metadata.get("goal"), catalogue.goals
+    if task.origin == "synthetic":
+        raise ConfigurationError(f"task {task.id} is synthetic: its goal exists in the dream only; take a task of load_tasks")
+    if type(index) is not int or not 0 <= index < len(goals) or goals[index].instruction != task.instruction:
+        raise ConfigurationError(
+            f"task {task.id} has goal {index!r}; these products have goals 0 to {len(goals) - 1}, that one with another "
+            "instruction or not at all: take a task of load_tasks of the same data"
+        )
+    return goals[index]
 
 
 def _task(index: int, goal: Goal, human: bool) -> Task:

@@ -39,19 +39,6 @@ def test_webarena_and_webarena_lite() -> None:
     assert keys == {"task", "sites", "start_url", "template", "webarena_id"}, "no answer is part of a task"
 
 
-def test_a_file_of_the_users(tmp_path: Path) -> None:
-    row = {"task_id": 7, "intent": "Buy it.", "intent_template_id": 1, "sites": ["shopping"], "start_url": "__SHOPPING__"}
-    file = tmp_path / "tasks.json"
-    file.write_text(json.dumps([row]))
-    assert [task.id for task in load_tasks("webarena", path=file)] == ["webarena.7"]
-    with pytest.raises(ConfigurationError, match="tasks.json is no file of webarenalite's tasks .*lack 'old_task_id'"):
-        load_tasks("webarenalite", path=file)
-    for text in ("", "[1]", '{"a": 1}', "[{}]"):
-        file.write_text(text)
-        with pytest.raises(ConfigurationError, match="is no file of webarena's tasks"):
-            load_tasks("webarena", path=file)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
