@@ -1,6 +1,7 @@
 """Set before anything is imported; pyproject.toml's pytest options close the network."""
 
 import os
+import shutil
 
 # Images of Python often set it: each process that a test starts then compiles torch and transformers anew, in eight seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -12,6 +13,9 @@ os.environ.update(
 os.environ.update({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})  # a worker has one core
 # of processes that tests start; of this one, pytest's option
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [f"{os.path.dirname(__file__)}/tiny", os.environ.get("PYTHONPATH")]))
+# in memory, where there is enough: on a disk each commit of SQLite waits for it, 0.05 s for a new buffer alone
+if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers one, which rich would keep from its import on
 
 import asyncio

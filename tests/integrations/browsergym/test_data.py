@@ -55,7 +55,7 @@ def test_what_is_unknown_is_named(arguments: Any, message: str) -> None:
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="pip install --no-deps browsergym-webarena .*test.raw.json"):
+    with pytest.raises(MissingDependency, match="pip install --no-deps browsergym-webarena "):
         load_tasks("webarena")
 
 
