@@ -19,6 +19,9 @@ class Environment(ABC):
     An instance serves one episode at once; concurrent episodes need an instance each.
     """
 
+    has_user: bool = False
+    """True if a message of a tool agent may be replied to: `step` then returns the user's reply, or ends the episode."""
+
     @abstractmethod
     def reset(self, task: Task) -> str:
         """Start `task` and return its first observation. Raises `EnvironmentFailed` if the world cannot be built."""

@@ -7,7 +7,7 @@ from dreamgym_lg.dream.parts import Answer, Episode, Judge, Responder, User, Ver
 from dreamgym_lg.dream.recorded import Recorded, References
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
-from dreamgym_lg.dream.users import ScriptedUser
+from dreamgym_lg.dream.users import ScriptedUser, UntilHandOver
 
 __all__ = [
     "Answer",
@@ -22,6 +22,7 @@ __all__ = [
     "Responder",
     "Schemas",
     "ScriptedUser",
+    "UntilHandOver",
     "User",
     "Verdict",
     "Verify",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 
-def usual_dream(model: Model, index: TraceIndex | None = None) -> Dream:
+def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | None = None) -> Dream:
     """Tools' schemas, recorded answers and then the experience model answer; recorded successes and then it judge.
 
     Args:
@@ -39,6 +40,7 @@ def usual_dream(model: Model, index: TraceIndex | None = None) -> Dream:
     if index is None and model.replay_buffer is not None:
         index = TraceIndex(model.replay_buffer)
     if index is None:
-        return Dream([Schemas(), model], judges=[ModelJudge(model)])
-    references = References(index)
-    return Dream([Schemas(index.tools), Recorded(index), model], judges=[references, ModelJudge(model, references=references)])
+        return Dream([Schemas(), model], user, [ModelJudge(model)])
+    references = References(index, conversations=user is not None)
+    judge = ModelJudge(model, references=references)
+    return Dream([Schemas(index.tools), Recorded(index), model], user, [references, judge])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
 from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
@@ -105,7 +105,7 @@ class DreamEnvironment(Environment):
     """
 
     def __init__(self, dream: Dream, *, own_traces: bool = True) -> None:
-        self.dream, self.own_traces = dream, own_traces
+        self.dream, self.own_traces, self.has_user = dream, own_traces, dream.user is not None
         self.steps: list[Step] = []
         self._task: Task | None = None
 
@@ -144,14 +144,16 @@ class DreamEnvironment(Environment):
         return Episode(task=self._playing(), steps=steps, action=action, own_traces=self.own_traces)
 
     async def _hear(self, episode: Episode) -> StepResult:
-        """A message of a tool agent: the user replies, else the judges decide."""
-        if (user := self.dream.user) is not None and (reply := await awaited(user.reply(episode))) is not None:
+        """A message of a tool agent: the user replies, else the judges decide. No user hears an empty one: it ends."""
+        user = self.dream.user if parse_action(episode.action) else None
+        if user is not None and (reply := await awaited(user.reply(episode))) is not None:
             return self._advance(episode, Answer(reply), None, user.name, "")
         verdict, judged_by = await self.dream.judge(episode)
-        if verdict is None:
+        if verdict is None and (self.dream.judges or self.dream.user is None):
             raise ConfigurationError(
                 f"no judge of the dream decides the outcome of task {episode.task.id!r}: add one that does, such as ModelJudge"
             )
+        verdict = verdict or Verdict(0.0, False)  # whoever gave a user and no judge verifies the episode
         return self._advance(episode, Answer("", reasoning=verdict.reason), verdict._replace(terminated=True), "", judged_by)
 
     def _advance(

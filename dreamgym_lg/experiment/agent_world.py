@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
-from dreamgym_lg.dream import Dream, Model, References, usual_dream
+from dreamgym_lg.dream import Dream, Model, References, User, usual_dream
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
@@ -61,11 +61,14 @@ class AgentWorld(World):
         reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
             verified (`ResetReal`): resets a staging database, say.
         writes: Names of the tools that change the world. Default: from the tools themselves, else from the traces.
-        dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`).
+        dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`); it brings its own user.
+        user: Talks with the agent in dreamed episodes (`dreamgym_lg.dream.User`). None: the agent's first message ends one.
+        user_real: The same in real episodes. Default: the user of dreamed ones.
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
             model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
             generated.
-        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
+        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit`, `next_payload`,
+            `read_message` and `max_turns` of `simulated`.
 
     The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
     another folder. `tasks` and the functions' code may change.
@@ -95,16 +98,16 @@ class AgentWorld(World):
         reset_real: ResetReal | None = None,
         writes: Collection[str] | None = None,
         dream: Dream | None = None,
+        user: User | None = None,
+        user_real: User | None = None,
         task_generator: TaskGenerator | BaseChatModel | str | None = None,
         isolation: Isolation | None = None,
         **options: Any,
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         _check_arguments(tasks, writes, functions, options)
-        if dream is not None and dream.user is not None:
-            raise ConfigurationError(
-                f"dream= has a user ({dream.user.name!r}), but an episode of a graph ends with its message: leave the user away"
-            )
+        if dream is not None and dream.user is not None and not dream.judges and verify_dream is None:
+            raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.isolation = _isolation(isolation, graph)
         self.payload, self.options = payload, options
@@ -115,6 +118,8 @@ class AgentWorld(World):
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.dream = writes, dream
+        self.user = dream.user if dream is not None else user
+        self.user_real = user_real or self.user
         self._index: tuple[ReplayBuffer, TraceIndex] | None = None
         self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream)
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
@@ -162,7 +167,8 @@ class AgentWorld(World):
         Tools' schemas, recorded answers and then the experience model answer calls; the writing calls of recorded successes,
         then a language model judge.
         """
-        return self.dream or usual_dream(model, self.index(model.replay_buffer) if model.replay_buffer is not None else None)
+        index = self.index(model.replay_buffer) if model.replay_buffer is not None else None
+        return self.dream or usual_dream(model, index, user=self.user)
 
     def index(self, replay_buffer: ReplayBuffer) -> TraceIndex:
         """The index of this buffer's real traces, with the graph's own tools."""
@@ -244,6 +250,7 @@ class AgentWorld(World):
             verify=self.verify_real if real else self.verify_dream,
             real=real,
             reset_real=self.reset_real if real else None,
+            user=self.user_real if real else None,
             **self.options,
         )
 

@@ -18,7 +18,7 @@ from dreamgym_lg.production.canary import Verify, judged
 from dreamgym_lg.production.log import Pair, Status
 from dreamgym_lg.production.recorder import RecordedCall
 from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
-from dreamgym_lg.simulate.agent import final_answer
+from dreamgym_lg.simulate.conversation import final_answer
 from dreamgym_lg.types import Step, Task, Trajectory
 
 Attempt = tuple[str, bool]

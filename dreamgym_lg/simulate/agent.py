@@ -1,26 +1,24 @@
 """Plays an unmodified graph's episodes for `rollout`; puts a policy into a graph for production."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
-from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_malformed
+from dreamgym_lg.dream import User
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import RealAccessBlocked, aiterate_in_episode, guarded_episode, iterate_in_episode
+from dreamgym_lg.simulate.conversation import RealUser, final_action, malformed_call
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_names
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
 from dreamgym_lg.tasks import agent_input, first_observation
-from dreamgym_lg.text import split_thought
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Step, Task
 
@@ -69,7 +67,9 @@ class SimulatedAgent:
             answer as an action, and its reward and success count.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
         reset_real: With `real`, the context in which each episode is played and verified.
-        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit` of `simulated`.
+        user: With `real`, replies to the agent's messages; in a dream the environment does. None: the first message ends the
+            episode.
+        options: Those of `simulated` (`EpisodeOptions`).
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class SimulatedAgent:
         verify: Verify | None = None,
         real: bool = False,
         reset_real: ResetReal | None = None,
+        user: User | None = None,
         **options: Unpack[EpisodeOptions],
     ) -> None:
         if real and verify is None:
@@ -89,7 +90,10 @@ class SimulatedAgent:
             )
         if reset_real is not None and not real:
             raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
+        if user is not None and not real:
+            raise ConfigurationError("user= with real=False: a dreamed episode's user is the dream's; give Dream(user=...)")
         check_names(graph, options.get("route"), options.get("pass_through", ()))
+        self.user = user
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
         self.payload = payload or agent_input
@@ -114,6 +118,8 @@ class SimulatedAgent:
             )
         environment = None if self.real else context.environment
         episode = SimulatedEpisode(self.graph, policy=self.policy, environment=environment, task=task, **self.options)
+        if self.user is not None:
+            episode.listener = RealUser(self.user, task, lambda: episode.steps)
         failure: Exception | None = None
         final: Any = None
         async with self._reset(task):
@@ -158,7 +164,7 @@ class SimulatedAgent:
         model is asked what comes of it.
         """
         malformed = malformed_call(final)
-        answer = malformed or final_action(final)
+        answer = malformed or episode.last_action or final_action(final)
         result, reward, success = episode.last, 0.0, False
         decided_by, judged_by = "schema" if malformed and not self.real else "", ""
         if not episode.truncated and self.verify is not None:
@@ -189,46 +195,6 @@ def _verified(verify: Verify, task: Task, final: Any) -> float:
     if not 0 <= reward <= 1:
         raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
     return reward
-
-
-def final_answer(state: Any) -> str:
-    """The text with which the graph ended: its last AI message, else what it returned."""
-    messages = _messages(state)
-    if isinstance(messages, Sequence) and not isinstance(messages, str):
-        return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
-    return str(messages if messages is not None else state)
-
-
-def final_action(state: Any) -> str:
-    """The action with which the graph ended: its answer, without a thought.
-
-    Where the last message is a tool's, that is the tool's answer (`return_direct`), or the arguments of the call by which the
-    policy gave a structured response (`ToolStrategy`).
-    """
-    messages = _messages(state)
-    last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
-    if not isinstance(last, ToolMessage):
-        return render_answer(split_thought(final_answer(state))[1])
-    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
-    structured = isinstance(state, dict) and state.get("structured_response") is not None
-    if structured or last.text.startswith(STRUCTURED_RESPONSE):
-        for call in reversed(calls):
-            if call["id"] == last.tool_call_id:
-                return render_answer(json.dumps(call["args"], ensure_ascii=False, default=str), call=call["name"])
-    return render_answer(last.text)
-
-
-def malformed_call(state: Any) -> str:
-    """The action of a graph that ended with an unreadable tool call; else ""."""
-    messages = _messages(state)
-    last = messages[-1] if isinstance(messages, Sequence) and messages else None
-    if not isinstance(last, AIMessage) or last.tool_calls or not last.invalid_tool_calls:
-        return ""
-    return render_malformed(last.invalid_tool_calls)
-
-
-def _messages(state: Any) -> Any:
-    return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
 
 
 # --- production ---------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.call_order import CallOrder
 from dreamgym_lg.simulate.context import AccessGuard, EpisodeBroken, in_episode, set_var
+from dreamgym_lg.simulate.conversation import NextPayload
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by
 from dreamgym_lg.simulate.return_types import with_returns
@@ -56,6 +57,9 @@ class EpisodeOptions(TypedDict, total=False):
     allow: Allow | None
     respond: Callable[[Interrupt], Any]
     recursion_limit: int | None
+    next_payload: NextPayload | None
+    read_message: Callable[[Any], str] | None
+    max_turns: int
 
 
 def goes_to_policy(route: Route | None, call: Call) -> bool:

@@ -140,8 +140,8 @@ class ParentPolicy(BaseChatModel):
 class ParentEnvironment(Environment):
     """The world, which is in the parent, and has been reset there."""
 
-    def __init__(self, parent: Parent, first: str) -> None:
-        self._parent, self._first = parent, first
+    def __init__(self, parent: Parent, first: str, has_user: bool) -> None:
+        self._parent, self._first, self.has_user = parent, first, has_user
         self._tools: Sequence[Mapping[str, Any]] | None = None
 
     def reset(self, task: Task) -> str:

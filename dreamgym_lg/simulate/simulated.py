@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Unpack
 from uuid import uuid4
@@ -16,19 +17,30 @@ from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt
 
+from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.context import Blocked, EpisodeBroken, RealAccessBlocked, in_episode, set_var
+from dreamgym_lg.simulate.conversation import (
+    MAX_TURNS,
+    NextPayload,
+    approval,
+    approve,
+    final_action,
+    malformed_call,
+    next_input,
+    question,
+)
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, check_names
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingStep, check_names
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.ownership import patch_threads
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.simulate.user_code import raising_line
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import StepResult, Task
 
 MAX_INTERRUPTS = 50
 
@@ -37,16 +49,6 @@ class Invocable(Protocol):
     """A compiled graph, or any object whose `invoke` runs one."""
 
     def invoke(self, payload: Any, /) -> Any: ...
-
-
-def approve(interrupt: Interrupt) -> Any:
-    """Approve every action of LangChain's human-in-the-loop middleware; answer anything else with "yes"."""
-    value = interrupt.value
-    if isinstance(value, Mapping) and "action_requests" in value:
-        return {"decisions": [{"type": "approve"} for _ in value["action_requests"]]}
-    if isinstance(value, list) and value and all(isinstance(part, Mapping) and "action_request" in part for part in value):
-        return [{"type": "accept"} for _ in value]
-    return "yes"
 
 
 class SimulatedEpisode(AgentEpisode):
@@ -62,15 +64,25 @@ class SimulatedEpisode(AgentEpisode):
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
         recursion_limit: int | None = None,
+        next_payload: NextPayload | None = None,
+        read_message: Callable[[Any], str] | None = None,
+        max_turns: int = MAX_TURNS,
         **arguments: Any,
     ) -> None:
         super().__init__(graph, **arguments)
+        if not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigurationError(f"max_turns={max_turns!r}: give the most replies of the user, at least 1")
         if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
             raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
         """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
-        self._respond = respond
+        self.listener = self._environment if self._environment is not None and self._environment.has_user else None
+        """Replies to the agent's messages. None: nobody does, and the first message ends the episode."""
+        self.last_action = ""
+        """The message that the user answered no more; "" as long as the conversation goes on."""
+        self._respond, self._max_turns = respond, max_turns
+        self._next_payload, self._read_message = next_payload, read_message
         self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
         self._exit = contextlib.ExitStack()
 
@@ -125,34 +137,74 @@ class SimulatedEpisode(AgentEpisode):
     # --- running ----------------------------------------------------------------------------------------------------------
 
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph to its end, its interrupts answered by `respond`. Reaching the recursion limit truncates the episode.
+        """Run the graph until the user ends the conversation; without a user, to its first end.
+
+        Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
 
         Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
         """
-        run = _InterruptedRun(payload, config, self._respond)
+        run = self._run(payload, config)
         with self._truncating(run):
-            if not isinstance(self.graph, Pregel):
-                return self.graph.invoke(payload)
-            while run.next_input():
-                for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
-                    run.add_chunk(chunk)
+            while True:
+                if isinstance(self.graph, Pregel):
+                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
+                        run.add_chunk(chunk)
+                else:
+                    run.state = self.graph.invoke(run.input)
+                if not run.proceed([self._hear(message) for message in run.messages()]):
+                    break
         return run.state
 
     async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As `invoke`."""
-        run = _InterruptedRun(payload, config, self._respond)
+        run = self._run(payload, config)
         with self._truncating(run):
-            if not isinstance(self.graph, Pregel):
-                if (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
-                    return await ainvoke(payload)
-                return await asyncio.to_thread(self.graph.invoke, payload)
-            while run.next_input():
-                async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
-                    run.add_chunk(chunk)
+            while True:
+                if isinstance(self.graph, Pregel):
+                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
+                        run.add_chunk(chunk)
+                elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
+                    run.state = await ainvoke(run.input)
+                else:
+                    run.state = await asyncio.to_thread(self.graph.invoke, run.input)
+                if not run.proceed([await self._ahear(message) for message in run.messages()]):
+                    break
         return run.state
 
+    def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
+        return _Run(
+            payload,
+            config,
+            respond=self._respond,
+            next_payload=self._next_payload or partial(next_input, self.graph, payload),
+            read_message=self._read_message,
+            max_turns=self._max_turns if self.listener is not None else 0,
+        )
+
+    def _hear(self, action: str) -> str | None:
+        """The user's reply to a message; None ends the conversation."""
+        assert self.listener is not None
+        with self._asking_environment():
+            self._check_running()
+            return self._record_reply(action, self.listener.step(action))
+
+    async def _ahear(self, action: str) -> str | None:
+        """As `_hear`."""
+        assert self.listener is not None
+        with self._asking_environment():
+            self._check_running()
+            return self._record_reply(action, await self.listener.astep(action))
+
+    def _record_reply(self, action: str, result: StepResult) -> str | None:
+        if result.terminated or result.truncated:
+            self.last, self.last_action = result, action
+            return None
+        decided_by = str(result.info.get("decided_by", ""))
+        self._insert(PendingStep(action=action, answer=result.observation, decided_by=decided_by))
+        return result.observation
+
     @contextlib.contextmanager
-    def _truncating(self, run: "_InterruptedRun") -> Iterator[None]:
+    def _truncating(self, run: "_Run") -> Iterator[None]:
         try:
             yield
             self.truncated |= run.gave_up
@@ -164,18 +216,31 @@ class SimulatedEpisode(AgentEpisode):
             self.truncated = self.last.truncated
 
 
-class _InterruptedRun:
-    """One run of a graph over its interrupts. `while run.next_input()`: stream with `run.input`, add each chunk."""
+class _Run:
+    """The rounds of a graph on one thread, over its interrupts and the user's replies.
 
-    def __init__(self, payload: Any, config: RunnableConfig | None, respond: Callable[[Interrupt], Any]) -> None:
+    Each round: stream with `input`, `add_chunk` each chunk, put `messages` to the user, `proceed` with the replies.
+    """
+
+    def __init__(
+        self,
+        payload: Any,
+        config: RunnableConfig | None,
+        *,
+        respond: Callable[[Interrupt], Any],
+        next_payload: NextPayload,
+        read_message: Callable[[Any], str] | None,
+        max_turns: int,
+    ) -> None:
         configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
         self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
         self.input = self.state = payload
         self.gave_up = False
-        """It interrupted the run more than `MAX_INTERRUPTS` times."""
-        self._respond = respond
+        """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
+        self._respond, self._next_payload, self._read_message = respond, next_payload, read_message
+        self._converses, self._turns_left = max_turns > 0, max_turns
         self._interrupts: list[Interrupt] = []
-        self._rounds = 0
+        self._interrupted = 0
 
     def add_chunk(self, chunk: Any) -> None:
         """A chunk of the stream mode "values"."""
@@ -186,14 +251,38 @@ class _InterruptedRun:
                 return
         self.state = chunk
 
-    def next_input(self) -> bool:
-        """Set `input`: the payload first, then the answers to what interrupted the run. False: the run has ended."""
+    def messages(self) -> list[str]:
+        """Answers that wait for the user: the agent's last one, or its questions by interrupts. None at the turn limit."""
+        if not self._converses:
+            return []
+        waiting = [question(each) for each in self._interrupts if self._is_question(each)]
+        if not self._interrupts and not malformed_call(self.state):
+            read = self._read_message
+            waiting = [final_action(self.state) if read is None else render_answer(read(self.state))]
+            waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
+        self.gave_up = len(waiting) > self._turns_left
+        self._turns_left -= len(waiting)
+        return [] if self.gave_up else waiting
+
+    def proceed(self, replies: Sequence[str | None]) -> bool:
+        """Set `input` for the next round. False: the run has ended."""
         interrupts, self._interrupts = self._interrupts, []
-        self._rounds += 1
-        if self._rounds > 1 and interrupts:
-            self.gave_up = self._rounds > MAX_INTERRUPTS
-            self.input = Command(resume={interrupt.id: self._respond(interrupt) for interrupt in interrupts})
-        return self._rounds == 1 or (bool(interrupts) and not self.gave_up)
+        self._interrupted = self._interrupted + 1 if interrupts and not replies else 0
+        self.gave_up |= self._interrupted >= MAX_INTERRUPTS
+        heard = [reply for reply in replies if reply is not None]
+        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies):
+            return False
+        if interrupts:
+            spoken = iter(heard)
+            answers = {each.id: next(spoken) if self._is_question(each) else self._respond(each) for each in interrupts}
+            self.input = Command(resume=answers)
+        else:
+            self.input = self._next_payload(self.state, heard[0])
+        return True
+
+    def _is_question(self, interrupt: Interrupt) -> bool:
+        """Tells if an interrupt is the user's to answer: there is one, and it asks for no approval."""
+        return self._converses and self._respond is approve and approval(interrupt) is None
 
 
 def simulated(
@@ -220,9 +309,14 @@ def simulated(
         pass_through: Names of tools that really run, under the guard. State tools and sub-agents do by themselves.
         simulate_nodes: Nodes of plain code that the environment answers instead.
         allow: Hosts and paths that may be touched.
-        respond: Answers interrupts; by default everything is approved.
+        respond: Answers interrupts. Default: every action is approved, and any other question is put to the environment's user,
+            or answered "yes" without one.
         recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
             (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
+        next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
+            earlier ones where no checkpointer keeps the thread.
+        read_message: The agent's message in a state of the graph. Default: the last message's text.
+        max_turns: Replies of the user, after which the episode is truncated.
 
     Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.
     """

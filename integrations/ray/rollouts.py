@@ -68,11 +68,12 @@ class _Actor:
         """Answered once the actor runs."""
 
     async def play(
-        self, number: int, world: "_Identity", task: Task, first: str | None, config: RunnableConfig
+        self, number: int, world: "_Identity", task: Task, first: tuple[str, bool] | None, config: RunnableConfig
     ) -> AsyncGenerator[bytes]:
         """The messages of an episode.
 
-        Args: `world`, of the driver; `first`, the first observation of an environment that the driver has; None: real.
+        Args: `world`, of the driver; `first`, the first observation of an environment that the driver has, and whether it has
+        a user; None: real.
         """
         lines, loop = asyncio.Queue[bytes | None](), asyncio.get_running_loop()
 
@@ -95,7 +96,7 @@ class _Actor:
         if number in self._parents:  # else the episode has ended
             self._parents[number].answer(*answer)
 
-    def _create(self, parent: Parent, world: "_Identity", first: str | None) -> tuple[Agent, Environment]:
+    def _create(self, parent: Parent, world: "_Identity", first: tuple[str, bool] | None) -> tuple[Agent, Environment]:
         if self._failure is not None:
             raise self._failure
         if (own := _Identity.of(self._world)) != world:
@@ -104,7 +105,7 @@ class _Actor:
                 "arguments that the experiment's world was created with"
             )
         policy = ParentPolicy(parent=parent, cache=False)
-        environment = self._world.create_environment() if first is None else ParentEnvironment(parent, first)
+        environment = self._world.create_environment() if first is None else ParentEnvironment(parent, *first)
         return self._world.agent(policy, real=first is None), environment
 
 
@@ -235,7 +236,7 @@ class _RayAgent:
         environment, number = context.environment, next(self._rollouts._numbers)
         if (environment is None) != self._real:
             raise ConfigurationError(f"create_environment= with real={self._real}: give rollout one for dreams alone")
-        first = None if environment is None else await environment.areset(state["task"])
+        first = None if environment is None else (await environment.areset(state["task"]), environment.has_user)
         async with self._rollouts._lease() as actor:
             with episode_tracing("real" if self._real else "dream"):
                 episode = RemoteEpisode(actor.answer.remote, number, self._policy, environment)

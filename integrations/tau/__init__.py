@@ -4,6 +4,6 @@
 their answers' keys, `agent` the graph and its worlds.
 """
 
-from dreamgym_lg.integrations.tau.domain import Domain, load_domain, load_tasks
+from dreamgym_lg.integrations.tau.domain import Domain, load_conversations, load_domain, load_tasks
 
-__all__ = ["Domain", "load_domain", "load_tasks"]
+__all__ = ["Domain", "load_conversations", "load_domain", "load_tasks"]

@@ -2,17 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.integrations.tau.common import (
-    Database,
-    Record,
-    Refused,
-    Tool,
-    calculate,
-    find,
-    own,
-    think,
-    transfer_to_human_agents,
-)
+from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, own
 
 AIRPORTS = {
     **{"SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago", "DFW": "Dallas"},
@@ -229,7 +219,8 @@ def _add_payment(reservation: Record, payment_id: str, price: float) -> None:
 
 
 TOOLS: Sequence[Tool] = (
-    *(book_reservation, calculate, cancel_reservation, get_reservation_details, get_user_details, list_all_airports),
-    *(search_direct_flight, search_onestop_flight, send_certificate, think, transfer_to_human_agents),
+    *SHARED,
+    *(book_reservation, cancel_reservation, get_reservation_details, get_user_details, list_all_airports),
+    *(search_direct_flight, search_onestop_flight, send_certificate),
     *(update_reservation_baggages, update_reservation_flights, update_reservation_passengers),
 )

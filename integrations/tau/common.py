@@ -45,3 +45,7 @@ def think(database: Database, thought: str) -> str:
 
 def transfer_to_human_agents(database: Database, summary: str) -> str:
     return "Transfer successful"
+
+
+SHARED: tuple[Tool, ...] = (calculate, think, transfer_to_human_agents)
+"""Tools of both domains."""

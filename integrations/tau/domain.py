@@ -3,6 +3,7 @@
 import json
 import lzma
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.tau import airline, retail
 from dreamgym_lg.integrations.tau.common import Database, Tool
 from dreamgym_lg.integrations.tau.key_order import in_field_order, in_official_order
-from dreamgym_lg.types import Split, Task
+from dreamgym_lg.traces import load_traces
+from dreamgym_lg.types import Split, Task, Trajectory
 
 DomainName = Literal["airline", "retail"]
 _TOOLS: Mapping[str, Mapping[str, Tool]] = {
@@ -112,6 +114,7 @@ class Domain:
         return float(self.digest(database) == self.digest(right))
 
 
+@lru_cache(maxsize=4)
 def load_domain(name: DomainName, path: str | Path) -> Domain:
     """A domain of tau-bench, read once a process.
 
@@ -119,11 +122,7 @@ def load_domain(name: DomainName, path: str | Path) -> Domain:
 
     Raises `ConfigurationError` for an unknown name and for other contents.
     """
-    return _load_domain(name, _file(name, path, ""))
-
-
-@lru_cache(maxsize=4)
-def _load_domain(name: DomainName, file: Path) -> Domain:
+    file = _file(name, path, "")
     content = _read(file)
     try:
         database = in_official_order(content["database"], _digest(_text(content["database"])))
@@ -151,6 +150,22 @@ def load_tasks(name: DomainName, path: str | Path) -> list[Task]:
         return [_task(name, stored) for stored in _read(file)]
     except (KeyError, TypeError) as error:
         raise ConfigurationError(f"{file} holds no tasks of tau-bench ({error!r}); {_FIX}") from error
+
+
+def load_conversations(name: DomainName, path: str | Path) -> list[Trajectory]:
+    """Recorded conversations, with the official reward; each is a task of its own, with the metadata and split of `load_tasks`.
+
+    Args: `path`, the folder of `tau_{name}_conversations.json.xz` and `tau_{name}_tasks.json.xz`.
+
+    Raises `ConfigurationError` for an unknown name and for other contents.
+    """
+    file, tasks = _file(name, path, "_conversations"), {task.id: task for task in load_tasks(name, path)}
+    conversations = list[Trajectory]()
+    for row, recorded in zip(_read(file), load_traces(file, environment=f"tau-{name}"), strict=True):
+        task = tasks[f"tau-{name}-{row['task']}"]
+        id = f"{task.id}-{row['trial']}"
+        conversations.append(replace(recorded, task=replace(recorded.task, id=id, metadata=task.metadata, split=task.split)))
+    return conversations
 
 
 def _task(name: str, stored: Mapping[str, Any]) -> Task:

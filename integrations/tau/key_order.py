@@ -11,6 +11,7 @@ _RECORDS = (
     # airline
     "flight_number origin destination scheduled_departure_time_est scheduled_arrival_time_est dates",
     *("status available_seats prices", "basic_economy economy business", "origin destination flight_number date price"),
+    "origin destination flight_number date",
     *("flight_number date", "first_name last_name dob", "payment_id amount", "source amount id"),
     "name address email dob payment_methods saved_passengers membership reservations",
     "reservation_id user_id origin destination flight_type cabin flights passengers payment_history created_at total_baggages"

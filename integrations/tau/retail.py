@@ -2,17 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.integrations.tau.common import (
-    Database,
-    Record,
-    Refused,
-    Tool,
-    calculate,
-    find,
-    own,
-    think,
-    transfer_to_human_agents,
-)
+from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, own
 
 REASONS = ("no longer needed", "ordered by mistake")
 
@@ -212,8 +202,8 @@ def _address(address1: str, address2: str, city: str, state: str, country: str, 
 
 
 TOOLS: Sequence[Tool] = (
-    *(calculate, cancel_pending_order, exchange_delivered_order_items, find_user_id_by_email, find_user_id_by_name_zip),
+    *SHARED,
+    *(cancel_pending_order, exchange_delivered_order_items, find_user_id_by_email, find_user_id_by_name_zip),
     *(get_order_details, get_product_details, get_user_details, list_all_product_types, modify_pending_order_address),
-    *(modify_pending_order_items, modify_pending_order_payment, modify_user_address, return_delivered_order_items, think),
-    transfer_to_human_agents,
+    *(modify_pending_order_items, modify_pending_order_payment, modify_user_address, return_delivered_order_items),
 )

@@ -155,7 +155,7 @@ class Worker:
                 if self._gone is not None:
                     episode.hear(self._gone)
             try:
-                self.send(pickle.dumps(("play", number, task, first)))
+                self.send(pickle.dumps(("play", number, task, first, environment.has_user)))
                 await self._await_end(episode)
                 state, error = episode.result(_WHERE)
             finally:
@@ -333,8 +333,8 @@ def _obey(
     loop: asyncio.AbstractEventLoop,
     create: Callable[[BaseChatModel], SimulatedAgent],
 ) -> None:
-    def create_both(parent: Parent, first: str) -> tuple[SimulatedAgent, Environment]:
-        return create(ParentPolicy(parent=parent, cache=False)), ParentEnvironment(parent, first)
+    def create_both(parent: Parent, first: str, has_user: bool) -> tuple[SimulatedAgent, Environment]:
+        return create(ParentPolicy(parent=parent, cache=False)), ParentEnvironment(parent, first, has_user)
 
     parents: dict[int, Parent] = {}
     with contextlib.suppress(EOFError):
@@ -343,8 +343,8 @@ def _obey(
             if order == "play":
                 parents = {number: parent for number, parent in parents.items() if not parent.ended}
                 parents[number] = parent = Parent(write, number)
-                task, first = rest
-                playing = play_episode(parent, task, partial(create_both, parent, first), failure=_failure)
+                task, *world = rest
+                playing = play_episode(parent, task, partial(create_both, parent, *world), failure=_failure)
                 loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
             elif number in parents:
                 parents[number].answer(*rest)

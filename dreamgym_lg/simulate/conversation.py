@@ -1,0 +1,127 @@
+"""An episode's talk with a user: the agent's messages, the user's replies, and what a reply makes of the graph's input."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import Interrupt
+
+from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_malformed
+from dreamgym_lg.dream import Episode, User
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import wait_in_loop
+from dreamgym_lg.text import split_thought
+from dreamgym_lg.types import Step, StepResult, Task
+
+NextPayload = Callable[[Any, str], Any]
+"""(the graph's last state, the user's reply) -> its next input on the same thread."""
+
+MAX_TURNS = 30
+"""Replies of the user after which an episode is truncated, unless `max_turns` says otherwise."""
+
+
+class RealUser(Environment):
+    """The user of a real episode, asked as a dream's environment is asked.
+
+    Args: `steps`, returns those of the episode so far.
+    """
+
+    has_user = True
+
+    def __init__(self, user: User, task: Task, steps: Callable[[], Sequence[Step]]) -> None:
+        self._user, self._task, self._steps = user, task, steps
+
+    def reset(self, task: Task) -> str:
+        raise RuntimeError("a real user belongs to one episode")
+
+    def step(self, action: str) -> StepResult:
+        return wait_in_loop("dreamgym-user", self.astep(action))
+
+    async def astep(self, action: str) -> StepResult:
+        reply = self._user.reply(Episode(task=self._task, steps=self._steps(), action=action))
+        text = await reply if inspect.isawaitable(reply) else reply
+        return StepResult(text or "", 0.0, text is None, False, {"decided_by": self._user.name})
+
+
+def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
+    """The input by which a graph of messages hears the user's reply.
+
+    The reply alone where a checkpointer keeps the thread, else all of the last state with the reply behind its messages.
+
+    Args: `payload`, the episode's first input.
+
+    Raises `ConfigurationError` for a graph whose input or state has no messages.
+    """
+    has_messages = isinstance(payload, Mapping) and "messages" in payload
+    if has_messages and isinstance(getattr(graph, "checkpointer", None), BaseCheckpointSaver):
+        return {"messages": [HumanMessage(reply)]}
+    if has_messages and isinstance(state, Mapping) and "messages" in state:
+        return {**state, "messages": [*state["messages"], HumanMessage(reply)]}
+    raise ConfigurationError(
+        "the user replies, and the graph's input or state has no `messages`: give next_payload=, a function of the last state "
+        "and the reply that returns the graph's next input"
+    )
+
+
+def final_answer(state: Any) -> str:
+    """The text with which the graph ended: its last AI message, else what it returned."""
+    messages = _messages(state)
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
+    return str(messages if messages is not None else state)
+
+
+def final_action(state: Any) -> str:
+    """The action with which the graph ended: its answer, without a thought.
+
+    Where the last message is a tool's, that is the tool's answer (`return_direct`), or the arguments of the call by which the
+    policy gave a structured response (`ToolStrategy`).
+    """
+    messages = _messages(state)
+    last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
+    if not isinstance(last, ToolMessage):
+        return render_answer(split_thought(final_answer(state))[1])
+    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
+    structured = isinstance(state, dict) and state.get("structured_response") is not None
+    if structured or last.text.startswith(STRUCTURED_RESPONSE):
+        for call in reversed(calls):
+            if call["id"] == last.tool_call_id:
+                return render_answer(json.dumps(call["args"], ensure_ascii=False, default=str), call=call["name"])
+    return render_answer(last.text)
+
+
+def malformed_call(state: Any) -> str:
+    """The action of a graph that ended with an unreadable tool call; else ""."""
+    messages = _messages(state)
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
+    if not isinstance(last, AIMessage) or last.tool_calls or not last.invalid_tool_calls:
+        return ""
+    return render_malformed(last.invalid_tool_calls)
+
+
+def _messages(state: Any) -> Any:
+    return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
+
+
+def approval(interrupt: Interrupt) -> Any:
+    """Approves every action of LangChain's human-in-the-loop middleware; None for any other interrupt."""
+    value = interrupt.value
+    if isinstance(value, Mapping) and "action_requests" in value:
+        return {"decisions": [{"type": "approve"} for _ in value["action_requests"]]}
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) and "action_request" in part for part in value):
+        return [{"type": "accept"} for _ in value]
+    return None
+
+
+def approve(interrupt: Interrupt) -> Any:
+    """Approve every action of LangChain's human-in-the-loop middleware; answer anything else with "yes"."""
+    return approval(interrupt) or "yes"
+
+
+def question(interrupt: Interrupt) -> str:
+    """An interrupt as a message to the user: its text, or its value as JSON."""
+    return render_answer(interrupt.value if isinstance(interrupt.value, str) else json.dumps(interrupt.value, default=str))
