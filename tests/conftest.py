@@ -173,7 +173,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             kills.append([(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "outcome" in done.stdout
+    assert "report: " in done.stdout
     (out.parent / "kills.json").write_text(json.dumps(kills))
     return out
 
