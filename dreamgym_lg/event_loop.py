@@ -48,6 +48,16 @@ def wait_in_loop(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
 
+def finish_in_loop(name: str) -> None:
+    """Wait until nothing runs in the lasting loop of this name."""
+
+    async def rest() -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    wait_in_loop(name, rest())
+
+
 @cache
 def _runner() -> asyncio.Runner:
     return asyncio.Runner()

@@ -8,6 +8,8 @@ import typer
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
 from dreamgym_lg.cli.dreams import ModelName, Source, opened
 from dreamgym_lg.cli.experiment import OptionalWorld
+from dreamgym_lg.dream.prompter import finish_prompts
+from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
@@ -42,7 +44,11 @@ def fidelity(
             else:
                 assert replay_buffer is not None
                 arguments, folder = _of_buffer(source), replay_buffer.parent
-            measured = measure(**arguments, limit=limit, seed=seed, on_progress=progress)
+            try:
+                measured = measure(**arguments, limit=limit, seed=seed, on_progress=progress)
+            except DreamGymError:
+                finish_prompts()  # the same command goes on from their answers
+                raise
         html, figures = write_fidelity(measured, out or folder)
     for level, sentence in measured.conclusions:
         console.print(f"[{COLOURS[level]}]{level:>5}[/]  {sentence}", highlight=False, soft_wrap=True)

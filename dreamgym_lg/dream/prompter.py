@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.prompts import bind_schema
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
-from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.event_loop import finish_in_loop, lasting_loop
 from dreamgym_lg.hosted.chat_model import APART, Chat, load_chat_model, name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -21,6 +21,7 @@ from dreamgym_lg.token_recorder import unrecorded
 Value = TypeVar("Value")
 
 _MAX_ANSWERS = 100_000
+_LOOP = "dreamgym-prompts"
 
 
 class Prompter:
@@ -83,7 +84,7 @@ class Prompter:
             value: Value = await asyncio.shield(task)
             return value
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(once(), lasting_loop("dreamgym-prompts")))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(once(), lasting_loop(_LOOP)))
 
     async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:
         if self.hosted is not None and (kept := self.hosted.recall(key)) is not None:
@@ -93,6 +94,11 @@ class Prompter:
         if self.hosted is not None:
             self.hosted.remember(key, text)
         return value
+
+
+def finish_prompts() -> None:
+    """Wait for the calls under way, which are paid for: their answers are kept."""
+    finish_in_loop(_LOOP)
 
 
 async def ask_until_read(

@@ -1,9 +1,11 @@
 """The page, the figures file and the command, on a scripted dream and on a buffer's real file."""
 
+import asyncio
 import json
 import re
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -145,6 +147,41 @@ def test_what_the_page_needs_is_checked_before_any_call_is_paid(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = CliRunner().invoke(app, ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door"])
     assert done.exit_code == 2 and "jinja2 is not installed" in done.output and server.asked == []
+
+
+def test_a_call_that_fails_loses_no_answer(
+    scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third call fails while two are under way. The same command then asks for the rest only."""
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        buffer.extend(episode(f"t{n}", source="real", run="eval/real") for n in range(4))
+    ending, finish = Event(), command.finish_prompts
+    monkeypatch.setattr(command, "finish_prompts", lambda: (ending.set(), finish()))
+
+    class Server(scripted):  # type: ignore[misc]
+        @property
+        def lc_secrets(self) -> dict[str, str]:
+            return {"key": "KEY"}
+
+        async def _agenerate(self, messages: Any, *_: Any, **__: Any) -> Any:
+            answer = self._generate(messages)
+            if len(self.asked) == 3:
+                raise ConnectionError("the server went away")
+            await asyncio.to_thread(ending.wait, 20)
+            return answer
+
+    server = Server(reply=door_world)
+    monkeypatch.setattr(
+        dreams, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer, prompt_format="lines")
+    )
+    options = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door"]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 2 and "the server went away" in done.output, done.output
+    first, second, _, *more = map(str, server.asked)
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0, done.output
+    again = [*map(str, server.asked)][3 + len(more) :]
+    assert again and not {first, second, *more} & {*again}
 
 
 @pytest.mark.parametrize(
