@@ -26,6 +26,7 @@ from dreamgym_lg.integrations.transformers.guide import Guide
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
+from dreamgym_lg.text import clean
 
 REMEMBERED = 10_000
 """Replies whose sampled text is remembered, over all conversations."""
@@ -239,8 +240,7 @@ def _apply(
     **template: Any,
 ) -> str:
     text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt, **template)
-    assert isinstance(text, str)
-    return text
+    return str(clean(text))  # no tokenizer reads half an emoji
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> CallFormat | None:

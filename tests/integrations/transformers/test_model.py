@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -101,6 +101,14 @@ def test_what_is_no_model_is_refused(
     spoil(folder, policy)
     with pytest.raises(ConfigurationError, match="policy|chat template"):
         LocalChatModel.from_path(folder)
+
+
+def test_half_an_emoji_is_read_as_a_question_mark(policy: LocalChatModel) -> None:
+    called = AIMessage("", tool_calls=[{"name": "look", "args": {"at": "\ud83d"}, "id": "1"}])
+    messages = [HumanMessage("half \ud83d"), called, ToolMessage("\ud83d", tool_call_id="1")]
+    whole = [HumanMessage("half ?"), AIMessage("", tool_calls=[{"name": "look", "args": {"at": "?"}, "id": "1"}])]
+    for half, right in ((messages[:1], whole[:1]), (messages, [*whole, ToolMessage("?", tool_call_id="1")])):
+        assert policy.invoke(half, seed=1, max_new_tokens=8).text == policy.invoke(right, seed=1, max_new_tokens=8).text
 
 
 def test_messages_of_unknown_roles_are_refused(policy: LocalChatModel) -> None:
