@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from _thread import interrupt_main
@@ -273,7 +274,11 @@ def test_ctrl_c_ends_politely_and_records(sit: Sit, tmp_path: Path) -> None:
             Event().wait(1)
         return door(messages)
 
-    done = sit("open door", "wait", options=["--record"], reply=reply)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        done = sit("open door", "wait", options=["--record"], reply=reply)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130 and "stopped" in done.output
     assert [step.action for step in recorded(tmp_path)[0].steps] == ["open door"]
 
