@@ -52,7 +52,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         work.say_unreadable(dreamed := check_played(played["dream"]))
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
-        parts.append(f"dream {_of(dreamed)}{on}")
+        parts.append(f"dream {_of(dreamed)}{on}{'' if panel else ' (dreamed only)'}")
     if panel:
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import FILTERED, BestPolicy
-from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory
@@ -63,17 +63,34 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
 def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
     """Train `models/NAME` on these episodes until its validation success stops rising; the best one is kept."""
     s = work.settings
-    rows = work.world.policy_rows(episodes, tokenizer_of(start), max_new_tokens=s.policy_tokens)
-    for left in work.models.glob(f"{name}-*"):  # of an attempt that was killed
-        shutil.rmtree(left)
-    best, until = BestPolicy(work, f"{name}-{uuid4().hex[:8]}"), None
+    best, options = BestPolicy(work, _name_of_best(work, name)), dict(POLICY_OPTIONS)
     if _can_evaluate(work, name):
-        until = partial(_stopped_rising, work, name, best)
-    fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
+        options["until"] = partial(_stopped_rising, work, name, best)
+        watched = set[str]()
+    else:  # the loss on a tenth of the tasks ends it, where there are ten
+        ids = list(dict.fromkeys(each.task.id for each in episodes))
+        watched = set(ids[: len(ids) // 10])
+    to_rows = partial(work.world.policy_rows, tokenizer=tokenizer_of(start), max_new_tokens=s.policy_tokens)
+    if held_out := [each for each in episodes if each.task.id in watched]:
+        options["held_out"] = to_rows(held_out)
+    rows = to_rows([each for each in episodes if each.task.id not in watched])
+    fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=s.base_steps, **options)
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
     shutil.rmtree(last, ignore_errors=True)
+
+
+def _name_of_best(work: Workspace, name: str) -> str:
+    """The best policy's folder: the killed attempt's where that goes on from a checkpoint, else a new one."""
+    run = work.run_name(f"stage/{name}/best")
+    before = next((row["folder"] for row in work.replay_buffer.metrics(run)), None)
+    if before is not None and any(checkpoints_of(work, f"{name}-last").glob("checkpoint-*")):
+        return str(before)
+    for left in work.models.glob(f"{name}-*"):
+        shutil.rmtree(left)
+    work.replay_buffer.record_metrics(run, 0, {"folder": (new := f"{name}-{uuid4().hex[:8]}")})
+    return new
 
 
 def _can_evaluate(work: Workspace, name: str) -> bool:
@@ -92,7 +109,8 @@ def _can_evaluate(work: Workspace, name: str) -> bool:
             "train_experience() first, or give real_budget"
         )
     if reason:
-        work.say(f"{reason}: the {name} policy is trained for all {work.settings.base_steps} steps")
+        until = "until the loss on a tenth of the tasks stops falling"
+        work.say(f"{reason}: the {name} policy is trained {until}, for {work.settings.base_steps} steps at most")
     return not reason
 
 
@@ -111,7 +129,8 @@ def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, t
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, dream=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
-    work.say(f"{label} policy after {step} steps: {kind} {successes}/{len(episodes)}")
+    only = "" if dream is None else " (dreamed only)"
+    work.say(f"{label} policy after {step} steps: {kind} {successes}/{len(episodes)}{only}")
     done = step - best.risen_at >= PATIENCE * EVALUATE_EVERY
     if step == work.settings.base_steps and not done:
         work.say(f"the {label} policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")

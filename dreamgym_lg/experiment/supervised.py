@@ -1,7 +1,10 @@
 """Supervised training in an experiment: of the experience model, and the parts shared with the policy's."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -13,6 +16,7 @@ from dreamgym_lg.dream.annotate import Annotate, annotate
 from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted.chat_model import load_chat_model
@@ -33,7 +37,7 @@ FURTHER_TRAINING_RATE_DIVISOR = 4.0
 """Divides the learning rate where weights that were trained on such data are trained further."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
-HELD_OUT = 64
+HELD_OUT = 32
 """Maximum held-out episodes whose loss ends the experience model's training."""
 
 
@@ -54,11 +58,11 @@ def train_experience_model(
         )
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     taught, held_out = (work.world.as_taught(each) for each in work.experience_data())
-    start, edited, watched = start_of(work, model), list[Trajectory](), list["TokenizedConversation"]()
+    start, edited = start_of(work, model), list[Trajectory]()
     if any(map(ends_with_message, taught)):
         edited = _edited(work, taught, annotated)
         _check_judged(work, taught, edited)
-        watched = _rows(work, start, held_out[:HELD_OUT])
+    watched = _rows(work, start, held_out[:HELD_OUT])
     rows, steps = _rows(work, start, taught, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
     options: dict[str, Any] = {"first_lines_weight": FIRST_LINES_WEIGHT, "held_out": watched}
@@ -197,6 +201,11 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     return work.models / "start"
 
 
+def checkpoints_of(work: Workspace, to: str) -> Path:
+    """The folder of checkpoints while `models/TO` is trained."""
+    return work.out / "checkpoints" / to
+
+
 def fine_tune(
     work: Workspace,
     label: str,
@@ -207,16 +216,24 @@ def fine_tune(
     steps: int,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
+    """Fine-tune the model at `start` and write `models/TO`; killed, it goes on with the same rows from `checkpoints/TO`.
+
+    Args: `options`, of `sft.fine_tune`.
+    """
     from dreamgym_lg.integrations.trl import sft
 
-    s = work.settings
+    s, checkpoints = work.settings, checkpoints_of(work, to)
+    digest = sha256(json.dumps([str(start), steps, [row["input_ids"] for row in rows]]).encode()).hexdigest()
+    if not (checkpoints / "rows").exists() or (checkpoints / "rows").read_text() != digest:
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        write_whole(checkpoints / "rows", digest)
     sft.fine_tune(
         start,
         work.models / to,
         rows,
         steps=steps,
         seed=s.seed,
+        checkpoints=checkpoints,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
         **{"batch_size": s.batch_size, "learning_rate": s.supervised_learning_rate, **options},
     )

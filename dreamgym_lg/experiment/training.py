@@ -104,6 +104,7 @@ def train_policy(
 
     start, total = time.perf_counter(), work.settings.iterations
     if work.settings.environment != "real":
+        _announce_calls(work, work.dream())
         gate.check_truthful(work, resumed=(work.out / "training.db").exists())
     if not (work.models / "base").exists():
         save_model(policy.model, policy.tokenizer, work.models / "base")  # the proof's baseline
@@ -126,6 +127,20 @@ def train_policy(
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
     kept.name_or_path = str(work.models / "trained")
     return kept
+
+
+def _announce_calls(work: Workspace, dream: Dream) -> None:
+    """Estimate the calls of hosted models of the whole training before the first; the gate counts its own."""
+    s, steps = work.settings, [len(each.steps) for each in work.offline() if each.steps]
+    if not dream.hosted:
+        return
+    per = sum(steps) / len(steps) if steps else work.world.max_steps
+    played = s.iterations * s.num_tasks * s.num_generations
+    dreamed = 0 if s.references_only else evaluation.planned_evaluations(work) * len(work.validation_tasks())
+    work.say(
+        f"estimate: {(played + dreamed) * per:,.0f} calls of the dream's hosted models for {played:,} training and {dreamed:,} "
+        f"validation episodes of {per:.0f} calls each, as the traces have, and those of the gate"
+    )
 
 
 def _parts(work: Workspace) -> list[tuple[bool, int]]:

@@ -3,7 +3,9 @@
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain, writing
@@ -137,14 +140,23 @@ def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
 
 
-class _Progress(TrainerCallback):
-    """Keeps and reports the loss of each step; ends the training where `until` says so."""
+SAVE_SECONDS = 300.0
+"""Time between two checkpoints of a supervised training."""
 
-    def __init__(self, on_step: Callable[[int, float], None] | None, until: Callable[[int], bool] | None) -> None:
+
+class _Progress(TrainerCallback):
+    """Keeps and reports the loss of each step; ends the training where `until` says so; `saves` at times."""
+
+    def __init__(
+        self, on_step: Callable[[int, float], None] | None, until: Callable[[int], bool] | None, *, saves: bool
+    ) -> None:
         self.losses: list[float] = []
         self._on_step, self._until = on_step, until
+        self._saves, self._saved = saves, time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if self._saves and time.monotonic() - self._saved >= SAVE_SECONDS:
+            control.should_save, self._saved = True, time.monotonic()
         if self._until is not None and self._until(state.global_step):
             control.should_training_stop = True
 
@@ -161,6 +173,7 @@ _SETTINGS: Mapping[str, Any] = {
     "adam_beta2": 0.98,
     "logging_steps": 1,
     "save_strategy": "no",
+    "save_total_limit": 1,
     "report_to": "none",
     "disable_tqdm": True,
     "dataset_kwargs": {"skip_prepare_dataset": True},
@@ -195,6 +208,7 @@ def train_sft(
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
     until: Callable[[int], bool] | None = None,
+    checkpoints: Path | None = None,
     **config: Any,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
@@ -205,6 +219,8 @@ def train_sft(
     Args:
         on_step: `on_step(step, loss)`, called after every step.
         until: `until(step)`, called after every step; True ends the training early.
+        checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
+            was killed goes on from there. It is deleted at the end. None: nothing is saved.
         config: Further arguments of TRL's `SFTConfig`.
 
     Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
@@ -215,8 +231,8 @@ def train_sft(
     usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
     if not usable:
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
-    progress = _Progress(on_step, until)
-    with tempfile.TemporaryDirectory() as folder:
+    progress = _Progress(on_step, until, saves=checkpoints is not None)
+    with tempfile.TemporaryDirectory() if checkpoints is None else nullcontext(str(checkpoints)) as folder:
         options = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
         options["per_device_train_batch_size"] = min(batch_size, len(usable))
         trainer = _WeightedTrainer(
@@ -229,13 +245,15 @@ def train_sft(
         )
         trainer.remove_callback(PrinterCallback)
         try:
-            trainer.train()
+            trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if Path(folder).exists() else None)
         finally:  # else all that the model computes later is under this training's autocast, and the next one has none
             trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
             model._is_accelerate_prepared = False
     model.eval()
+    if checkpoints is not None:
+        shutil.rmtree(checkpoints, ignore_errors=True)
     last = progress.losses[-max(1, len(progress.losses) // 10) :]
-    return sum(last) / len(last)
+    return sum(last) / max(len(last), 1)
 
 
 def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:

@@ -30,7 +30,8 @@ from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.experiment.workspace import MIN_CASES
-from dreamgym_lg.fidelity.judgement import MISSED, Judgement, PartJudgement
+from dreamgym_lg.fidelity.judgement import MISSED, Judgement, PartJudgement, ajudge
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import StepResult
 
@@ -398,3 +399,31 @@ def test_the_gap_is_that_of_the_tasks_played_in_both(make: Make, scripted: Any) 
     figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
     assert figures["eval_gap"] == 1 and figures["eval_gap_low"] < 1
     assert "dream 4/4 (on the same tasks 2/2), real 0/2, gap +1.00" in said[0]
+
+
+def test_figures_of_the_dream_alone_are_shown_as_such(make: Make, scripted: Any) -> None:
+    said: list[str] = []
+    work = make(rewards_all, ENOUGH, said=said)  # real_budget=0
+    work.collect()
+    validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
+    assert said[-1] == "after 1 iterations: dream 4/4 (dreamed only)"
+
+
+def test_calls_of_hosted_models_are_estimated_and_announced_before_the_first(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dreamgym_lg.experiment.training import _announce_calls
+
+    said, asked = list[str](), list[int]()
+    work = make(truthful, ENOUGH, said=said, iterations=10, num_tasks=2, num_generations=4, evaluate_every=5)
+    work.collect()
+    model = work.experience()
+    monkeypatch.setattr(type(model), "hosted", Hosted())
+    _announce_calls(work, work.dream())
+    # ten iterations of 8 episodes and two evaluations of 4 tasks, at 2.5 calls (three steps in half of the traces)
+    assert said == ["estimate: 220 calls of the dream's hosted models for 80 training and 8 validation episodes of 2 calls each, "
+                    "as the traces have, and those of the gate"]  # fmt: skip
+    monkeypatch.setattr(gate, "ajudge", lambda *_, **__: asked.append(len(said)) or ajudge(*_, **__))
+    gate.check_truthful(work)
+    made = len(model.model.asked)  # type: ignore[union-attr]
+    assert asked == [2] and said[1] == f"the gate asks the hosted models of the dream about {made:,} questions"

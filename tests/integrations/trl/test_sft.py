@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,30 @@ def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFas
     assert loss < 0.5
     assert LocalChatModel.from_path(to, temperature=0, max_new_tokens=8).invoke("a plum").text == "blue"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"]
+
+
+def test_a_killed_training_goes_on_from_its_checkpoint(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "SAVE_SECONDS", 0.0)
+    start, rows, steps = tmp_path / "start", tokenize(tokenizer, SHORT), list[int]()
+    save_model(model_of(tokenizer), tokenizer, start)
+    options: dict[str, Any] = {"steps": 6, "batch_size": 2, "learning_rate": 1e-2}
+    fine_tune(start, tmp_path / "whole", rows, **options)
+
+    def on_step(step: int, loss: float) -> None:
+        steps.append(step)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    killed = partial(fine_tune, start, tmp_path / "to", rows, checkpoints=tmp_path / "kept", on_step=on_step, **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert not (tmp_path / "to").exists() and [path.name for path in (tmp_path / "kept").iterdir()] == ["checkpoint-3"]
+    killed()
+    assert steps == [1, 2, 3, 4, 4, 5, 6] and not (tmp_path / "kept").exists()
+    both = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "to")]
+    assert all(torch.allclose(both[0][name], both[1][name], atol=1e-5) for name in both[0])
 
 
 KILLER = """
