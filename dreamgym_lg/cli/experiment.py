@@ -47,6 +47,7 @@ Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the po
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to.")]
+Temperature = Annotated[float, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: as in training.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
 DEMO = "peckingorder"
 
@@ -204,7 +205,7 @@ def report(world: WorldArgument) -> None:
         _show(work)
 
 
-def export(world: WorldArgument, folder: To, overwrite: Overwrite = False) -> None:
+def export(world: WorldArgument, folder: To, temperature: Temperature = 1.0, overwrite: Overwrite = False) -> None:
     """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
     from dreamgym_lg.experiment.evaluation import kept_policy
     from dreamgym_lg.production.export import export_policy
@@ -213,7 +214,7 @@ def export(world: WorldArgument, folder: To, overwrite: Overwrite = False) -> No
     with _opened(world, existing=True) as work:
         if not (work.models / "trained").exists():
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
-        policy = work.policy(kept_policy(work))
+        policy = work.policy(kept_policy(work), temperature)
         origin = provenance(work, policy)
         export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)
         console.print(f"policy: {folder}", soft_wrap=True)

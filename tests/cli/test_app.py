@@ -124,7 +124,7 @@ def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
-    assert options["report"] == {"world"} and options["export"] == {"world", "folder", "overwrite"}
+    assert options["report"] == {"world"} and options["export"] == {"world", "folder", "temperature", "overwrite"}
 
 
 def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(folder: Path) -> None:
@@ -371,7 +371,10 @@ def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, fold
     manifest = read_manifest(folder / "policies" / "mine")
     assert manifest["policy_version"] == (made.models / "trained" / "version").read_text()
     assert manifest["training"]["world"] == "textworld_express/twc" and manifest["agent"] is None
+    assert manifest["sampling"]["temperature"] == 1
     assert "policies/mine exists already" in refused("export", "made", "policies/mine")
+    assert run("export", "made", "policies/mine", "--temperature", "0", "--overwrite")[0] == 0
+    assert read_manifest(folder / "policies" / "mine")["sampling"]["temperature"] == 0
     assert "device='gpu' is no device" in refused("serve", "policies/mine", "--device", "gpu")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "cannot be listened on" in refused("serve", "policies/mine", "--port", str(taken.getsockname()[1]))
