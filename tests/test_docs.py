@@ -121,7 +121,9 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     policy = LocalChatModel.from_path(tiny, max_new_tokens=8)
     world = replies("valid, it ends\nreward 0, failure\n(nothing)")
     monkeypatch.setattr(langchain.chat_models, "init_chat_model", lambda *_, **__: world)
-    monkeypatch.setattr(DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2))
+    monkeypatch.setattr(
+        DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2, force=True)
+    )
     # tests/test_gym_supervised.py and tests/experiment/test_experiment.py run these three
     monkeypatch.setattr(DreamGym, "train_base", create_autospec(DreamGym.train_base))
     for stage in ("train_experience", "prepare"):
