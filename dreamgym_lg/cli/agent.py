@@ -1,12 +1,14 @@
 """The commands for an agent of one's own: `dreamgym doctor` and `dreamgym import`."""
 
+import asyncio
 import json
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,7 +20,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall.wall import Isolation
 
 if TYPE_CHECKING:
-    from dreamgym_lg.simulate.doctor import Examination
+    from dreamgym_lg.simulate.doctor import Examination, Part
 
 AGENT_HELP = "FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
 ISOLATION_HELP = "What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where possible."
@@ -48,7 +50,7 @@ RewardRange = Annotated[tuple[float, float], typer.Option(metavar="LOWEST HIGHES
 RewardKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP)]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "raised": "yellow", "simulated": "green"}
 REJECTED_SHOWN = 20
 
 
@@ -66,30 +68,31 @@ def doctor(
     Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
     writing calls of a recorded one.
 
-    Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
-    something would be stopped, could leak or is not simulated; 2: it could not be loaded.
+    One episode is tried with a stub policy, behind the wall where there is one: what is stopped there is shown with its line.
+    Exit code 0: it can be dreamed; 1: something is stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
-        from dreamgym_lg.simulate.loading import load_agent
-        from dreamgym_lg.simulate.wall.wall import missing_for_wall
+        from dreamgym_lg.simulate.wall.wall import limits_of_wall, missing_for_wall
 
         missing = missing_for_wall()
+        isolation = isolation or ("guard" if missing else "process")
+        names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
-            graph = load_agent(agent)
+            graph, tried = _tried(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
             examination = examine(
                 graph,
-                pass_through=pass_through or (),
-                simulate_nodes=simulate_node or (),
+                **names,
                 writes=writes,
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
-                isolation=isolation or ("guard" if missing else "process"),
+                isolation=isolation,
             )
+        examination = replace(examination, parts=[*examination.parts, *tried])
     if as_json:
         parts = [part._asdict() for part in examination.parts]
-        can = {"process": not missing, "missing": missing}
+        can = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
         print(json.dumps({"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts}, indent=2))
     else:
         _show(agent, examination)
@@ -98,17 +101,37 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]"]:
+    """The loaded agent, and what one episode of it does; behind the wall it is loaded there first."""
+    from dreamgym_lg.simulate import SimulatedAgent
+    from dreamgym_lg.simulate.doctor import Part, TrialPolicy, try_out
+    from dreamgym_lg.simulate.episode import required_context
+    from dreamgym_lg.simulate.user_code import load_agent
+    from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
+
+    workers = Workers(agent, count=1, **names) if isolation == "process" else None
+    if workers is not None:
+        workers.check()
+    graph: Any = load_agent(agent)
+    if missing := required_context(graph):
+        advice = f"an episode needs context= with {', '.join(missing)}, so that none was tried"
+        return graph, [Part("code", "the tried episode", "raised", advice)]
+    policy = TrialPolicy()
+    return graph, asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
+
+
 def _isolation(agent: str, missing: Sequence[str]) -> str:
     """Describe what keeps a dream of the agent from the real world on this machine."""
-    from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
+    from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, limits_of_wall
 
     if missing:
         lacks = "; and ".join(missing)
-        return f"Isolation: 'process' needs {lacks}. With isolation='guard', chosen by name, a guard {GUARD_LIMITS}."
+        return f"Isolation: no wall of the kernel, which needs {lacks}. Dreams are played under a guard, which {GUARD_LIMITS}."
+    limits = "".join(f" On this kernel: {each}." for each in limits_of_wall())
     return (
         f"Isolation: DreamGym({agent!r}) plays dreams behind a wall of the kernel (isolation='process'): nothing real is "
         "written or sent there; code that ignores the refusal goes on, and its episode may succeed. Given the graph itself "
-        f"(isolation='guard'), a guard {GUARD_LIMITS}."
+        f"(isolation='guard'), a guard {GUARD_LIMITS}.{limits}"
     )
 
 
@@ -124,10 +147,8 @@ def _show(agent: str, examination: "Examination") -> None:
     console.print(table)
     if examination.writes_line:
         say(examination.writes_line)
-    if unknown := [part.name for part in examination.parts if part.handling == "unknown"]:
-        say(f"It really runs, and nothing tells what it does: {', '.join(unknown)}", "bold")
-    elif not examination.problems:
-        say("Nothing was found that would touch the real world. The last line says what stops it all the same.")
+    if not examination.problems:
+        say("A tried episode touched nothing real. Code that it did not reach is stopped by what the last line names.")
     if examination.problems:
         names = ", ".join(dict.fromkeys(part.name for part in examination.problems))
         say(f"No episode that reaches it can be right: {names}", "bold")

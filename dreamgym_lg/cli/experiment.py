@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.learner import LearnerName
-from dreamgym_lg.simulate.loading import load_object
+from dreamgym_lg.simulate.user_code import load_object
 
 WORLD_HELP = (
     f"A world's name ({', '.join(f'[b]{name}[/b]' for name in world_names())}), [b]FILE.py:NAME[/b] of an experiment or a "

@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
-from dreamgym_lg.simulate.loading import compiled, load_object
+from dreamgym_lg.simulate.user_code import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import is_tool_task, schemas
 from dreamgym_lg.types import DECIDERS, Split, Step, Task, Trajectory

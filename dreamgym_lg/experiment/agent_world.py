@@ -25,13 +25,13 @@ from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.agent import ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import EpisodeOptions
-from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
+from dreamgym_lg.simulate.object_graph import simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.tool_code import simulated_tools
+from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, missing_for_wall
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AgentWorld(World):
             model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
             generated.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit`, `next_payload`,
-            `read_message` and `max_turns` of `simulated`.
+            `read_message`, `max_turns` and `context` of `simulated`.
 
     The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
     another folder. `tasks` and the functions' code may change.
@@ -114,8 +114,10 @@ class AgentWorld(World):
         self._workers: Workers | None = None
         if self.isolation == "process":
             self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
+            self._workers.check()  # what its import does is stopped there, and not done here either
         self.path = graph if isinstance(graph, str) else None
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
+        check_context(self.graph, options.get("context"))
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.dream = writes, dream
         self.user = dream.user if dream is not None else user
@@ -275,8 +277,12 @@ def _isolation(chosen: str | None, graph: object) -> Isolation:
             f"isolation='process' of a {type(graph).__name__}, which cannot leave this process: give where it is written, "
             "'FILE.py:NAME' or 'package.module:NAME'"
         )
-    if chosen == "process" or (chosen is None and isinstance(graph, str)):
+    if chosen == "process":
         return "process"
+    if chosen is None and isinstance(graph, str):
+        if not (missing := missing_for_wall()):
+            return "process"
+        logger.warning("no wall here, which needs %s: dreams are played under the guard", "; and ".join(missing))
     _say_guard()
     return "guard"
 

@@ -23,7 +23,7 @@ from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest
 from dreamgym_lg.production.provenance import model_card
 from dreamgym_lg.simulate import with_policy
-from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.user_code import load_agent
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase

@@ -28,7 +28,7 @@ from dreamgym_lg.production.simulation import ShadowedRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
-from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
+from dreamgym_lg.simulate.object_graph import nodes_with_own_threads
 
 logger = logging.getLogger(__name__)
 

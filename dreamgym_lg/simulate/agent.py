@@ -4,20 +4,29 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from contextvars import copy_context
+from typing import Any, Literal, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
+from typing_extensions import TypedDict
 
 from dreamgym_lg.dream import User
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
-from dreamgym_lg.simulate.context import RealAccessBlocked, aiterate_in_episode, guarded_episode, iterate_in_episode
+from dreamgym_lg.simulate.context import (
+    RealAccessBlocked,
+    aiterate_in_episode,
+    guarded_episode,
+    in_episode,
+    iterate_in_episode,
+)
 from dreamgym_lg.simulate.conversation import RealUser, final_action, malformed_call
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_names
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_context, check_names
+from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
+from dreamgym_lg.simulate.ownership import THREADS
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
-from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
 from dreamgym_lg.tasks import agent_input, first_observation
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Step, Task
@@ -53,7 +62,7 @@ class AgentState(TypedDict, total=False):
 
 
 class SimulatedAgent:
-    """Plays an unmodified graph with the policy in it, in the dream or on its own tools.
+    """Plays an unmodified graph with the policy, in the dream or on its own tools.
 
     The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
     that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
@@ -93,9 +102,11 @@ class SimulatedAgent:
         if user is not None and not real:
             raise ConfigurationError("user= with real=False: a dreamed episode's user is the dream's; give Dream(user=...)")
         check_names(graph, options.get("route"), options.get("pass_through", ()))
+        check_context(graph, options.get("context"))
         self.user = user
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
+        self._is_sync = has_synchronous_middleware(graph)
         self.payload = payload or agent_input
 
     async def astream(
@@ -125,7 +136,7 @@ class SimulatedAgent:
         async with self._reset(task):
             try:
                 async with episode:
-                    final = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
+                    final = await self._run(episode, self.payload(task), {"callbacks": (config or {}).get("callbacks")})
             except Exception as error:
                 failure = error
             except RealAccessBlocked as error:  # a failed rollout, but no reason to end the others
@@ -139,6 +150,15 @@ class SimulatedAgent:
                 yield await self._outcome(episode, task, final)
         if failure is not None:  # outside, where no context manager of the user's can swallow it
             raise failure
+
+    async def _run(self, episode: SimulatedEpisode, payload: Any, config: RunnableConfig) -> Any:
+        """The graph's last state. A graph with synchronous middleware is not awaited, but runs in a thread."""
+        if not self._is_sync:
+            return await episode.ainvoke(payload, config)
+        context = copy_context()
+        with in_episode(None):  # the thread is the episode's own, and no worker of its code
+            running = asyncio.get_running_loop().run_in_executor(THREADS, context.run, episode.invoke, payload, config)
+        return await running
 
     @asynccontextmanager
     async def _reset(self, task: Task) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Knows the episode that the running code belongs to.
+"""Knows the episode that the running code belongs to, and patches methods to ask it.
 
 One ContextVar holds it: LangGraph copies the context into every task and thread, so that concurrent episodes stay apart and
 production calls in between see none at all. Threads and tasks that the graph starts by itself may outlive their episode and
@@ -6,13 +6,15 @@ be given work by others: there the variable holds a `Worker`, which knows whose 
 """
 
 import asyncio
+import functools
+import inspect
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from dreamgym_lg.errors import OwnerUnknown
+from dreamgym_lg.errors import ConfigurationError, OwnerUnknown
 
 T = TypeVar("T")
 
@@ -43,27 +45,15 @@ class RealAccessBlocked(BaseException):
         self.blocked = blocked
 
 
-class AccessGuard(Protocol):
-    """Stands between an episode's code and the real world."""
+class ContextEpisode:
+    """An episode as the context, its threads and its guard know it."""
 
-    def check(self, event: str, args: Sequence[Any]) -> None:
-        """Raise `RealAccessBlocked` unless this audit event of Python, with its arguments, may happen."""
-
-
-class ContextEpisode(Protocol):
-    """An episode as the context, its threads and its guard know it (`AgentEpisode`)."""
-
-    @property
-    def guard(self) -> AccessGuard | None:
-        """None where the real world may be touched."""
-
-    @property
-    def owns_threads(self) -> bool:
-        """Threads and pool work of its code belong to it. In production they are left alone."""
-
-    @property
-    def ended(self) -> bool:
-        """Its block was left: whatever of its code still runs is answered by nobody."""
+    guard: Any = None
+    """Its `Guard`; None where the real world may be touched."""
+    owns_threads = False
+    """Threads and pool work that its code starts belong to it; in production they are left as they are."""
+    ended = False
+    """Its block was left: whatever of its code still runs is answered by nobody."""
 
 
 class Worker:
@@ -214,3 +204,49 @@ async def aiterate_in_episode(source: AsyncIterator[Any], episode: ContextEpisod
         if isinstance(source, AsyncGenerator):
             with in_episode(episode):
                 await source.aclose()
+
+
+# --- patching -----------------------------------------------------------------------------------------------------------------
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Method = Callable[..., Any]
+Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
+"""(episode, original method, self, args, kwargs) -> what the method returns inside the episode."""
+
+
+def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
+    """Replace `owner.name` by a method that calls `handler` inside an episode.
+
+    The episode is what `lookup` returns; None calls the original method. Idempotent. Outside episodes it costs one look at a
+    ContextVar. Raises `ConfigurationError` if the installed version has no such method.
+    """
+    original = owner.__dict__.get(name)
+    if original is None:
+        raise ConfigurationError(
+            f"{owner.__module__}.{owner.__name__} has no method {name!r} in the installed version, which simulation needs: "
+            "install a version of langchain-core and langgraph that pyproject.toml names"
+        )
+    if hasattr(original, "__dreamgym__") or not callable(original):
+        return
+    if name.endswith("_v3"):  # LangChain's own note that these are beta is for other callers
+        original = inspect.unwrap(original)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        episode = lookup()
+        if episode is None:
+            return original(self, *args, **kwargs)
+        return handler(episode, original, self, args, kwargs)
+
+    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # LangChain asks for it at every call
+    method.__dreamgym__ = owner, name  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def subclasses(owner: type) -> Iterator[type]:
+    """`owner` and every class derived from it so far; one with several bases may come again."""
+    derived: type
+    yield owner
+    for derived in type.__subclasses__(owner):
+        yield from subclasses(derived)

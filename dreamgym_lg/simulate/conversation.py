@@ -108,9 +108,18 @@ def _messages(state: Any) -> Any:
 
 
 def approval(interrupt: Interrupt) -> Any:
-    """Approves every action of LangChain's human-in-the-loop middleware; None for any other interrupt."""
+    """Approves every action of LangChain's human-in-the-loop middleware; None for any other interrupt.
+
+    Raises `ConfigurationError` for an action that must not be approved.
+    """
     value = interrupt.value
     if isinstance(value, Mapping) and "action_requests" in value:
+        for review in value.get("review_configs", ()):
+            if "approve" not in (allowed := review.get("allowed_decisions", ["approve"])):
+                raise ConfigurationError(
+                    f"action {review.get('action_name')!r} may be answered by {' or '.join(allowed)} alone: give respond=, a "
+                    "function of the interrupt that returns the decisions"
+                )
         return {"decisions": [{"type": "approve"} for _ in value["action_requests"]]}
     if isinstance(value, list) and value and all(isinstance(part, Mapping) and "action_request" in part for part in value):
         return [{"type": "accept"} for _ in value]

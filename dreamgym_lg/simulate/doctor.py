@@ -1,39 +1,43 @@
-"""Examines an agent (`dreamgym doctor`): what a dream simulates of it and what not."""
+"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what one tried episode really does."""
 
+import contextvars
 import io
 import json
 import sqlite3
+import subprocess
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.caches import BaseCache
-from langchain_core.embeddings import Embeddings
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.tool import tool_call
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
+from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError
+from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.episode import check_names
-from dreamgym_lg.simulate.object_graph import body, codes, function_references, makes_tools, reachable, run_by
-from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
-from dreamgym_lg.simulate.static_analysis import leaves_episode, touched, unclear
-from dreamgym_lg.simulate.tool_code import returns_command, runs_in_dream, state_update
+from dreamgym_lg.simulate.object_graph import body, function_references, makes_tools, named, reachable, run_by, runs_in_dream
+from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, state_update
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Act, StepResult, Task, Trajectory
 
-Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
-"""`stopped`: it is refused there and the episode fails; `could leak`: nothing would stop it, under the guard alone; `not
-simulated`: it really runs where the policy or the world should answer, or fails there; `unknown`: it really runs, and nothing
-tells what it does: to the real world nothing behind the wall, under the guard whatever it does below Python."""
+Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
+"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it was, or is in every episode,
+which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would stop it, under the guard
+alone; `not simulated`: it really runs where the policy or the world should answer, or fails there."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 _NEEDED = ("client", "sub-graph", "backend", "middleware")
@@ -96,7 +100,7 @@ def examine(
     trajectories: Iterable[Trajectory] = (),
     isolation: Isolation = "guard",
 ) -> Examination:
-    """Find an agent's models, tools, graphs, caches, checkpointers, interrupts and plain code; nothing is run.
+    """Find an agent's models, tools, graphs, what it keeps, and its plain code; nothing is run.
 
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
     (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
@@ -116,18 +120,20 @@ def examine(
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     calls = (parse_call(step.action) for each in trajectories for step in each.steps if step.valid)
     uses = find_tool_uses(tools.values(), {call.name for call in calls if call is not None}, writes=writes)
-    parts = [part for each in objects if (part := _object(each)) is not None]
+    parts = [part for each in objects for part in _object(each)]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])
     parts += _graphs(graphs)
+    bodies = {id(body(tool)): name for name, tool in tools.items() if name not in pass_through and not runs_in_dream(tool)}
     for place, roots in _places(graph, graphs, simulate_nodes):
-        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
+        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
     if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
-        leaks = [part for part in parts if part.handling == "could leak"]
-        stopped = {part: part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) for part in leaks}
-        parts = [stopped.get(part, part) for part in parts]
+        parts = [
+            part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
+            for part in parts
+        ]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
@@ -135,38 +141,36 @@ _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
 """deepagents' file tools, which really run, keep files there in the graph's state or store."""
 
 
-def _object(each: Any) -> Part | None:
+def _object(each: Any) -> Iterator[Part]:
     """A part that counts wherever the agent holds it."""
     module, name = type(each).__module__, type(each).__name__
     if isinstance(each, BaseChatModel):
-        return Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
-    if name == "OpenAIModerationMiddleware":
+        yield Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
+    elif name == "OpenAIModerationMiddleware":
         advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
-        return Part("middleware", name, "stopped", advice)
-    if module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
-        return Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
-    return None
+        yield Part("middleware", name, "stopped", advice)
+    elif module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
+        yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
 _COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
 
 
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
-    kind = ""
-    if tool.name not in pass_through and not (kind := runs_in_dream(tool)):
-        use_text = _COUNTS_AS_WRITING if use == UNKNOWN else f"{'writes' if use.writes else 'reads'}: {use.why}"
-        update = state_update(tool) if returns_command(tool) else None
-        if returns_command(tool) and update is None:
-            yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, use_text)
-            return
-        keys = ", ".join(update.answered) if update is not None else ""
-        advice = f"the dream also answers the state that it writes: {keys}" if keys else ""
-        yield Part("tool", tool.name, "simulated", advice, use_text)
+    kind = "" if tool.name in pass_through else runs_in_dream(tool)
+    if kind or tool.name in pass_through:
+        yield Part("tool", f"{tool.name} ({kind})" if kind else tool.name, "passes through")
+        root = body(tool)
+        root = types.MethodType(root, tool) if root is type(tool)._run else root
+        yield from (part for part in _plain_code(f"tool {tool.name}", [root], {}) if part.handling != "passes through")
         return
-    yield Part("tool", f"{tool.name} ({kind})" if kind else tool.name, "passes through")
-    root = body(tool)
-    root = types.MethodType(root, tool) if root is type(tool)._run else root
-    yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.handling != "passes through")
+    use_text = _COUNTS_AS_WRITING if use == UNKNOWN else f"{'writes' if use.writes else 'reads'}: {use.why}"
+    update = state_update(tool) if returns_command(tool) else None
+    if returns_command(tool) and update is None:
+        yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, use_text)
+        return
+    keys = ", ".join(update.answered) if update is not None else ""
+    yield Part("tool", tool.name, "simulated", keys and f"the dream also answers the state that it writes: {keys}", use_text)
 
 
 def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
@@ -182,6 +186,9 @@ def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
                 yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
 
 
+# --- plain code ---------------------------------------------------------------------------------------------------------------
+
+
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
     """Places of plain code with what is called there. None: the environment answers the node."""
     for each in graphs:
@@ -193,70 +200,58 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
         yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
 
 
-def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Part]:
+def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Iterator[Part]:
+    """The parts of code that really runs. Args: `bodies`, the simulated tools' functions by id."""
     objects = list(run_by(roots))
     functions = [each for each in objects if users(each)]
-    problems = [problem for each in objects if (problem := _problem(each, place)) is not None]
-    if names := sorted({name for function in functions for name in touched(function)}):
-        problems.insert(0, Part("node", place, "stopped", f"its code uses {', '.join(names)}: {_fix(place)}"))
+    problems = [part for each in objects for part in _reached(each, place)]
+    for each in objects:
+        if name := bodies.get(id(each)):
+            advice = f"it holds the function of tool {name}, which really runs there: call the tool's invoke or ainvoke"
+            problems.append(Part("node", place, "not simulated", advice))
     for function in functions:
         problems += _called_past_its_class(function, place)
-        yield from _created_there(function, place)
-        if any(each is interrupt for each in function_references(function)):  # == of a data frame is no truth
-            yield Part("interrupt", f"in {place}", "answered")
-    if names := sorted({name for function in functions for name in unclear(function)}):  # it may run before what is stopped
-        who = "let the tool be simulated" if place.startswith("tool ") else "name the node in simulate_nodes"
-        advice = f"it really runs, and uses {', '.join(names)}: if that acts on the world, decorate it as a tool, or {who}"
-        problems.append(Part("code", place, "unknown", advice))
+        if makes_tools(function):
+            yield Part("tool", f"made in {place}", "simulated")
+        for each in function_references(function):
+            if each is interrupt:  # == of a data frame is no truth
+                yield Part("interrupt", f"in {place}", "answered")
+            elif isinstance(each, type) and issubclass(each, BaseChatModel):
+                yield Part("model", f"{each.__name__} made in {place}", "simulated")
+            elif getattr(each, "__name__", "") == "init_chat_model":
+                yield Part("model", f"made in {place}", "simulated")
     yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
 
-_DRIVERS = ("asyncpg", "pymongo", "redis", "pymysql")
-_DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc")
+_DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc", "pycurl")
 _POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "sessionmaker")
 
 
-def _fix(place: str) -> str:
-    if place.startswith("tool "):
-        return "let the tool be simulated, or allow its hosts and paths"
-    return "move it into a tool, or name the node in simulate_nodes"
-
-
-def _problem(each: Any, place: str) -> Part | None:
-    """The problem of an object by which plain code asks past the patched classes."""
+def _reached(each: Any, place: str) -> Iterator[Part]:
+    """The problem of an object by which plain code asks past the patched classes or the guard."""
     name, package = type(each).__name__, type(each).__module__.partition(".")[0]
-    here, qualified, fix = f"{name} in {place}", f"{package}.{name} in {place}", _fix(place)
+    here, unseen = f"{name} in {place}", "no guard sees what is sent on an open connection"
+    fix = (
+        "let the tool be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
+    )
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
-        return Part("model", here, "not simulated", advice)
-    if isinstance(each, BaseRetriever):
-        return Part("retriever", here, _of_search(each), fix)
-    if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
-        return Part("embeddings", here, _of_search(each), fix)
-    if package in ("openai", "anthropic") and hasattr(each, "base_url"):
-        return Part("client", qualified, "stopped", "call the model through its LangChain class")
-    if name == "RemoteGraph" and package == "langgraph":
-        return Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
-    if package in _DRIVERS:
-        return Part("connection", qualified, "stopped", fix)
-    if _is_open_file(each):
+        yield Part("model", here, "not simulated", advice)
+    elif package in ("openai", "anthropic") and hasattr(each, "base_url"):
+        yield Part("client", f"{package}.{here}", "stopped", "call the model through its LangChain class")
+    elif name == "RemoteGraph" and package == "langgraph":
+        yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
+    elif _is_open_file(each):
         file = f"{getattr(each, 'name', name)} open in {place}"
-        return Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
-    if package == "mcp" and name == "ClientSession":
-        advice = f"no guard sees what is sent in an open session: {fix}"
-        return Part("connection", f"MCP session in {place}", "could leak", advice)
-    if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
-        return Part("connection", qualified, "could leak", f"no guard sees what is sent on an open connection: {fix}")
-    return None
-
-
-_HOSTED = tuple(f"langchain_{name}" for name in ("openai", "google", "mistralai", "aws", "ollama", "cohere", "voyageai"))
-
-
-def _of_search(each: Any) -> Handling:
-    """A provider's embeddings need the network; of others nothing tells what they do."""
-    modules = [type(part).__module__ for part in reachable(each) if isinstance(part, Embeddings)]
-    return "stopped" if any(module.startswith(_HOSTED) for module in modules) else "unknown"
+        yield Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
+    elif isinstance(each, subprocess.Popen) and each.stdin is not None:
+        yield Part("process", f"{each.args!r} in {place}", "could leak", f"no guard sees what is written to its input: {fix}")
+    elif package == "mcp" and name == "ClientSession":
+        yield Part(
+            "connection", f"MCP session in {place}", "could leak", f"no guard sees what is sent in an open session: {fix}"
+        )
+    elif _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
+        yield Part("connection", f"{package}.{here}", "could leak", f"{unseen}: {fix}")
 
 
 def _is_open_file(each: Any) -> bool:
@@ -281,32 +276,116 @@ def _is_open_database(each: Any) -> bool:
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
     """Ways by which models and tools are called and no class is asked."""
-    names = {name for code in codes(function) for name in code.co_names}
+    names, referred = named(function), list(function_references(function))
+    held = [part for each in referred if isinstance(each, list | tuple | dict) for part in _items(each)]
     for name in sorted(names & {"func", "coroutine"}):
-        if any(isinstance(each, BaseTool) for each in _referred_objects(function)):
+        if any(isinstance(each, BaseTool) for each in (*referred, *held)):
             call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
             advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
             yield Part("node", place, "not simulated", advice)
-    for name in leaves_episode(function):
-        what = "starts a thread below Python's" if "thread" in name else "runs code in an empty context"
-        instead = "threading.Thread" if "thread" in name else "contextvars.copy_context()"
-        yield Part("node", place, "not simulated", f"it {what} ({name}), where no episode is known: use {instead}")
+    if any(each is contextvars.Context for each in referred) or (
+        any(each is contextvars for each in referred) and "Context" in names
+    ):
+        advice = (
+            "it runs code in an empty context (contextvars.Context), where no episode is known: use contextvars.copy_context()"
+        )
+        yield Part("node", place, "not simulated", advice)
+    if "start_new_thread" in names:
+        advice = "it starts a thread below Python's (_thread.start_new_thread), where no episode is known: use threading.Thread"
+        yield Part("node", place, "not simulated", advice)
 
 
-def _referred_objects(function: types.FunctionType) -> Iterator[Any]:
-    """The objects that a function refers to, those in lists and dictionaries included."""
-    for each in function_references(function):
-        yield each
-        if isinstance(each, list | tuple | dict):
-            yield from each.values() if isinstance(each, dict) else each
+def _items(each: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
+    return each.values() if isinstance(each, dict) else each
 
 
-def _created_there(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Models and tools that exist only while the graph runs; their classes are patched too."""
-    if makes_tools(function):
-        yield Part("tool", f"made in {place}", "simulated")
-    for each in function_references(function):
-        if isinstance(each, type) and issubclass(each, BaseChatModel):
-            yield Part("model", f"{each.__name__} made in {place}", "simulated")
-        elif getattr(each, "__name__", "") == "init_chat_model":
-            yield Part("model", f"made in {place}", "simulated")
+# --- one tried episode --------------------------------------------------------------------------------------------------------
+
+
+async def try_out(agent: Agent) -> list[Part]:
+    """Play one dreamed episode of an agent, and report what it really did.
+
+    A policy of no model calls each tool once, with arguments that fit its schema, and then answers; every tool answers as its
+    types say. Code that this does not reach is not reported.
+
+    Args: `agent`, a `WalledAgent` or `SimulatedAgent` with a `TrialPolicy`.
+
+    Raises `ConfigurationError` if the agent cannot be loaded there.
+    """
+    acts, error = list[Act](), None
+    context = EpisodeContext(environment=_TrialEnvironment())
+    try:
+        async for state in agent.astream({"task": _TASK}, None, context=context, stream_mode="values"):
+            acts = state.get("acts", acts)
+    except ConfigurationError:
+        raise
+    except Exception as failure:
+        error = failure
+    stopped = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
+    if isinstance(error, AccessBlocked) and not stopped:
+        stopped = [Part("code", "the tried episode", "stopped", str(error))]
+    elif error is not None and not stopped:
+        raising = next((act for act in acts if act.kind == "raised"), None)
+        place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
+        return [Part("code", place, "raised", f"{text}; the agent was given a message alone, and tools that say nothing")]
+    return stopped
+
+
+_TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
+_FIX = "move it into a tool, allow its hosts and paths, or name the node in simulate_nodes"
+
+
+class TrialPolicy(BaseChatModel):
+    """Calls each tool once, and then answers."""
+
+    _called: set[str] = PrivateAttr(default_factory=set)
+
+    @property
+    def _llm_type(self) -> str:
+        return "dreamgym-trial"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
+        schema = kwargs.get("response_format", {}).get("json_schema", {}).get("schema")
+        message = AIMessage("done" if schema is None else json.dumps(example(schema)))
+        functions = {each["function"]["name"]: each["function"] for each in kwargs.get("tools", ())}
+        forced = [kwargs["tool_choice"]] if kwargs.get("tool_choice") in functions else []
+        if name := next(iter([*forced, *(each for each in functions if each not in self._called)]), None):
+            self._called.add(name)
+            arguments = example(functions[name].get("parameters") or {"type": "object"})
+            message.tool_calls = [tool_call(name=name, args=arguments, id=f"call-{len(messages)}")]
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class _TrialEnvironment(Environment):
+    """Answers each call with the smallest value that its tool may return."""
+
+    def reset(self, task: Task) -> str:
+        self._returns = dict[str, Any]()
+        return task.instruction
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._returns = {each["function"]["name"]: each["function"].get("returns") for each in tools}
+
+    def step(self, action: str) -> StepResult:
+        if (call := parse_call(action)) is None:
+            return StepResult("", 0.0, True, False, {})
+        schema = {"type": "object"} if call.name.startswith("node:") else self._returns.get(call.name)
+        return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
+
+
+def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> Any:
+    """A small value of a JSON schema."""
+    definitions = definitions or schema.get("$defs", {})
+    if "$ref" in schema:
+        return example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    for key in ("default", "const", "enum", "examples", "anyOf", "oneOf", "allOf"):
+        if key in schema:
+            value = schema[key][0] if key in ("enum", "examples") else schema[key]
+            return example(value[0], definitions) if key.endswith("Of") else value
+    kind = schema.get("type", "string")
+    if kind == "object":
+        fields = schema.get("properties", {})
+        return {name: example(fields[name], definitions) for name in schema.get("required", ())}
+    if kind == "array":
+        return [example(schema.get("items", {}), definitions)] * schema.get("minItems", 0)
+    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True}.get(kind, "example")

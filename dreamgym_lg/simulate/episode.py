@@ -4,7 +4,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -13,16 +13,16 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
+from pydantic import BaseModel
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.call_order import CallOrder
-from dreamgym_lg.simulate.context import AccessGuard, EpisodeBroken, in_episode, set_var
+from dreamgym_lg.simulate.context import ContextEpisode, EpisodeBroken, in_episode, set_var
 from dreamgym_lg.simulate.conversation import NextPayload
 from dreamgym_lg.simulate.guard import Allow
-from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by
+from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by, runs_in_dream
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.tool_code import runs_in_dream
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
@@ -57,17 +57,29 @@ class EpisodeOptions(TypedDict, total=False):
     allow: Allow | None
     respond: Callable[[Interrupt], Any]
     recursion_limit: int | None
+    context: Any
     next_payload: NextPayload | None
     read_message: Callable[[Any], str] | None
     max_turns: int
 
 
-def goes_to_policy(route: Route | None, call: Call) -> bool:
-    """Tells if the policy answers this call; without a route it answers all."""
-    if route is None or callable(route):
-        return route is None or bool(route(call))
-    path = (part.partition(":")[0] for part in call.namespace.split("|"))
-    return not {call.node, call.agent, *path}.isdisjoint(route)
+def required_context(graph: object) -> list[str]:
+    """The fields that a graph's `context_schema` requires, by name."""
+    schema: Any = getattr(graph, "context_schema", None)
+    if is_dataclass(schema):
+        return [each.name for each in fields(schema) if each.default is MISSING and each.default_factory is MISSING]
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return [name for name, each in schema.model_fields.items() if each.is_required()]
+    return sorted(getattr(schema, "__required_keys__", ()))
+
+
+def check_context(graph: object, context: object) -> None:
+    """Raise `ConfigurationError` where the graph's runs need a context, and none is there."""
+    if context is None and (names := required_context(graph)):
+        schema = graph.context_schema.__name__  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"the graph's runs need a {schema} with {', '.join(names)}: give context=, a value or a function of the task"
+        )
 
 
 def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
@@ -113,7 +125,7 @@ class PendingStep:
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
-class AgentEpisode:
+class AgentEpisode(ContextEpisode):
     """One episode as the patched classes find it in the context of their code.
 
     Without an environment the tools are real: none is answered, no graph replaced by a twin, and no guard stands.
@@ -134,12 +146,6 @@ class AgentEpisode:
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # a global LLM cache would replay what the policy said before
-        self.guard: AccessGuard | None = None
-        """None where the real world may be touched."""
-        self.owns_threads = False
-        """Threads and pool work that its code starts belong to it; in production they are left as they are."""
-        self.ended = False
-        """Its block was left: whatever of its code still runs is answered by nobody."""
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None
@@ -161,8 +167,11 @@ class AgentEpisode:
         return self._environment
 
     def selects(self, call: Call) -> bool:
-        """Tells if the policy answers this call."""
-        return goes_to_policy(self._route, call)
+        """Tells if the policy answers this call; without a route it answers all."""
+        if self._route is None or callable(self._route):
+            return self._route is None or bool(self._route(call))
+        path = (part.partition(":")[0] for part in call.namespace.split("|"))
+        return not {call.node, call.agent, *path}.isdisjoint(self._route)
 
     def passes(self, tool: BaseTool) -> bool:
         """Tells if this tool really runs: without an environment, every tool does."""

@@ -23,8 +23,7 @@ from pydantic_core import to_jsonable_python
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.replay.retrieval import DIMENSION, phi
-from dreamgym_lg.simulate.context import answering_episode
-from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
+from dreamgym_lg.simulate.context import Args, Kwargs, Method, answering_episode, dispatch, subclasses
 from dreamgym_lg.simulate.episode import AgentEpisode
 from dreamgym_lg.simulate.user_code import first_line
 

@@ -6,17 +6,16 @@ that still fails its episode. Not seen: what is written to a file or a database 
 """
 
 import _posixsubprocess
+import contextlib
+import fcntl
 import functools
 import inspect
 import logging
-import mmap
 import os
 import signal
 import socket
-import sqlite3
 import ssl
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,8 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.context import Blocked, ContextEpisode, RealAccessBlocked, guarded_episode, in_episode
-from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch
+from dreamgym_lg.simulate.context import (
+    Args,
+    Blocked,
+    ContextEpisode,
+    Handler,
+    Kwargs,
+    Method,
+    RealAccessBlocked,
+    dispatch,
+    guarded_episode,
+    in_episode,
+)
 from dreamgym_lg.simulate.ownership import is_collecting, patch_deferred, run_in
 from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
 
@@ -168,14 +177,12 @@ def _at(*places: tuple[int, int]) -> Check:
 
 
 def _opened(args: Any, allow: Allow) -> str | None:
-    path, mode, flags = args
+    path, mode, flags, *folder = args
     writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
-    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
+    return _path(path, allow, *folder) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
 
 
 def _sqlite(args: Any, allow: Allow) -> str | None:
-    if args[0] is None:  # ATTACH ?
-        return "a file that a parameter names"
     text = os.fsdecode(args[0])
     path, _, options = text.removeprefix("file:").partition("?") if text.startswith("file:") else (text, "", "")
     if path in ("", ":memory:") or {"mode=ro", "mode=memory"} & set(options.split("&")):
@@ -205,7 +212,7 @@ def _sent(args: Any, allow: Allow) -> str | None:
     """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
     mode = os.fstat(args[0]).st_mode
     if stat.S_ISFIFO(mode):
-        return None if args[0] <= 2 else "a pipe"
+        return None if args[0] <= 2 or _is_own_pipe(args[0]) else "a pipe"
     if not stat.S_ISSOCK(mode):
         return _path(args[0], allow)
     with socket.socket(fileno=os.dup(args[0])) as same:
@@ -213,17 +220,17 @@ def _sent(args: Any, allow: Allow) -> str | None:
         return "a pair of sockets" if pair else _peer((same, None), allow)
 
 
-def _sent_on(args: Any, allow: Allow) -> str | None:
-    return _sent(args[1:], allow)
-
-
-def _mapped(args: Any, allow: Allow) -> str | None:
-    number, _, access, _ = args
-    if number < 0 or access in (mmap.ACCESS_READ, mmap.ACCESS_COPY) or (path := _path_of(number)) is None:
-        return None
-    with open(f"/proc/self/fdinfo/{number}") as file:
-        flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
-    return None if not flags & os.O_RDWR or allow.path(path) else path
+def _is_own_pipe(number: int) -> bool:
+    """Tells if this process can read from the pipe itself."""
+    pipe = os.fstat(number)
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):  # closed by now
+            if (
+                os.path.samestat(os.fstat(int(name)), pipe)
+                and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            ):
+                return True
+    return False
 
 
 def _name(args: Any, allow: Allow) -> str | None:
@@ -245,12 +252,10 @@ def _anything(args: Any, allow: Allow) -> str | None:
 
 WATCHED: dict[str, Check] = {
     "open": _opened,
-    **dict.fromkeys(("sqlite3.connect", "sqlite3.attach"), _sqlite),
-    "mmap.__new__": _mapped,
+    "sqlite3.connect": _sqlite,
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
     **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
     **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
-    **dict.fromkeys(("os.splice", "os.copy_file_range"), _sent_on),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
     "socket.getnameinfo": _reverse_name,
     **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
@@ -263,7 +268,7 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
     **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
     **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
-    **dict.fromkeys(("subprocess.stdin", "shared_memory.open", "builtins.input"), _anything),
+    **dict.fromkeys(("shared_memory.open", "builtins.input"), _anything),
 }
 """Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
 
@@ -274,7 +279,7 @@ NETWORK = (_peer, _name, _reverse_name)
 # --- watching the process ---------------------------------------------------------------------------------------------------
 
 _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (os, "os", ("sendfile", "write", "writev", "pwrite", "pwritev", "posix_fallocate", "splice", "copy_file_range")),
+    (os, "os", ("sendfile", "write", "writev", "pwrite", "pwritev", "posix_fallocate")),
     (os, "os", ("mkfifo", "mknod")),
     (signal, "signal", ("raise_signal", "pidfd_send_signal")),
     (_posixsubprocess, "process", ("fork_exec",)),
@@ -300,12 +305,12 @@ def install_guard() -> None:
         for name in names:
             if original := getattr(owner, name, None):  # not every system has each
                 setattr(owner, name, _with_event(f"{event}.{name}", original, connected=event == "socket"))
+    setattr(os, "open", _opening(os.open))  # noqa: B010
+    setattr(signal, "signal", _handling(signal.signal))  # noqa: B010
     dispatch(BaseProcess, "start", _checking("process.start"))
     dispatch(ProcessPoolExecutor, "submit", _checking("process.submit"))
     dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
     dispatch(SharedMemory, "__init__", _checking("shared_memory.open"))
-    sqlite3.connect = sqlite3.dbapi2.connect = _connecting(sqlite3.connect)  # type: ignore[assignment]
-    setattr(subprocess.Popen, "stdin", property(_stdin, _set_stdin))  # noqa: B010  # mypy knows no such property
     dispatch(logging.Handler, "handle", _handle_record)
     patch_deferred()
 
@@ -326,6 +331,33 @@ def _with_event(event: str, original: Method, *, connected: bool) -> Method:
     return function
 
 
+def _opening(original: Method) -> Method:
+    """Python's event of `os.open` leaves out the folder that a relative path is meant in."""
+
+    @functools.wraps(original)
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None and guarded_episode() is not None and not os.path.isabs(path):
+            _hook("open", (path, None, flags, dir_fd))
+            with in_episode(None):
+                return int(original(path, flags, mode, dir_fd=dir_fd))
+        return int(original(path, flags, mode, dir_fd=dir_fd))
+
+    return opened
+
+
+def _handling(original: Method) -> Method:
+    """A handler that an episode sets is the episode's, whenever the signal comes."""
+
+    @functools.wraps(original)
+    def signal_(number: int, handler: Any) -> Any:
+        episode = guarded_episode()
+        if episode is None or episode.guard is None or not callable(handler) or isinstance(handler, signal.Handlers):
+            return original(number, handler)
+        return original(number, lambda *args: run_in(episode, handler, *args))
+
+    return signal_
+
+
 def _checking(event: str) -> Handler:
     def check(episode: ContextEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
         _hook(event, args or (owner,))
@@ -338,39 +370,6 @@ def _submit_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args:
     if not isinstance(pool, ThreadPool):
         _hook("process.submit", (pool,))
     original(pool)
-
-
-def _connecting(original: Callable[..., sqlite3.Connection]) -> Callable[..., sqlite3.Connection]:
-    @functools.wraps(original)
-    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = original(*args, **kwargs)
-        if (episode := guarded_episode()) is not None and episode.guard is not None:
-            connection.set_authorizer(_authorize)
-        return connection
-
-    return connect
-
-
-def _authorize(action: int, name: str | None, *_: Any) -> int:
-    """Also a database in memory may attach files, or be written to one."""
-    try:
-        if action == sqlite3.SQLITE_ATTACH:
-            _hook("sqlite3.attach", (name,))
-    except RealAccessBlocked:  # SQLite would drop it
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
-
-
-def _stdin(process: subprocess.Popen[Any]) -> Any:
-    """Stops already the look-up: what is written to a pipe is no event."""
-    pipe = vars(process)["stdin"]
-    if pipe is not None:
-        _hook("subprocess.stdin", (process.args,))
-    return pipe
-
-
-def _set_stdin(process: subprocess.Popen[Any], pipe: Any) -> None:
-    vars(process)["stdin"] = pipe
 
 
 def _handle_record(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:

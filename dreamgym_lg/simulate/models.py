@@ -2,19 +2,28 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableBinding
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.simulate.context import aiterate_in_episode, answering_episode, in_episode, iterate_in_episode
-from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
+from dreamgym_lg.simulate.context import (
+    Args,
+    Handler,
+    Kwargs,
+    Method,
+    aiterate_in_episode,
+    answering_episode,
+    dispatch,
+    in_episode,
+    iterate_in_episode,
+    subclasses,
+)
 from dreamgym_lg.simulate.episode import AgentEpisode, Call
 from dreamgym_lg.tasks import with_own_rules
 from dreamgym_lg.types import Task
@@ -23,9 +32,6 @@ Messages = list[BaseMessage]
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
-
-OWN = ("_generate", "_agenerate", "_stream", "_astream")
-"""What a class implements for LangChain, which asks it outside of episodes: inside one, a node has called it by hand."""
 
 ENTRY_POINTS = (
     *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
@@ -46,7 +52,7 @@ def patch_model_class(cls: type[BaseChatModel]) -> None:
     if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
         return
     is_base = cls is BaseChatModel
-    for names, handler in ((CALLS, _answer), (OWN, _by_hand), (ENTRY_POINTS, _entry_point)):
+    for names, handler in ((CALLS, _answer), (ENTRY_POINTS, _entry_point)):
         for name in names:
             if names is CALLS if is_base else name in cls.__dict__:
                 dispatch(cls, name, handler(name), answering_episode)
@@ -57,31 +63,6 @@ def _entry_point(name: str) -> Handler:
 
     def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         return (original if episode.policy is model else base)(model, *args, **kwargs)
-
-    return simulated
-
-
-def _by_hand(name: str) -> Handler:
-    """LangChain's own method stands in, by which the policy is asked."""
-
-    def generate(model: BaseChatModel, messages: Messages, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=model.invoke(messages, **kwargs))])
-
-    async def agenerate(model: BaseChatModel, messages: Messages, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=await model.ainvoke(messages, **kwargs))])
-
-    def stream(model: BaseChatModel, messages: Messages, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **kwargs))
-
-    def astream(model: BaseChatModel, messages: Messages, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **kwargs))
-
-    ask: Method = {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
-
-    def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        arguments = {**dict(zip(("messages", "stop", "run_manager"), args, strict=False)), **kwargs}
-        arguments.pop("run_manager", None)
-        return ask(model, **arguments)
 
     return simulated
 

@@ -1,41 +1,58 @@
-"""Follows the references of objects: fields, closures, methods, partials, globals that code names."""
+"""Follows the references of objects and code; tells which tools run in a dream too."""
 
 import contextlib
+import datetime
+import dis
 import functools
 import inspect
+import re
+import sys
+import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from enum import Enum
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
+from langgraph.types import Command
+from pydantic import BaseModel
 
 from dreamgym_lg.simulate.user_code import users, users_class
 
 MAX_OBJECTS = 20_000
 """Ends a search that has gone astray."""
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage)
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage, type, types.ModuleType)
 _OPENED = ("langchain", "langgraph", "deepagents")
 """Packages whose objects are looked into all the same: graphs, nodes, agents and tools are made of them."""
 
 
 def reachable(root: Any) -> Iterator[Any]:
     """Everything that `root` refers to, itself first, each object once."""
-    seen: set[int] = set()
-    waiting = [root]
+    return _walk([root], references)
+
+
+def _walk(roots: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    seen: dict[Any, Any] = {}  # kept alive: an id is used again once its object is gone
+    waiting = list(roots)
     while waiting and len(seen) < MAX_OBJECTS:
         item = waiting.pop()
-        if id(item) in seen or isinstance(item, (*_LEAVES, type, types.ModuleType)):
-            continue
-        seen.add(id(item))
-        yield item
-        waiting.extend(references(item))
+        # a bound method is made anew each time that it is looked up
+        key = (id(item.__self__), id(item.__func__)) if isinstance(item, types.MethodType) else id(item)
+        if key not in seen and not isinstance(item, _LEAVES):
+            seen[key] = item
+            yield item
+            waiting.extend(follow(item))
 
 
 def references(item: Any) -> Iterator[Any]:
@@ -53,18 +70,17 @@ def references(item: Any) -> Iterator[Any]:
     elif isinstance(item, list | tuple | set | frozenset):
         yield from item
     elif type(item).__module__.startswith(_OPENED) or users_class(type(item)):
-        yield from _class_members(type(item))
+        for owner in filter(users_class, type(item).__mro__):
+            yield from map(_unwrapped, vars(owner).values())
         yield from vars(item).values() if hasattr(item, "__dict__") else ()
         slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
         yield from (getattr(item, name) for name in slots if hasattr(item, name))
 
 
-def _class_members(cls: type) -> Iterator[Any]:
-    """The methods and class attributes of the user's own classes."""
-    for owner in filter(users_class, cls.__mro__):
-        for value in vars(owner).values():
-            value = value.fget if isinstance(value, property) else value
-            yield value.__func__ if isinstance(value, staticmethod | classmethod) else value
+def _unwrapped(member: Any) -> Any:
+    """The function of a property, static method or class method; another member as it is."""
+    member = member.fget if isinstance(member, property) else member
+    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
 def function_references(function: types.FunctionType) -> Iterator[Any]:
@@ -80,11 +96,16 @@ def named_values(function: types.FunctionType, *, globals: bool = True) -> Itera
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not filled yet
             yield cell.cell_contents
-    for code in codes(function) if globals else ():
-        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+    if globals:
+        yield from (function.__globals__[name] for name in named(function) if name in function.__globals__)
 
 
-def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
+def named(function: types.FunctionType) -> set[str]:
+    """The names of globals and attributes in a function's code, nested functions included."""
+    return {name for code in _codes(function) for name in code.co_names}
+
+
+def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
     """The function's code, and that of the functions and classes inside of it."""
     parts = [function.__code__]
     for code in parts:  # which grows
@@ -109,18 +130,7 @@ def run_by(roots: Iterable[Any]) -> Iterator[Any]:
     Of an object of the user's class only the fields and methods count that the code names. Models, tools, graphs,
     checkpointers and stores are yielded and not opened.
     """
-    seen: dict[Any, Any] = {}  # kept alive: an id is used again once its object is gone
-    waiting = list(roots)
-    while waiting and len(seen) < MAX_OBJECTS:
-        item = waiting.pop()
-        # a bound method is made anew each time that it is looked up
-        key = (id(item.__self__), id(item.__func__)) if isinstance(item, types.MethodType) else id(item)
-        if key in seen or isinstance(item, _LEAVES):
-            continue
-        seen[key] = item
-        yield item
-        if not isinstance(item, (*_ANSWERED, types.ModuleType, type)):
-            waiting.extend(_run_next(item))
+    return _walk(roots, _run_next)
 
 
 def _run_next(item: Any) -> Iterator[Any]:
@@ -133,10 +143,10 @@ def _run_next(item: Any) -> Iterator[Any]:
         yield item.__func__
         if isinstance(item.__func__, types.FunctionType):
             yield from _named_members(item.__func__, item.__self__)
-    elif users_class(type(item)):
+    elif users_class(type(item)) and not isinstance(item, _ANSWERED):
         call = inspect.getattr_static(type(item), "__call__", None)
         yield from [types.MethodType(call, item)] if isinstance(call, types.FunctionType) else []
-    else:
+    elif not isinstance(item, _ANSWERED):
         yield from references(item)
 
 
@@ -145,14 +155,10 @@ def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
     is_class = isinstance(owner, type)
     if not users_class(owner if is_class else type(owner)) or (is_class and issubclass(owner, _ANSWERED)):
         return
-    names = {name for code in run_codes(function) for name in code.co_names}
+    names = set(function.__code__.co_names) if makes_tools(function) else named(function)  # inner ones may be tools' bodies
     for name in sorted(names | {"__init__"} if is_class else names):
-        value = inspect.getattr_static(owner, name, None)
-        if isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        elif isinstance(value, types.MemberDescriptorType):
+        value = _unwrapped(inspect.getattr_static(owner, name, None))
+        if isinstance(value, types.MemberDescriptorType):
             value = getattr(owner, name, None)
         if isinstance(value, types.FunctionType):
             yield types.MethodType(value, owner)
@@ -160,12 +166,153 @@ def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
             yield value
 
 
-def run_codes(function: types.FunctionType) -> list[types.CodeType]:
-    """A function's code with that of inner functions, unless those may be bodies of tools."""
-    return [function.__code__] if makes_tools(function) else list(codes(function))
-
-
 def makes_tools(function: types.FunctionType) -> bool:
     """Tells if tools are made when this code runs."""
     values = function_references(function)
     return any(each is tool or (isinstance(each, type) and issubclass(each, BaseTool)) for each in values)
+
+
+_THREADED = (threading.Thread, Executor, ThreadPool)
+_THREADING = ("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ThreadPool", "run_in_executor")
+"""Names by which code starts threads or gives work to a pool."""
+
+
+def nodes_with_own_threads(graph: Pregel) -> list[str]:
+    """Names of the nodes whose own code starts threads or uses a pool, sorted."""
+    return sorted(name for name, node in graph.nodes.items() if any(map(_threaded, run_by([node.bound, *node.writers]))))
+
+
+def _threaded(value: Any) -> bool:
+    if not users(value):
+        return isinstance(value, _THREADED)
+    kinds = [each for each in function_references(value) if isinstance(each, type)]
+    return not named(value).isdisjoint(_THREADING) or any(issubclass(each, _THREADED) for each in kinds)
+
+
+def has_synchronous_middleware(graph: Any) -> bool:
+    """Tells if some middleware has no asynchronous hook, so that the agent cannot be awaited."""
+    middleware = sys.modules.get("langchain.agents.middleware.types")
+    base = middleware.AgentMiddleware if middleware is not None else ()
+
+    def has_own(cls: type, hook: str) -> bool:
+        return getattr(cls, hook) is not getattr(base, hook)
+
+    kinds = {type(each) for each in reachable(graph) if isinstance(each, base)}
+    hooks = ("wrap_model_call", "wrap_tool_call")
+    return any(has_own(kind, hook) and not has_own(kind, f"a{hook}") for kind in kinds for hook in hooks)
+
+
+# --- tools that run in a dream too --------------------------------------------------------------------------------------------
+
+
+def runs_in_dream(tool: BaseTool) -> str:
+    """ "a sub-agent" or "state only", if the tool runs in a dream too; else ""."""
+    return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
+
+
+def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[BaseTool], list[str]]:
+    """The tools of an agent that a dream plays; the names of the others."""
+    tools = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
+    running = [name for name, tool in tools.items() if name in pass_through or runs_in_dream(tool)]
+    return [tool for name, tool in tools.items() if name not in running], running
+
+
+_RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events"}
+
+
+def runs_an_agent(tool: BaseTool) -> bool:
+    """Tells if the tool's body calls a graph, whose own tools are then simulated.
+
+    The code must name both the graph and a way to run it: an object that merely holds one, as an application does, makes no
+    tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
+    """
+    function = inspect.unwrap(body(tool))
+    if isinstance(function, types.MethodType):  # a tool made of `graph.invoke`
+        return _runs_graph(function.__self__)
+    if not isinstance(function, types.FunctionType):
+        return False
+    if function.__module__ == "langchain_core.tools.convert":  # `Runnable.as_tool`
+        return any(map(_runs_graph, function_references(function)))
+    names = named(function)
+    return bool(names & _RUNS) and any(_leads_to_graph(value, names) for value in (*function_references(function), tool))
+
+
+def _runs_graph(runnable: Any) -> bool:
+    """Tells if it is a graph, or a chain or binding of one."""
+    if isinstance(runnable, RunnableBindingBase):
+        return _runs_graph(runnable.bound)
+    if isinstance(runnable, RunnableSequence):
+        return any(map(_runs_graph, runnable.steps))
+    return isinstance(runnable, Pregel)
+
+
+def _leads_to_graph(value: Any, names: set[str]) -> bool:
+    if isinstance(value, Pregel):
+        return True
+    if isinstance(value, Mapping):
+        return any(isinstance(each, Pregel) for each in value.values())
+    fields = vars(value) if hasattr(value, "__dict__") and not isinstance(value, types.FunctionType) else {}
+    return any(isinstance(fields.get(name), Pregel) for name in names & fields.keys())
+
+
+_STATE_TOOLS = ("deepagents.", "langchain.agents.middleware.todo")
+"""Modules whose tools do nothing but change the graph's state."""
+_HARMLESS = {
+    *("langchain", "langchain_core", "langgraph", "langgraph_supervisor", "langgraph_swarm"),
+    *("builtins", "typing", "types", "json", "re", "math", "uuid", "datetime", "time", "enum", "operator"),
+}
+"""Packages whose functions and classes touch nothing outside of the process by themselves."""
+_ACTING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "setattr", "context", "config"}
+"""Names by which a function may act all the same: a run's context and config hold whatever the user put there."""
+_CONSTANTS = (str, bytes, int, float, bool, type(None))
+_VALUES = (str, list, dict, set, int, float, datetime.datetime, re.Pattern, re.Match)
+_METHODS = {name for kind in (*_VALUES, BaseModel, ToolMessage, AIMessage, BaseStore) for name in dir(kind)}
+"""Of values: they touch nothing outside of the process."""
+
+
+def changes_state_only(tool: BaseTool) -> bool:
+    """Tells if a tool only changes the graph's state or hands over to another node.
+
+    So do LangChain's and deepagents' own, those of langgraph-supervisor and langgraph-swarm, and every function that makes a
+    `Command` of nothing but its arguments. What refers to anything else is simulated: it may act on the world.
+    """
+    function = body(tool)
+    if str(getattr(function, "__module__", "")).startswith(_STATE_TOOLS):
+        return True
+    if function is type(tool)._run or not isinstance(function, types.FunctionType):
+        return False
+    return any(value is Command for value in named_values(function)) and _is_harmless(function)
+
+
+def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
+    """Tells if a value is a constant, of a harmless package, or a function of those."""
+    if isinstance(value, tuple | frozenset):
+        return all(_is_harmless(each, seen) for each in value)
+    if isinstance(value, types.FunctionType):
+        return _package(value) in _HARMLESS or any(value is each for each in seen) or _is_harmless_function(value, seen)
+    if isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
+        return _package(value) in _HARMLESS or (isinstance(value, type) and issubclass(value, BaseModel | Enum | dict))
+    return type(value).__module__ in ("typing", "re", "datetime", "uuid") or isinstance(value, _CONSTANTS)
+
+
+def _is_harmless_function(function: types.FunctionType, seen: tuple[Any, ...]) -> bool:
+    steps = [step for code in _codes(function) for step in dis.get_instructions(code)]
+    imported = {str(step.argval).partition(".")[0] for step in steps if step.opname == "IMPORT_NAME"}
+    names = {*named(function), *(name for code in _codes(function) for name in code.co_varnames)}
+    values = list(named_values(function))
+    libraries = [each for each in values if isinstance(each, type | types.ModuleType) and _package(each) in _HARMLESS]
+    offered = {name for each in libraries for name in dir(each)}
+    called = {step.argval for step in steps if _is_method_call(step)}  # of what the state holds, a client perhaps
+    if not imported <= _HARMLESS or names & _ACTING or not called <= _METHODS | offered:
+        return False
+    return all(_is_harmless(each, (*seen, function)) for each in values)
+
+
+def _is_method_call(step: dis.Instruction) -> bool:
+    says_method = sys.version_info >= (3, 12) and step.opname == "LOAD_ATTR" and bool((step.arg or 0) & 1)
+    return says_method or step.opname == "LOAD_METHOD"
+
+
+def _package(value: Any) -> str:
+    """The package of a module, class or function."""
+    return str(value.__name__ if isinstance(value, types.ModuleType) else value.__module__).partition(".")[0]

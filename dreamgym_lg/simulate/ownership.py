@@ -1,17 +1,15 @@
 """Lets threads, tasks, queue items, callbacks and finalisers belong to their episode.
 
 Threads and tasks belong to their episode until a queue brings them the work of another; LangGraph's own belong to their run
-already, by the context that it copies. What is registered to be called later runs as of who registered it.
+already, by the context that it copies. A pool's callbacks run as of who registered them.
 """
 
 import asyncio
-import atexit
 import contextlib
 import functools
 import gc
 import logging
 import queue
-import sys
 import threading
 import weakref
 from asyncio import BaseEventLoop
@@ -19,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
-from logging.handlers import QueueHandler, QueueListener
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.util import Finalize
 from typing import Any
@@ -27,18 +24,20 @@ from typing import Any
 from langchain_core.runnables.config import var_child_runnable_config
 
 from dreamgym_lg.simulate.context import (
+    Args,
     ContextEpisode,
     EpisodeBroken,
+    Kwargs,
+    Method,
     RealAccessBlocked,
     Worker,
     context_owner,
-    guarded_episode,
+    dispatch,
     in_episode,
     lend,
     set_var,
 )
-from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.user_code import frames, started_by, user_line, users_frame
+from dreamgym_lg.simulate.user_code import frames, started_by, user_line
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +112,21 @@ def _owned(owner: Owner, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     context = _copy_context(worker)
 
     def owned(value: Any) -> Any:
-        return _in_context(context, value) if callable(value) else value
+        return _raising_exceptions(_in_context(context, value)) if callable(value) else value
 
     return tuple(map(owned, args)), {name: owned(value) for name, value in kwargs.items()}
+
+
+def _raising_exceptions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise what stops an episode as an `Exception`: else the pool's thread ends, and its caller waits for ever."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (RealAccessBlocked, EpisodeBroken) as stopped:  # which the episode has noted
+            raise RuntimeError(str(stopped)) from stopped
+
+    return call
 
 
 def _in_context(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,13 +158,13 @@ def _made_by_langgraph() -> bool:
     return maker.startswith(("langgraph.", "langchain_core."))
 
 
-_POOL = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
+THREADS = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
 """Threads come on demand. A loop's own executor has a few, for which hundreds of episodes would wait."""
 
 
 def _run_in_executor(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
     pool, *rest = args
-    return original(loop, _POOL if pool is None and episode.guard is not None else pool, *rest)
+    return original(loop, THREADS if pool is None and episode.guard is not None else pool, *rest)
 
 
 def _copy_context(worker: Worker) -> Context:
@@ -212,11 +223,7 @@ def patch_deferred() -> None:
     """Patch what registers code to be called later; once per process."""
     dispatch(ThreadPoolExecutor, "__init__", _create_pool)
     dispatch(Future, "add_done_callback", _add_done_callback)
-    dispatch(QueueHandler, "enqueue", _enqueue)
-    setattr(QueueListener, "handle", _handling(QueueListener.handle))  # noqa: B010
-    setattr(atexit, "register", _registering(atexit.register))  # noqa: B010
     for owner in (weakref.finalize, Finalize):
-        dispatch(owner, "__init__", _create_finalizer)
         dispatch(owner, "__call__", _finalize)
     gc.callbacks.append(_around_collection)
 
@@ -227,16 +234,6 @@ def _context() -> Context:
     return context
 
 
-def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep what the guard raises, and has noted, from a thread that may be production's."""
-
-    def call(*args: Any) -> None:
-        with contextlib.suppress(RealAccessBlocked):
-            function(*args)
-
-    return call
-
-
 def _create_pool(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> None:
     original(pool, *args, **kwargs)
     if pool._initializer is not None and episode.guard is not None:
@@ -245,69 +242,19 @@ def _create_pool(episode: ContextEpisode, original: Method, pool: ThreadPoolExec
 
 def _add_done_callback(episode: ContextEpisode, original: Method, future: Future[Any], args: Args, kwargs: Kwargs) -> None:
     function = args[0] if args else kwargs["fn"]
-    original(future, _quiet(_in_context(_context(), function)) if episode.guard is not None else function)
+    if episode.guard is None:
+        return original(future, function)
+    function = _in_context(_context(), function)
 
+    def call(done: Future[Any]) -> None:
+        with contextlib.suppress(RealAccessBlocked):  # the guard has noted it; the thread may be production's
+            function(done)
 
-_queued: weakref.WeakKeyDictionary[logging.LogRecord, Context] = weakref.WeakKeyDictionary()
-"""Records on their way to a listener's thread, with the context of the code that logged them."""
-
-
-def _enqueue(episode: ContextEpisode, original: Method, handler: QueueHandler, args: Args, kwargs: Kwargs) -> None:
-    if episode.guard is not None:
-        _queued[args[0]] = _context()
-    original(handler, *args, **kwargs)
-
-
-def _handling(original: Method) -> Method:
-    @functools.wraps(original)
-    def handle(listener: QueueListener, record: logging.LogRecord) -> None:
-        context = _queued.pop(record, None)
-        if context is None:
-            original(listener, record)
-        else:
-            _quiet(context.run)(original, listener, record)
-
-    return handle
-
-
-def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Only what the user's own code registers is the episode's. Packages clean up after the process."""
-
-    @functools.wraps(original)
-    def register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        episode = guarded_episode()
-        if episode is None or episode.guard is None or not users_frame(sys._getframe(1)):
-            return original(function, *args, **kwargs)
-        original(_in_context(_context(), function), *args, **kwargs)
-        return function
-
-    return register
-
-
-# --- finalisers ---------------------------------------------------------------------------------------------------------------
-# What an episode registers belongs to it for ever; all other finalisers belong to production. A `__del__` that the garbage
-# collector calls belongs to production, for nothing tells who created its object; one that runs since the last reference went
-# belongs to the episode whose code let go of it.
-
-
-def _create_finalizer(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> None:
-    watched, function, *rest = args
-    if episode.guard is not None and function is not None:
-        function = functools.partial(_run_owned, episode, function)
-    original(finalizer, watched, function, *rest, **kwargs)
-
-
-def _run_owned(episode: ContextEpisode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    global _collecting_thread
-    before, _collecting_thread = _collecting_thread, 0
-    try:
-        return run_in(episode, function, *args, **kwargs)
-    finally:
-        _collecting_thread = before
+    return original(future, call)
 
 
 def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Python gives the dead reference; code that calls it itself gives none."""
+    """Finalisers belong to production. Python gives the dead reference; code that calls one itself gives none."""
     return run_in(None if args else episode, original, finalizer, *args, **kwargs)
 
 

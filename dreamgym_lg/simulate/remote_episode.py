@@ -4,14 +4,15 @@ The other process is a walled worker or a Ray actor. What comes up is JSON, one 
 trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
 questions of an episode, which may be open at once:
 
-    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
+    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS]}    where the world stays in the parent, too
-    down    ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
+    down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
 
 A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what the agent
-was offered since the step before. The parent has reset the world before the episode begins.
+was offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world before
+the episode begins.
 """
 
 import asyncio
@@ -19,26 +20,28 @@ import itertools
 import json
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
-from typing import Any, cast
+from queue import SimpleQueue
+from typing import Any, Literal, NotRequired, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
-from langchain_core.outputs import ChatGeneration, ChatResult
-from pydantic import PrivateAttr
-from pydantic_core import to_json
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import ConfigDict, PrivateAttr, TypeAdapter
+from typing_extensions import TypedDict
 
 from dreamgym_lg import errors
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import DreamGymError, EnvironmentFailed
+from dreamgym_lg.errors import DreamGymError, EnvironmentFailed, RunStopped
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.agent import AgentState
-from dreamgym_lg.types import Act, Step, StepResult, Task
+from dreamgym_lg.text import clean
+from dreamgym_lg.types import StepResult, Task
 
 Message = dict[str, Any]
 
@@ -62,19 +65,31 @@ class Parent:
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
         self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
+        self._on_chunk = dict[int, Callable[[Any], object]]()
 
-    def ask(self, kind: str, *args: Any) -> "Future[Any]":
-        """Raises `RuntimeError` after the episode's end: its threads get no answers of the next one."""
+    def ask(self, kind: str, *args: Any, on_chunk: Callable[[Any], object] | None = None) -> "Future[Any]":
+        """Ask the parent. Args: `on_chunk`, called by the thread that reads with each part of a streamed reply.
+
+        Raises `RuntimeError` after the episode's end: its threads get no answers of the next one.
+        """
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
         self._questions[number] = future
+        if on_chunk is not None:
+            self._on_chunk[number] = on_chunk
         self._write(to_line(ask=kind, episode=self.episode, number=number, args=args))
         return future
+
+    def chunk(self, number: int, chunk: Any) -> None:
+        """Deliver a part of the parent's streamed reply."""
+        if number in self._on_chunk:
+            self._on_chunk[number](chunk)
 
     def answer(self, number: int, value: Any, error: str | None) -> None:
         """Deliver the parent's answer to a question; dropped after the episode's end."""
         future = self._questions.pop(number, None)
+        self._on_chunk.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
 
@@ -91,11 +106,8 @@ class Parent:
 
 
 def to_line(**message: Any) -> bytes:
-    """A message as a line of JSON."""
-    try:
-        return to_json(message, fallback=str) + b"\n"
-    except ValueError:  # half of a surrogate pair, which only the standard library writes
-        return json.dumps(message, default=_as_json).encode() + b"\n"
+    """A message as a line of JSON, by the standard library: it also writes half of a surrogate pair."""
+    return json.dumps(message, default=_as_json).encode() + b"\n"
 
 
 def _as_json(value: object) -> object:
@@ -103,7 +115,7 @@ def _as_json(value: object) -> object:
 
 
 class ParentPolicy(BaseChatModel):
-    """The policy, which is in the parent. A streamed reply comes in one chunk."""
+    """The policy, which is in the parent."""
 
     parent: Any
     _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
@@ -115,16 +127,52 @@ class ParentPolicy(BaseChatModel):
         return "dreamgym-parent"
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        result: ChatResult = self._ask(messages, stop, kwargs).result()
+        result: ChatResult = self._ask("policy", messages, stop, kwargs).result()
         return result
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        result: ChatResult = await asyncio.wrap_future(self._ask(messages, stop, kwargs))
+        result: ChatResult = await asyncio.wrap_future(self._ask("policy", messages, stop, kwargs))
         return result
 
-    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> "Future[ChatResult]":
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        chunks = SimpleQueue[Any]()
+        future = self._ask("stream", messages, stop, kwargs, chunks.put)
+        future.add_done_callback(lambda _: chunks.put(None))
+        while (chunk := chunks.get()) is not None:
+            if run_manager is not None:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+        future.result()
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def put(chunk: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+        future = self._ask("stream", messages, stop, kwargs, put)
+        future.add_done_callback(lambda _: put(None))
+        while (chunk := await chunks.get()) is not None:
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+        future.result()
+
+    def _ask(
+        self,
+        kind: str,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        options: dict[str, Any],
+        on_chunk: Callable[[Any], object] | None = None,
+    ) -> "Future[Any]":
         sent = list[Any]()
         with self._sending:
             numbers = self._numbers.copy()
@@ -132,7 +180,7 @@ class ParentPolicy(BaseChatModel):
                 text = to_line(message=message_to_dict(message)).decode()
                 number = numbers.setdefault(text, len(numbers))
                 sent.append((number, text) if number >= len(self._numbers) else number)
-            future: Future[ChatResult] = self.parent.ask("policy", sent, stop, options)
+            future: Future[Any] = self.parent.ask(kind, sent, stop, options, on_chunk=on_chunk)
             self._numbers = numbers
         return future
 
@@ -167,9 +215,15 @@ class ParentEnvironment(Environment):
 
 
 def failure_of(error: BaseException) -> Message:
-    """The part of an episode's last message that says what ended it."""
+    """The part of an episode's last message that says what ended it.
+
+    An agent's own error may have the name of one of this library's: it is told as text.
+    """
     number = next((each.number for each in errors_behind(error) if isinstance(each, ParentFailed)), None)
-    return {"failed": type(error).__name__, "text": str(error), "number": number}
+    name = type(error).__name__
+    if getattr(errors, name, None) is type(error):
+        return {"failed": name, "text": str(error), "number": number}
+    return {"failed": "", "text": f"{name}: {error}", "number": number}
 
 
 def errors_behind(error: BaseException) -> list[BaseException]:
@@ -228,11 +282,16 @@ class RemoteEpisode:
         self._send, self._number, self._errors = send, number, dict[int, Exception]()
         self._policy, self._environment, self._tasks = policy, environment, set[asyncio.Task[None]]()
         self._messages: dict[int, BaseMessage] = {}
+        self._last: StepResult | None = None
 
     def hear(self, message: Message) -> None:
+        message = read_message(message)
         if not self.ended.done() and "ask" in message:
-            answers: dict[str, Callable[..., Awaitable[Any]]] = {"policy": self._reply, "step": self._step}
-            number, answering = message["number"], answers[message["ask"]](*message["args"])
+            number, args = message["number"], message["args"]
+            if message["ask"] == "stream":
+                answering: Awaitable[Any] = self._stream(number, *args)
+            else:
+                answering = (self._reply if message["ask"] == "policy" else self._step)(*args)
             self.unanswered.add(number)
             self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
         elif not self.ended.done():
@@ -247,11 +306,21 @@ class RemoteEpisode:
         self._send(order)
         self.unanswered.discard(number)
 
-    async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
-        arguments = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
-        new = {number: json.loads(text)["message"] for number, text in (each for each in sent if isinstance(each, list))}
+    async def _stream(self, number: int, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> None:
+        messages, arguments = self._read_call(sent, options)
+        async for chunk in self._policy.astream(messages, stop=stop, **arguments):
+            self._send(pickle.dumps(("chunk", self._number, number, ChatGenerationChunk(message=chunk))))
+
+    def _read_call(self, sent: list[Any], options: dict[str, Any]) -> tuple[list[BaseMessage], dict[str, Any]]:
+        new = {number: clean(json.loads(text)["message"]) for number, text in (each for each in sent if isinstance(each, list))}
         self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        messages, policy = [self._messages[each[0] if isinstance(each, list) else each] for each in sent], self._policy
+        arguments: dict[str, Any] = {
+            name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options
+        }
+        return [self._messages[each[0] if isinstance(each, list) else each] for each in sent], arguments
+
+    async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
+        (messages, arguments), policy = self._read_call(sent, options), self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
         if not has_listeners and type(policy).agenerate is BaseChatModel.agenerate:
             # `agenerate` did its work in the other process already, around its `ParentPolicy`
@@ -264,7 +333,8 @@ class RemoteEpisode:
             raise EnvironmentFailed("an episode with a world of its own asked for the parent's")
         if tools is not None:
             self._environment.show_tools(tools)
-        return await self._environment.astep(action)
+        self._last = await self._environment.astep(action)
+        return self._last
 
     def end(self) -> None:
         """Answer nothing more."""
@@ -273,28 +343,68 @@ class RemoteEpisode:
             each.cancel()
 
     def result(self, where: str) -> tuple[AgentState | None, Exception | None]:
-        """The state that was played, and the error that ended it, the parent's own where one is behind.
+        """The played state, and the error that ended the episode: the parent's own where one is behind.
 
         Args: `where`, what played the episode.
         """
         message = self.ended.result()
-        state = read_state(message)
-        return state, None if "ended" in message else read_error(message, where, self._errors)
+        state: AgentState | None = message.get("state")
+        if state is not None:
+            state.setdefault("success", False)
+        ends_runs = self._environment is None  # a world of its own may end the run; an agent alone ends its episode
+        return state, None if "ended" in message else read_error(message, where, self._errors, ends_runs=ends_runs)
+
+    def contradiction(self, state: AgentState) -> EnvironmentFailed | None:
+        """An error where the other process claims an outcome that the parent's world has not given."""
+        claimed = state["steps"][-1].reward if state.get("steps") else 0.0, state.get("success", False)
+        from_world = (0.0, False) if self._last is None else (self._last.reward, bool(self._last.info.get("success", False)))
+        if not any(claimed) or claimed == from_world:
+            return None
+        return EnvironmentFailed(f"the agent's process claims (reward, success) {claimed}, and its world gave {from_world}")
 
 
-def read_state(message: Message) -> AgentState | None:
-    """The state in the last message; None if nothing was played."""
-    if (sent := message.get("state")) is None:
-        return None
-    state: AgentState = {"steps": [Step(**step) for step in sent.get("steps", ())], "success": sent.get("success", False)}
-    return state | {"acts": [Act(*act) for act in sent["acts"]]} if "acts" in sent else state
+class _Question(TypedDict):
+    episode: int
+    number: int
+    ask: Literal["policy", "stream", "step"]
+    args: list[Any]
 
 
-def read_error(message: Message, where: str, own: Mapping[int, Exception]) -> Exception:
-    """The error of a message: by its number one of `own`, else this library's."""
+class _Ended(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    episode: int
+    state: NotRequired[AgentState]
+    ended: Literal[True]
+
+
+class _Failed(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    episode: NotRequired[int]
+    state: NotRequired[AgentState]
+    failed: str
+    text: str
+    number: int | None
+
+
+_MESSAGES: TypeAdapter[Any] = TypeAdapter(_Question | _Ended | _Failed)
+
+
+def read_message(sent: Any) -> Message:
+    """A message of the other process, its types checked. Raises `ValueError` for what is none."""
+    message: Message = _MESSAGES.validate_python(clean(sent))
+    return message
+
+
+def read_error(message: Message, where: str, own: Mapping[int, Exception], *, ends_runs: bool = False) -> Exception:
+    """The error of a message: by its number one of `own`, else this library's. Args: `ends_runs`, a `RunStopped` is one."""
     if message["number"] in own:
         return own[message["number"]]
-    kind = getattr(errors, message["failed"], None)
-    if isinstance(kind, type) and issubclass(kind, DreamGymError):
-        return kind(message["text"])
-    return EnvironmentFailed(f"in {where}: {message['failed']}: {message['text']}")
+    kind = getattr(errors, message["failed"] or "-", None)
+    if isinstance(kind, type) and issubclass(kind, DreamGymError) and (ends_runs or not issubclass(kind, RunStopped)):
+        return kind(printable(message["text"]))
+    return EnvironmentFailed(f"in {where}: {printable(message['text'])}")
+
+
+def printable(text: str) -> str:
+    """The text without control characters but those of lines: it may be shown in a terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)

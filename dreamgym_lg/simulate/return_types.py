@@ -1,14 +1,22 @@
-"""Turns the world's answer into what a tool returns; tells the world its structure."""
+"""Turns the world's answer into what a tool returns, and tells the world its structure.
 
+A tool that returns a `Command` is read: its code shows which state the answer is for, and what follows from the arguments.
+"""
+
+import ast
 import inspect
+import textwrap
+import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from types import UnionType
 from typing import Any, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
+from langgraph.constants import END
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
@@ -16,8 +24,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.simulate.object_graph import body, reachable
-from dreamgym_lg.simulate.tool_code import MESSAGES, StateUpdate, returns, returns_command, state_update
+from dreamgym_lg.simulate.object_graph import body, named, reachable
 
 UNKNOWN_UPDATE = (
     "its code does not show what its Command does: write Command(update={...}) there, with literal keys and one goto, name it "
@@ -44,12 +51,11 @@ def parse_answer(tool: BaseTool, graph: object, arguments: Mapping[str, Any], ca
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools (in OpenAI's form) with the JSON schemas of the structures that they return."""
     schemas = _known(graph).schemas
-    with_schema = []
-    for tool in tools:
-        function = tool["function"]
-        added = {"returns": schemas[function["name"]]} if function["name"] in schemas else {}
-        with_schema.append({**tool, "function": {**function, **added}})
-    return with_schema
+    functions = [(each, each["function"]) for each in tools]
+    return [
+        {**each, "function": {**function, **({"returns": schemas[name]} if (name := function["name"]) in schemas else {})}}
+        for each, function in functions
+    ]
 
 
 def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
@@ -62,29 +68,18 @@ def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
         ) from error
 
 
-def _command(
-    tool: BaseTool,
-    update: StateUpdate,
-    state: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    call_id: str | None,
-    answer: str,
-) -> Command:
-    """The tool's `Command`, with the world's answer for the state. An answer without state is the message alone."""
-    values = update.values(inspect.unwrap(body(tool)), arguments)
-    if structure := _structure(tool, state):
-        is_needed = any(update.answered.values())
-        answered = _validate(tool, structure, answer) if is_needed or answer.lstrip().startswith("{") else {}
-        answer = answered.pop(MESSAGES, answer)
-        values |= answered
-    if update.has_message:
-        values[MESSAGES] = [ToolMessage(answer, tool_call_id=call_id or "", name=tool.name)]
-    return Command(update=values, goto=update.goto, graph=update.graph)
-
-
 # --- types --------------------------------------------------------------------------------------------------------------------
 
 _TEXT = (str, Any, None, type(None), inspect.Signature.empty)
+
+
+def _returns(tool: BaseTool) -> Any:
+    """The type that a tool's body promises, `Command` for `Command[...]`; or None."""
+    try:
+        kind = get_type_hints(inspect.unwrap(body(tool))).get("return")
+    except Exception:  # a name that exists for type checkers only
+        return None
+    return Command if get_origin(kind) is Command else kind
 
 
 def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | None:
@@ -97,7 +92,7 @@ def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | N
 
 def _returned_type(tool: BaseTool) -> Any:
     """The structure that a tool promises; None for text, unknown, or LangGraph's own."""
-    kind = returns(tool)
+    kind = _returns(tool)
     if kind in _TEXT or tool.response_format == "content_and_artifact":
         return None
     for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
@@ -112,14 +107,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any] | None:
         return TypeAdapter(_readable(kind))
     except Exception:  # of pydantic's or of the user's: a name that exists for type checkers only, say
         return None
-
-
-def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
-    """The type of the state that a `Command` writes, and its message."""
-    kinds = {key: types.get(key, Any) for key in update.answered}
-    kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
-    fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
-    return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.has_message else {}), **fields})  # type: ignore[operator]
 
 
 def _readable(kind: Any) -> Any:
@@ -161,3 +148,132 @@ def _known(graph: Any) -> _Known:
     with suppress(TypeError):  # not weakly referable
         _graphs[graph] = known
     return known
+
+
+# --- Commands -----------------------------------------------------------------------------------------------------------------
+
+MESSAGES = "messages"
+
+
+class StateUpdate(NamedTuple):
+    """The effect of a tool's `Command` on the graph that calls it."""
+
+    answered: Mapping[str, bool]
+    """The keys whose values the world answers; False: some of the tool's Commands do not write it."""
+    computed: Mapping[str, types.CodeType]
+    """The keys whose values follow from the call's arguments alone."""
+    has_message: bool
+    """It writes a message, the tool's answer."""
+    goto: str | tuple[()]
+    graph: str | None
+
+    def values(self, function: types.FunctionType, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The computed values of one call. Args: `arguments`, by name."""
+        parameters = inspect.signature(function).parameters.values()
+        names = {each.name: each.default for each in parameters if each.default is not each.empty} | dict(arguments)
+        return {key: eval(code, {"__builtins__": {}}, names) for key, code in self.computed.items()}
+
+
+def _command(
+    tool: BaseTool,
+    update: StateUpdate,
+    state: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    call_id: str | None,
+    answer: str,
+) -> Command:
+    """The tool's `Command`, with the world's answer for the state. An answer without state is the message alone."""
+    values = update.values(inspect.unwrap(body(tool)), arguments)
+    if structure := _structure(tool, state):
+        is_needed = any(update.answered.values())
+        answered = _validate(tool, structure, answer) if is_needed or answer.lstrip().startswith("{") else {}
+        answer = answered.pop(MESSAGES, answer)
+        values |= answered
+    if update.has_message:
+        values[MESSAGES] = [ToolMessage(answer, tool_call_id=call_id or "", name=tool.name)]
+    return Command(update=values, goto=update.goto, graph=update.graph)
+
+
+def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
+    """The type of the state that a `Command` writes, and its message."""
+    kinds = {key: types.get(key, Any) for key in update.answered}
+    kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
+    fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
+    return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.has_message else {}), **fields})  # type: ignore[operator]
+
+
+def returns_command(tool: BaseTool) -> bool:
+    """Tells if a tool returns, or makes, a `Command`."""
+    kinds = [kind := _returns(tool), *get_args(kind)]
+    if any(kind is Command or get_origin(kind) is Command for kind in kinds):
+        return True
+    function = inspect.unwrap(body(tool))
+    return isinstance(function, types.FunctionType) and "Command" in named(function) | {*function.__code__.co_freevars}
+
+
+def state_update(tool: BaseTool) -> StateUpdate | None:
+    """The effect of a tool's Commands; None if its code does not show it."""
+    function = inspect.unwrap(body(tool))
+    return _read(function) if isinstance(function, types.FunctionType) else None
+
+
+@lru_cache(500)
+def _read(function: types.FunctionType) -> StateUpdate | None:
+    try:
+        tree = _parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):  # no file: typed into an interpreter
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
+    commands = [command for call in calls if (command := _read_command(call)) is not None]
+    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1:
+        return None
+    updates, (goto, graph) = [command[0] for command in commands], commands[0][1:]
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    unchanged = set(inspect.signature(function).parameters) - stored
+    answered, computed = dict[str, bool](), dict[str, types.CodeType]()
+    for key in dict.fromkeys(key for update in updates for key in update if key != MESSAGES):
+        values = [update[key] for update in updates if key in update]
+        in_all = len(values) == len(updates)
+        if in_all and len(set(map(ast.dump, values))) == 1 and _follows(values[0], unchanged):
+            computed[key] = compile(ast.Expression(values[0]), f"<{key} of {function.__name__}>", "eval")
+        else:
+            answered[key] = in_all
+    return StateUpdate(answered, computed, any(MESSAGES in update for update in updates), goto, graph)
+
+
+def _parse(source: str) -> ast.Module:
+    """`ast.parse`, again where another thread disturbed it, as before Python 3.12."""
+    for _ in range(20):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
+        with suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
+
+
+def _read_command(call: ast.Call) -> tuple[dict[str, ast.expr], str | tuple[()], str | None] | None:
+    """Update, goto and graph of one `Command(...)` of the code."""
+    arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+    update = arguments.pop("update", ast.Dict([], []))
+    goto, graph = arguments.pop("goto", None), arguments.pop("graph", None)
+    if arguments or call.args or not isinstance(update, ast.Dict) or (graph is not None and _name(graph) != "PARENT"):
+        return None
+    keys = [key.value for key in update.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    target: Any = ()
+    if goto is not None:
+        target = goto.value if isinstance(goto, ast.Constant) else END if _name(goto) == "END" else None
+    if len(keys) < len(update.keys) or not isinstance(target, str | tuple):
+        return None
+    return dict(zip(keys, update.values, strict=True)), target, Command.PARENT if graph is not None else None
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+_CONSTRUCTIONS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.Load)
+
+
+def _follows(value: ast.expr, unchanged: set[str]) -> bool:
+    """Tells if a value is made of constants and arguments alone. Args: `unchanged`, arguments that the code does not set."""
+    return all(
+        isinstance(node, _CONSTRUCTIONS) or (isinstance(node, ast.Name) and node.id in unchanged) for node in ast.walk(value)
+    )

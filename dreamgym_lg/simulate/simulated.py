@@ -21,7 +21,17 @@ from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import episode_tracing
-from dreamgym_lg.simulate.context import Blocked, EpisodeBroken, RealAccessBlocked, in_episode, set_var
+from dreamgym_lg.simulate.context import (
+    Args,
+    Blocked,
+    EpisodeBroken,
+    Kwargs,
+    Method,
+    RealAccessBlocked,
+    dispatch,
+    in_episode,
+    set_var,
+)
 from dreamgym_lg.simulate.conversation import (
     MAX_TURNS,
     NextPayload,
@@ -32,7 +42,6 @@ from dreamgym_lg.simulate.conversation import (
     next_input,
     question,
 )
-from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingStep, check_names
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
@@ -64,6 +73,7 @@ class SimulatedEpisode(AgentEpisode):
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
         recursion_limit: int | None = None,
+        context: Any = None,
         next_payload: NextPayload | None = None,
         read_message: Callable[[Any], str] | None = None,
         max_turns: int = MAX_TURNS,
@@ -77,6 +87,7 @@ class SimulatedEpisode(AgentEpisode):
         self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
         """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
+        self._context = context
         self.listener = self._environment if self._environment is not None and self._environment.has_user else None
         """Replies to the agent's messages. None: nobody does, and the first message ends the episode."""
         self.last_action = ""
@@ -143,6 +154,7 @@ class SimulatedEpisode(AgentEpisode):
 
         Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
         """
+        kwargs = self._with_context(kwargs)
         run = self._run(payload, config)
         with self._truncating(run):
             while True:
@@ -157,6 +169,7 @@ class SimulatedEpisode(AgentEpisode):
 
     async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As `invoke`."""
+        kwargs = self._with_context(kwargs)
         run = self._run(payload, config)
         with self._truncating(run):
             while True:
@@ -170,6 +183,11 @@ class SimulatedEpisode(AgentEpisode):
                 if not run.proceed([await self._ahear(message) for message in run.messages()]):
                     break
         return run.state
+
+    def _with_context(self, arguments: Kwargs) -> Kwargs:
+        if self._context is None:
+            return arguments
+        return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
 
     def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
         return _Run(
@@ -313,6 +331,7 @@ def simulated(
             or answered "yes" without one.
         recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
             (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
+        context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.
         read_message: The agent's message in a state of the graph. Default: the last message's text.

@@ -20,8 +20,17 @@ from langgraph.types import Command
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
-from dreamgym_lg.simulate.context import answering_episode, in_episode, set_var
-from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
+from dreamgym_lg.simulate.context import (
+    Args,
+    Handler,
+    Kwargs,
+    Method,
+    answering_episode,
+    dispatch,
+    in_episode,
+    set_var,
+    subclasses,
+)
 from dreamgym_lg.simulate.episode import AgentEpisode, PendingStep
 from dreamgym_lg.simulate.object_graph import body
 from dreamgym_lg.simulate.return_types import parse_answer

@@ -19,7 +19,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import agent_world
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import Allow, SimulatedAgent
-from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall import kernel
 from dreamgym_lg.simulate.wall.agent import WalledAgent
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
@@ -158,12 +158,45 @@ def test_an_object_is_guarded_and_what_that_cannot_promise_is_said_once(
         AgentWorld(graph, isolation="wall")  # type: ignore[arg-type]
 
 
-def test_a_machine_that_cannot_is_refused_by_name(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "landlock_abi", lambda: 4)
-    with pytest.raises(ConfigurationError, match=r"Landlock version 6.*here: version 4.*choose isolation='guard' by name"):
-        AgentWorld(f"{app}:graph")
-    world = AgentWorld(f"{app}:graph", isolation="guard")
-    assert isinstance(world.agent(Policy(), real=False), SimulatedAgent)
+def test_a_machine_that_cannot_plays_under_the_guard_and_says_so(
+    app: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 0)
+    with pytest.raises(ConfigurationError, match=r"Landlock, of Linux 5.13 .*choose isolation='guard' by name"):
+        AgentWorld(f"{app}:graph", isolation="process")
+    world = AgentWorld(f"{app}:graph")
+    assert world.isolation == "guard" and isinstance(world.agent(Policy(), real=False), SimulatedAgent)
+    assert "no wall here, which needs Landlock, of Linux 5.13 or later" in caplog.text
+
+
+@walls
+def test_what_the_import_does_is_stopped_before_it_happens_here(tmp_path: Path) -> None:
+    """As `logging.basicConfig(filename=...)` at the top of a file."""
+    (tmp_path / "logs.py").write_text(f"open({str(tmp_path / 'log')!r}, 'w')\ngraph = None\n")
+    with pytest.raises(ConfigurationError, match="logs.py could not be loaded: PermissionError.*; behind the wall nothing is"):
+        AgentWorld(f"{tmp_path}/logs.py:graph")
+    assert not (tmp_path / "log").exists()
+
+
+NO_LANDLOCK = """
+import os, sys
+from dreamgym_lg.simulate.wall import kernel
+kernel.NUMBERS["landlock_create_ruleset"] = (444, 444)
+kernel._call("no new privileges", "prctl", 38, 1, 0, 0, 0)
+kernel._seccomp([kernel.Rule("landlock_create_ruleset", 38)])  # ENOSYS
+os.execv(sys.executable, [sys.executable, "-m", "dreamgym_lg.cli.app", "doctor", *sys.argv[1:]])
+"""
+
+
+@walls
+@pytest.mark.slow
+def test_the_doctor_says_the_same_where_the_kernel_has_no_landlock(app: Path) -> None:
+    command = [sys.executable, "-c", NO_LANDLOCK, f"{app}:graph"]
+    for option in ((), ("--json",)):
+        done = subprocess.run([*command, *option], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Landlock, of Linux 5.13 or later" in " ".join(done.stdout.split())
+    assert "Dreams are played under a guard" in " ".join(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
 
 def of_this_script(task: Task) -> Any:

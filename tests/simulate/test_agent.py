@@ -5,21 +5,25 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call, wrap_tool_call
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime
 from worlds import TASK, Answers, played
 from zoo import KINDS, Built, Kind, World, signed, view
 from zoo.base import answered, ask, react, toolbox
 from zoo.policy import ScriptedPolicy, policy_for
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, with_policy
 from dreamgym_lg.simulate.agent import ResetReal
@@ -358,3 +362,55 @@ def test_a_tools_own_model_is_trained_only_if_the_tool_passes_through(named: boo
         episode.invoke(ask())
     assert len(summaries) == (2 if named else 1) and len(episode.steps) == (0 if named else 1)
     assert view(graph.invoke(ask()))["messages"][-1][1].startswith("production: ")
+
+
+@pytest.mark.parametrize("mode", ["dream", "reality"])
+async def test_middleware_with_synchronous_hooks_alone_runs_where_the_agent_is_awaited(mode: str, tmp_path: Path) -> None:
+    """As LangChain documents it: `@wrap_model_call` and `@wrap_tool_call` on plain functions."""
+    passed = list[str]()
+
+    @wrap_model_call
+    def count_models(request: Any, handler: Any) -> Any:
+        passed.append("model")
+        return handler(request)
+
+    @wrap_tool_call
+    def count_tools(request: Any, handler: Any) -> Any:
+        passed.append("tool")
+        return handler(request)
+
+    world = World(folder=tmp_path)
+    graph = create_agent(world.model, [toolbox(world)[0]], middleware=[count_models, count_tools])
+    real: Any = {"real": True, "verify": lambda task, state: True} if mode == "reality" else {}
+    agent = SimulatedAgent(graph, ScriptedPolicy(), **real)
+    tasks = [replace(TASK, id=f"t{n}") for n in range(40)]
+    episodes = await rollout(agent, tasks, None if real else Answers, source="synthetic", concurrency=40)
+    assert [episode.error for episode in episodes] == [None] * 40
+    assert {len(episode.steps) for episode in episodes} == {2} and passed.count("tool") == 40 and passed.count("model") == 80
+    assert len(world.effects) == (40 if real else 0)
+
+
+@dataclass
+class Customer:
+    name: str
+    plan: str = "free"
+
+
+@pytest.mark.parametrize("context", [Customer("Ann"), lambda task: Customer(f"Ann of {task.id}")], ids=["value", "function"])
+async def test_an_agent_with_a_context_schema_is_given_its_context(context: Any, tmp_path: Path) -> None:
+    def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
+        return {"messages": [("ai", f"Hello {runtime.context.name}")]}
+
+    graph = StateGraph(MessagesState, context_schema=Customer)
+    graph.add_node("greet", greet)
+    agent = graph.add_edge(START, "greet").compile()
+    (episode,) = await rollout(SimulatedAgent(agent, ScriptedPolicy(), context=context), [TASK], Answers, source="synthetic")
+    expected = "Ann" if isinstance(context, Customer) else f"Ann of {TASK.id}"
+    assert episode.error is None and f"Hello {expected}" in episode.steps[-1].action
+    with simulated(agent, policy=ScriptedPolicy(), environment=Answers(), task=TASK, context=context) as one:
+        assert one.invoke(ask())["messages"][-1].text == f"Hello {expected}"
+    with pytest.raises(ConfigurationError, match="runs need a Customer with name: give context="):
+        SimulatedAgent(agent, ScriptedPolicy())
+    with pytest.raises(ConfigurationError, match="runs need a Customer with name: give context="):
+        AgentWorld(agent)
+    assert AgentWorld(agent, context=context).options["context"] is context

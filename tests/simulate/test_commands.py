@@ -20,7 +20,7 @@ from zoo.models import ScriptedModel
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.simulate import tool_code
+from dreamgym_lg.simulate import return_types
 from dreamgym_lg.simulate.doctor import examine
 
 ORDERS: list[str] = []
@@ -181,7 +181,7 @@ def test_threads_that_read_code_at_once_do_not_disturb_each_other() -> None:
 
     def read(_: int) -> None:
         for made in (find, move, close):
-            tool_code._read.__wrapped__(made.func or made.coroutine)
+            return_types._read.__wrapped__(made.func or made.coroutine)
 
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.callbacks.append(yielding := lambda *_: sum(range(50)))  # Python code in the middle of a parse lets another thread run

@@ -1,29 +1,26 @@
 """What `examine` finds in the zoo, in agents that would harm, and in what users hold beside their graphs."""
 
+import asyncio
 import json
-import os
-import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListLLM
-from langchain_core.tools import create_retriever_tool, tool
-from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_openai import OpenAIEmbeddings
+from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
+from pydantic import BaseModel, Field
 from test_zoo_dreamed import RACING, dream, the_graph
 from worlds import TASK, Answers, slow_unless
 from zoo import KINDS, Kind, World
 from zoo.base import ask, react, toolbox
-from zoo.hostile import EVERYDAY, HOSTILE, Hostile, hostile_agent, hostile_node
+from zoo.hostile import HOSTILE, PLAIN, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import policy_for
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import examine, simulated
-from dreamgym_lg.simulate.doctor import Examination, Part
+from dreamgym_lg.simulate import SimulatedAgent, examine, simulated
+from dreamgym_lg.simulate.doctor import Examination, Part, TrialPolicy, example, try_out
 
 MADE_AT_RUN_TIME = {
     "tool_made_in_node": {"made in only"},
@@ -35,8 +32,6 @@ HANDS_OVER = {"swarm": ["transfer_to_bob"]}
 """Tools that must really run, and that only their user can name."""
 FILES = {"sqlite_checkpoints": {"checkpoints.db"}, "sqlite_store": {"store.db"}}
 """What production has opened."""
-UNCLEAR = {"retried_node", "anyio_threads", "one_of_several_models", "hooks"}
-"""Their nodes change lists of the user's, or use packages that nobody knows."""
 
 
 def names(found: Examination, kind: str, handling: str) -> set[str]:
@@ -56,7 +51,6 @@ def test_the_verdict_on_an_agent_is_what_happens(kind: Kind, tmp_path: Path) -> 
     assert passing >= set(built.passthrough) and not passing & made
     assert names(found, "model", "simulated")
     assert found.problems == [] and {path.name for path in tmp_path.iterdir()} == FILES.get(kind.name, set())
-    assert any(part.handling == "unknown" for part in found.parts) == (kind.name in UNCLEAR)
 
     environment = Answers({"book": "booked"} if kind.name in RACING else built.answers)
     options: Any = {"pass_through": HANDS_OVER.get(kind.name, ()), "simulate_nodes": built.nodes}
@@ -67,16 +61,20 @@ def test_the_verdict_on_an_agent_is_what_happens(kind: Kind, tmp_path: Path) -> 
     assert set(world.passed) <= passing and episode.blocked == [] and world.effects == [] and world.model_calls == 0
 
 
-@pytest.mark.parametrize("hostile", [slow_unless(hostile in EVERYDAY, hostile) for hostile in HOSTILE])
-def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_path: Path) -> None:
-    world = World(folder=tmp_path)
-    node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
+@pytest.mark.parametrize("hostile", [slow_unless(hostile in PLAIN, hostile) for hostile in HOSTILE])
+def test_what_would_harm_is_told_by_one_tried_episode(hostile: Hostile, tmp_path: Path) -> None:
+    with scene(tmp_path) as world:
+        node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
+        tried = try_node(node)
+        assert tried and {part.handling for part in tried} == {"stopped"} and "simulate_nodes" in tried[0].advice
+        assert try_node(node, simulate_nodes=["node"]) == []
+        assert try_node(agent) == [], "its tool is simulated, so that nothing of it runs"
+        assert {part.handling for part in try_node(agent, pass_through=["harm"])} == {"stopped"}
+        assert not hostile.happened(world)
 
-    (problem,) = examine(node).problems
-    assert (problem.name, problem.handling) == ("node", "stopped") and "simulate_nodes" in problem.advice
-    assert examine(node, simulate_nodes=["node"]).problems == []
-    assert examine(agent).problems == [], "its tool is simulated, so that nothing of it runs"
-    assert [found.name for found in examine(agent, pass_through=["harm"]).problems] == ["tool harm"]
+
+def try_node(graph: Any, **options: Any) -> list[Part]:
+    return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))
 
 
 @pytest.mark.parametrize(
@@ -194,50 +192,30 @@ def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_
 
 class Service:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.log, self.never = (folder / "log").open("w"), (folder / "never").open("w")
 
     def node(self, state: dict) -> dict:
         self._save("state")
         return {}
 
     def _save(self, text: str) -> None:
-        (self.folder / "saved.txt").write_text(text)
+        self.log.write(text)
 
     def never_called(self) -> None:
-        os.remove(self.folder)
+        self.never.write("x")
 
-    def reads(self, state: dict) -> dict:
-        with open(self.folder / "known.txt") as file:
-            found = shutil.which(file.read())
-        state["messages"].remove(found)
-        return {"found": found.replace("a", "b")}
+    def close(self) -> None:
+        self.log.close()
+        self.never.close()
 
 
 def test_a_node_is_followed_into_the_methods_that_it_calls(tmp_path: Path) -> None:
     service = Service(tmp_path)
     (problem,) = examine(node_graph(service.node)).problems
-    assert ".write_text" in problem.advice and "os.remove" not in problem.advice
-    assert handled(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
-    assert handled(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
-
-
-def test_reading_and_methods_of_lists_and_texts_touch_nothing(tmp_path: Path) -> None:
-    assert handled(node_graph(Service(tmp_path).reads)) == []
-
-
-def test_aliases_and_imports_inside_functions_are_seen() -> None:
-    from subprocess import run as start
-
-    def inner(state: dict) -> dict:
-        import urllib.request as web
-        from urllib import parse
-
-        web.urlopen(parse.quote("x"))
-        return {}
-
-    assert "subprocess.run" in examine(node_graph(lambda state: start(["ls"]))).problems[0].advice
-    (problem,) = examine(node_graph(inner)).problems
-    assert "urllib.request.urlopen" in problem.advice and "parse" not in problem.advice
+    assert problem.name == f"{tmp_path}/log open in act"
+    assert handled(node_graph(lambda state: service.node(state))) == [("file", "could leak")]
+    service.close()
+    assert handled(node_graph(service.node)) == []
 
 
 def test_a_tool_of_an_object_that_holds_a_graph_is_no_sub_agent(tmp_path: Path) -> None:
@@ -269,20 +247,18 @@ def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
     book, *_ = toolbox(World(folder=tmp_path))
     assert "tool.invoke" in examine(node_graph(lambda state: book.func("Rome", 2))).problems[0].advice
 
-    class Remote(Embeddings):
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            return [[1.0] for _ in texts]
-
-        def embed_query(self, text: str) -> list[float]:
-            return [1.0]
-
-    retriever, llm = InMemoryVectorStore(Remote()).as_retriever(), FakeListLLM(responses=["x"])
-    found = examine(node_graph(lambda state: retriever.invoke("x")))
-    hosted = InMemoryVectorStore(OpenAIEmbeddings(api_key="none")).as_retriever()
-    assert ("retriever", "stopped") in handled(node_graph(lambda state: hosted.invoke("x")))
-    assert ("retriever", "unknown") in [(part.kind, part.handling) for part in found.parts] and found.problems == []
+    llm = FakeListLLM(responses=["x"])
     assert handled(node_graph(lambda state: llm.invoke("x"))) == [("model", "not simulated")]
-    assert handled(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
+
+
+def test_code_that_holds_the_functions_of_tools_is_refused(tmp_path: Path) -> None:
+    """As CodeAct agents do: what they run is the real tool."""
+    book, *_ = toolbox(World(folder=tmp_path))
+    names = {book.name: book.func}
+    agent = node_graph(lambda state: {"prompt": book.description, "ran": eval("book('Rome')", names)})
+    (problem,) = examine(agent).problems
+    assert problem.handling == "not simulated" and "the function of tool book" in problem.advice
+    assert examine(agent, pass_through=["book"]).problems == []
 
 
 def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
@@ -291,7 +267,7 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     found = examine(react(model, []))
     assert names(found, "model", "simulated") == {"ChatOpenAI gpt-x"} and found.problems == []
     client = model.root_client
-    assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
+    assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("client", "stopped")]
 
 
 def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) -> None:
@@ -307,11 +283,36 @@ def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
 
     class Agent:
         def invoke(self, payload: Any) -> Any:
-            state = graph.invoke(ask(payload))
+            state = graph.invoke(payload)
             (tmp_path / "log.txt").write_text(str(state))
             return state
 
-    assert [(found.name, found.handling) for found in examine(Agent()).problems] == [("Agent.invoke", "stopped")]
+    (part,) = try_node(Agent())
+    assert part.handling == "stopped" and "log.txt" in part.advice and "test_doctor.py" in part.name
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_an_error_of_the_agent_s_own_is_no_problem_of_the_dream() -> None:
+    """The doctor has no real task to give it."""
+    (part,) = try_node(node_graph(lambda state: {"total": state["order"]["total"]}))
+    assert part.handling == "raised" and "KeyError: 'order'" in part.advice and "test_doctor.py" in part.name
+    assert Examination([part]).problems == []
+
+
+def test_an_example_of_a_schema_is_valid() -> None:
+    class Item(BaseModel):
+        name: str
+        kind: Literal["new", "old"]
+        count: Annotated[int, Field(ge=3)]
+        note: str | None = None
+
+    class Order(BaseModel):
+        items: Annotated[list[Item], Field(min_length=2)]
+        total: float
+        paid: bool
+        by: Item | None
+
+    assert Order.model_validate(example(Order.model_json_schema())).items[1].count == 3
 
 
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:

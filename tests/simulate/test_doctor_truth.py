@@ -1,10 +1,12 @@
 """The doctor's verdict on an act equals what happens to it in an episode."""
 
+import asyncio
 import contextlib
 import io
 import queue
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 import types
@@ -19,18 +21,20 @@ from worlds import dreamed, node_of
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.simulate import examine
+from dreamgym_lg.simulate import SimulatedAgent, examine
+from dreamgym_lg.simulate.doctor import TrialPolicy, try_out
 
-CAUTIOUS = {"spliced", "descriptor", "truncated", "mapped"}
-"""They name an open file, which could be written to unseen; what they do with its number is stopped."""
-UNSEEN = {"queue_listener"}
-"""The doctor does not look at the handlers of loggers."""
+CAUTIOUS = {"descriptor", "truncated", "shell_descriptor"}
+"""They hold an open file or process, which could be written to unseen; what they do with its number is stopped."""
 
 
 def verdict(act: Callable[[], Any]) -> str:
-    """Of the worst part."""
-    found = {part.handling for part in examine(node_of(act)).parts}
-    return next(each for each in ("could leak", "stopped", "unknown", "passes through") if each in found)
+    """Of the worst part, of the graph or of a tried episode."""
+    graph = node_of(act)
+    found = {part.handling for part in examine(graph).parts}
+    if "could leak" not in found:
+        found |= {part.handling for part in asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy())))}
+    return next(each for each in ("could leak", "stopped", "passes through") if each in found)
 
 
 Opened = Iterator[tuple[Callable[[], Any], Callable[[], bool]]]
@@ -40,7 +44,7 @@ Opened = Iterator[tuple[Callable[[], Any], Callable[[], bool]]]
 @contextmanager
 def database_in_memory(folder: Path) -> Opened:
     with contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as database:
-        yield lambda: database.execute("CREATE TABLE t (a)"), lambda: False
+        yield lambda: database.execute("CREATE TABLE IF NOT EXISTS t (a)"), lambda: False
 
 
 @contextmanager
@@ -57,6 +61,12 @@ def database(folder: Path) -> Opened:
     with contextlib.closing(sqlite3.connect(folder / "rows.db", isolation_level=None, check_same_thread=False)) as database:
         act = lambda: database.execute("CREATE TABLE t (a)").close()  # noqa: E731
         yield act, lambda: bool((folder / "rows.db").stat().st_size)
+
+
+@contextmanager
+def shell(folder: Path) -> Opened:
+    with subprocess.Popen(["sh"], stdin=subprocess.PIPE, text=True) as process:
+        yield lambda: process.communicate(f"mkdir '{folder}/made'\n"), (folder / "made").exists
 
 
 @contextmanager
@@ -113,7 +123,9 @@ def redis_client(folder: Path) -> Opened:
 @contextmanager
 def queue_worker(folder: Path) -> Opened:
     jobs: queue.Queue[Any] = queue.Queue()
-    thread = threading.Thread(target=lambda: [(folder.joinpath(name).mkdir(), jobs.task_done()) for name in iter(jobs.get, "")])
+    thread = threading.Thread(
+        target=lambda: [(folder.joinpath(name).mkdir(exist_ok=True), jobs.task_done()) for name in iter(jobs.get, "")]
+    )
     thread.start()
     yield lambda: (jobs.put("made"), jobs.join()), (folder / "made").exists
     jobs.put("")
@@ -145,27 +157,22 @@ def pure_function(folder: Path) -> Opened:
     yield lambda: shout("hello"), lambda: False
 
 
+REALLY_RUN = [queue_worker, plain_function, local_model]
+"""What they do is no access of Python's that the guard stops; the doctor says that they run."""
+
 CASES = {
-    "passes through": [database_in_memory, database_in_memory_made_there, text_in_memory, pure_function],
-    "unknown": [queue_worker, plain_function, local_model],
-    "could leak": [database, open_file],
-    "stopped": [redis_client, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS | UNSEEN)],
+    "passes through": [database_in_memory, database_in_memory_made_there, text_in_memory, pure_function, *REALLY_RUN],
+    "could leak": [database, open_file, shell],
+    "stopped": [redis_client, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS)],
 }
 
 
 @pytest.mark.parametrize(("said", "opened"), [(said, opened) for said, cases in CASES.items() for opened in cases])
 def test_the_verdict_is_what_happens(said: str, opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):
-        told = verdict(act)
+        assert verdict(act) == said
         with nullcontext() if said != "could leak" else pytest.raises(ConfigurationError, match="no dreamed episode"):
             AgentWorld(node_of(act))  # which refuses what would leak, and nothing else of these
         blocked = dreamed(act).blocked
-        assert told == said
         assert bool(blocked) == (said == "stopped")
-        assert happened() == (said in ("could leak", "unknown"))
-
-
-def test_what_is_unknown_says_what_and_what_to_do() -> None:
-    (part,) = (part for part in examine(node_of(lambda: book("Rome"))).parts if part.handling == "unknown")
-    assert part.name == "node" and "ORDERS.append" in part.advice
-    assert "decorate it as a tool" in part.advice and "simulate_nodes" in part.advice
+        assert happened() == (said == "could leak" or opened in REALLY_RUN)

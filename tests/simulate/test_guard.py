@@ -4,12 +4,14 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import sqlite3
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +193,54 @@ def test_a_text_is_no_list_of_what_is_allowed() -> None:
     """Each letter of it would be: "/" would allow every file."""
     with pytest.raises(ConfigurationError, match="give a list"):
         Allow(paths="/var/log")
+
+
+def test_a_path_is_meant_in_the_folder_that_is_given_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    number = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.chdir(scratch)
+    allow = Allow(paths=[scratch])
+    (blocked,) = dreamed(lambda: os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=number), allow=allow).blocked
+    assert blocked.target == str(tmp_path / "new") and not (tmp_path / "new").exists()
+    os.close(number)
+    number = os.open(scratch, os.O_RDONLY)
+    monkeypatch.chdir(tmp_path)
+    assert dreamed(lambda: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=number)), allow=allow).blocked == []
+    assert (scratch / "new").exists()
+    os.close(number)
+
+
+def test_a_signal_handler_that_an_episode_sets_is_guarded_whenever_it_runs(tmp_path: Path) -> None:
+    """One that `setitimer` brings later, say."""
+    before = signal.getsignal(signal.SIGUSR2)
+    assert dreamed(lambda: bool(signal.signal(signal.SIGUSR2, lambda *_: os.mkdir(tmp_path / "made")))).blocked == []
+    with pytest.raises(RealAccessBlocked):
+        os.kill(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_of_the_episode_s_own_is_nothing_real() -> None:
+    def through_a_pipe() -> bytes:
+        reads, writes = os.pipe()
+        os.write(writes, b"x")
+        os.close(writes)
+        with open(reads, "rb") as file:
+            return file.read()
+
+    episode = dreamed(through_a_pipe)
+    assert episode.blocked == [] and episode.state["result"] == b"x"  # type: ignore[attr-defined]
+
+
+def test_work_of_a_thread_pool_that_is_stopped_does_not_keep_its_caller_waiting(tmp_path: Path) -> None:
+    def work() -> None:
+        with ThreadPool(1) as pool:
+            pool.map(os.mkdir, [tmp_path / "made"])
+
+    graph = node_of(work)
+    with (
+        pytest.raises(RealAccessBlocked),
+        simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode,
+    ):
+        episode.invoke({"result": None})
+    assert not (tmp_path / "made").exists()

@@ -8,15 +8,12 @@ import platform
 import subprocess
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from worlds import dreamed
-
-from dreamgym_lg.simulate import Allow
 
 FIRST_TIME = """
 import http.server, sys, threading
@@ -139,35 +136,3 @@ def test_finalisers_of_productions_objects(tmp_path: Path) -> None:
 
     assert dreamed(collect).blocked == []
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("cyclic", [True, False])
-def test_a_finaliser_that_the_episode_registered_is_its_own(
-    tmp_path: Path, cyclic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # what a finaliser raises has nobody to go to
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    kept: list[Any] = []
-
-    def register() -> None:
-        kept.append(Thing())
-        kept[0].itself = kept[0] if cyclic else None
-        weakref.finalize(kept[0], os.remove, victim)
-
-    def drop() -> None:
-        kept.clear()
-        gc.collect()
-
-    (blocked,) = dreamed(lambda: (register(), drop())).blocked
-    assert "test_guard_false_stops.py" in blocked.where and victim.exists()
-    assert dreamed(register).blocked == []
-    drop()
-    assert victim.exists(), "also when it dies after the episode"
-    assert dreamed(register, allow=Allow(paths=[tmp_path])).blocked == []
-    drop()
-    assert not victim.exists()
-
-
-class Thing:
-    itself: Any = None

@@ -1,15 +1,10 @@
 """The guard at what production holds when an episode begins: processes, descriptors, listeners; and at what comes after it."""
 
-import logging
-import logging.handlers
-import mmap
 import multiprocessing
 import os
-import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,25 +31,6 @@ def process_pool(folder: Path) -> Opened:
 def process_pool_map(folder: Path) -> Opened:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         yield lambda: list(pool.imap(os.mkdir, [folder / "made"])), (folder / "made").exists
-
-
-@contextmanager
-def shell(folder: Path) -> Opened:
-    with subprocess.Popen(["sh"], stdin=subprocess.PIPE) as process:
-        assert process.stdin
-
-        def tell() -> None:
-            process.stdin.write(f"mkdir '{folder}/made'\n".encode())  # type: ignore[union-attr]
-            process.stdin.close()  # type: ignore[union-attr]
-            process.wait()
-
-        yield tell, (folder / "made").exists
-
-
-@contextmanager
-def shell_communicate(folder: Path) -> Opened:
-    with subprocess.Popen(["sh"], stdin=subprocess.PIPE, text=True) as process:
-        yield lambda: process.communicate(f"mkdir '{folder}/made'\n"), (folder / "made").exists
 
 
 @contextmanager
@@ -86,15 +62,6 @@ def unix_socket(folder: Path) -> Opened:
 
 
 @contextmanager
-def spliced(folder: Path) -> Opened:
-    reader, writer = os.pipe()
-    os.write(writer, b"harm")
-    with open(folder / "victim", "wb") as file:
-        yield lambda: os.splice(src=reader, dst=file.fileno(), count=4), lambda: (folder / "victim").read_bytes() == b"harm"
-    os.close(reader), os.close(writer)
-
-
-@contextmanager
 def descriptor(folder: Path) -> Opened:
     with open(folder / "victim", "wb") as file:
         yield lambda: os.pwrite(file.fileno(), b"harm", 0), lambda: (folder / "victim").read_bytes() == b"harm"
@@ -105,18 +72,6 @@ def truncated(folder: Path) -> Opened:
     (folder / "victim").write_bytes(b"precious")
     with open(folder / "victim", "r+b") as file:
         yield lambda: os.ftruncate(file.fileno(), 0), lambda: (folder / "victim").read_bytes() == b""
-
-
-@contextmanager
-def mapped(folder: Path) -> Opened:
-    (folder / "victim").write_bytes(b"precious")
-
-    def write() -> None:
-        with mmap.mmap(file.fileno(), 0) as memory:
-            memory[:4] = b"harm"
-
-    with open(folder / "victim", "r+b") as file:
-        yield write, lambda: (folder / "victim").read_bytes() == b"harmious"
 
 
 @contextmanager
@@ -151,30 +106,8 @@ def pidfd_signal(folder: Path) -> Opened:
         os.close(number)
 
 
-@contextmanager
-def queue_listener(folder: Path) -> Opened:
-    """As `logging` advises for handlers that are slow: a thread of production's hands on what the episode logs."""
-    records: queue.Queue[Any] = queue.Queue()
-
-    class Folders(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            os.mkdir(folder / record.getMessage())
-
-    logger = logging.Logger("agent")
-    logger.addHandler(logging.handlers.QueueHandler(records))
-    listener = logging.handlers.QueueListener(records, Folders())
-    listener.start()
-
-    def log() -> None:
-        logger.warning("made")
-        records.join()  # the listener has handled it
-
-    yield log, (folder / "made").exists
-    listener.stop()
-
-
-OPENED = [process_pool, process_pool_map, shell, shell_communicate, shell_descriptor, unix_socket, spliced, descriptor]
-OPENED += [truncated, mapped, shared_memory, raised_signal, pidfd_signal, queue_listener]
+OPENED = [process_pool, process_pool_map, shell_descriptor, unix_socket, descriptor, truncated]
+OPENED += [shared_memory, raised_signal, pidfd_signal]
 
 
 @pytest.mark.parametrize("opened", OPENED)
@@ -187,19 +120,18 @@ def test_what_was_open_before_does_nothing_for_an_episode(opened: Any, tmp_path:
         assert happened(), "and production goes on with it"
 
 
-@pytest.mark.parametrize("opened", [unix_socket, spliced, descriptor, truncated, mapped])
+@pytest.mark.parametrize("opened", [unix_socket, descriptor, truncated])
 def test_what_was_open_before_may_be_allowed_by_name(opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):
         assert dreamed(act, allow=Allow(paths=[tmp_path])).blocked == [] and happened()
 
 
-def test_own_pairs_of_sockets_and_own_memory_are_nothing_real() -> None:
+def test_own_pairs_of_sockets_are_nothing_real() -> None:
     def harmless() -> bytes:
         left, right = socket.socketpair()
-        with left, right, mmap.mmap(-1, 10) as memory:
+        with left, right:
             left.sendall(b"ping")
-            memory[:4] = right.recv(4)
-            return memory[:4]
+            return right.recv(4)
 
     assert dreamed(harmless).state["result"] == b"ping"  # type: ignore[attr-defined]
 
@@ -224,25 +156,3 @@ def test_a_pool_outlives_a_callback_that_is_stopped(tmp_path: Path) -> None:
 
         assert "in <lambda>" in dreamed(node).blocked[0].where and not (tmp_path / "made").exists()
         assert {pool.submit(threading.get_ident).result()} == workers
-
-
-AT_EXIT = """
-import atexit, os, sys
-sys.path.insert(0, sys.argv[1])
-from worlds import dreamed
-
-os.chdir(sys.argv[2])
-atexit.register(os.mkdir, "productions")
-dreamed(lambda: atexit.register(os.mkdir, "harm"))
-"""
-
-
-@pytest.mark.slow
-def test_what_an_episode_leaves_for_the_end_of_the_process(tmp_path: Path) -> None:
-    script, folder = tmp_path / "script.py", tmp_path / "folder"
-    script.write_text(AT_EXIT)
-    folder.mkdir()
-    command = [sys.executable, str(script), str(Path(__file__).parent), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert [path.name for path in folder.iterdir()] == ["productions"]
-    assert "os.mkdir of harm" in done.stderr

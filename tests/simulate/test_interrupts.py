@@ -14,6 +14,7 @@ from zoo import World
 from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import call_order, simulated
 
 
@@ -58,3 +59,14 @@ def test_interrupts_of_a_node_and_without_end(tmp_path: Path) -> None:
     assert state["said"] == [0, 1]
     episode, _ = dream(graph, ScriptedPolicy(), payload={"questions": 10**6})
     assert episode.truncated
+
+
+def test_an_action_that_must_not_be_approved_needs_respond(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    middleware = HumanInTheLoopMiddleware(interrupt_on={"book": {"allowed_decisions": ["edit", "reject"]}})
+    graph = create_agent(world.model, [toolbox(world)[0]], middleware=[middleware], checkpointer=InMemorySaver())
+    with pytest.raises(ConfigurationError, match="action 'book' may be answered by edit or reject alone: give respond="):
+        dream(graph, ScriptedPolicy(sequence=("book",)))
+    rejected = {"decisions": [{"type": "reject", "message": "no"}]}
+    episode, _ = dream(graph, ScriptedPolicy(sequence=("book",)), respond=lambda interrupt: rejected)
+    assert episode.steps == []

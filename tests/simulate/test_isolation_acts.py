@@ -1,7 +1,4 @@
-"""Every act of `wall_acts` as a whole episode: none has an effect under isolation="process"; these have under "guard".
-
-What happens to each is what the doctor says of it.
-"""
+"""Every act of `wall_acts` as a whole episode: none has an effect under isolation="process"; these have under "guard"."""
 
 import asyncio
 import json
@@ -12,21 +9,19 @@ import sys
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from acts_agent import task_of
 from test_wall import Scene, _can, scene
 from wall_acts import ACTS
-from worlds import Answers, node_of
+from worlds import Answers
 from zoo import KINDS
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import examine
 from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import Isolation, missing_for_wall
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 AGENT = Path(__file__).with_name("acts_agent.py")
 
@@ -43,40 +38,24 @@ PAST_THE_GUARD = {
     *("libc_sends_udp", "libc_system", "libc_truncate", "libc_unlink", "limits_of_others", "memory_written"),
     *("message_queue", "messages_sysv", "mount", "openat2", "own_affinity_of_others", "parquet", "priority_of_others"),
     *("ptrace", "readline_history", "safetensors_save", "scheduling_of_others", "semaphore_sysv", "setxattrat"),
-    *("shared_memory", "shared_memory_sysv", "sigio", "sigqueue", "tokenizers_save", "torch_save"),
+    *(
+        "at_exit",
+        "shared_memory",
+        "shared_memory_sysv",
+        "sigio",
+        "sqlite_attach",
+        "sqlite_vacuum_into",
+        "sigqueue",
+        "tokenizers_save",
+        "torch_save",
+    ),
 }
 """The acts that isolation="guard" cannot stop."""
-STOPPED_IN_PART = {"sigio"}
-"""Of these those that the guard stops after an effect: the episode fails, and the doctor says both."""
 SILENT = {
     "libc_system": "the shell says it by its exit status, which the act ignores",
     "at_exit": "it never comes to that: a worker is killed",
 }
 """Acts that the wall stops and that say nothing of it, with the reason."""
-
-
-ARGUMENTS_DECIDE = {"dbm", "log_file", "numpy_memmap", "numpy_save", "numpy_tofile", "picture"}
-"""Acts that the guard stops and of which the doctor says "unknown": with other arguments they touch nothing, or are native."""
-
-
-def verdicts(isolation: Isolation) -> dict[str, set[str]]:
-    """What the doctor says of a node that plays an act, of each that can be played here."""
-    scene: Any = None
-    here = {name: each for name, each in ACTS.items() if _can(each.needs) or each.needs == "root"}
-    nodes = {name: node_of(lambda each=each: each.play(scene)) for name, each in here.items()}
-    return {name: {part.handling for part in examine(node, isolation=isolation).parts} for name, node in nodes.items()}
-
-
-def test_the_doctor_says_what_happens_to_each_act() -> None:
-    """A verdict is known to be true by the two slow tests, which play the same acts."""
-    guarded, walled = verdicts("guard"), verdicts("process")
-    assert len(guarded) > 120
-    assert {name for name, found in guarded.items() if "unknown" in found and "stopped" not in found} == (
-        PAST_THE_GUARD - STOPPED_IN_PART | ARGUMENTS_DECIDE
-    ) & guarded.keys()
-    assert all("unknown" in guarded[name] for name in STOPPED_IN_PART)
-    assert all("stopped" in found for name, found in guarded.items() if name not in PAST_THE_GUARD | ARGUMENTS_DECIDE)
-    assert {handling for found in (*guarded.values(), *walled.values()) for handling in found} == {"stopped", "unknown"}
 
 
 def test_the_documentation_says_how_many() -> None:
@@ -136,5 +115,4 @@ def test_what_the_guard_stops_and_what_it_cannot(tmp_path: Path) -> None:
     print("past the guard:", ", ".join(sorted(happened)))
     assert happened == PAST_THE_GUARD & said.keys()
     stopped = {name for name, text in said.items() if "RealAccessBlocked" in text}
-    assert stopped - ARGUMENTS_DECIDE == {name for name, found in verdicts("guard").items() if "stopped" in found} & said.keys()
     assert stopped | PAST_THE_GUARD >= said.keys(), "each act is stopped, or is among those that are not"

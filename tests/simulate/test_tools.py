@@ -26,7 +26,7 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import simulated
-from dreamgym_lg.simulate.tool_code import changes_state_only
+from dreamgym_lg.simulate.object_graph import changes_state_only
 from dreamgym_lg.types import StepResult
 
 

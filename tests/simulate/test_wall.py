@@ -25,7 +25,7 @@ from wall_acts import ACTS, libc, sys_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.wall import kernel
-from dreamgym_lg.simulate.wall.wall import check_wall, missing_for_wall, start_walled
+from dreamgym_lg.simulate.wall.wall import check_wall, limits_of_wall, missing_for_wall, start_walled
 
 SCRIPT = Path(__file__).with_name("wall_acts.py")
 IPC = "/proc/sysvipc"
@@ -411,12 +411,47 @@ def test_the_wall_is_built_before_there_are_threads() -> None:
 
 
 def test_a_machine_without_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert not missing_for_wall()
+    assert not missing_for_wall() and limits_of_wall() == []
     check_wall()
-    monkeypatch.setattr(kernel, "landlock_abi", lambda: 4)
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 0)
     monkeypatch.setattr(kernel, "has_seccomp", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"Landlock version 6.*version 4.*seccomp.*isolation='guard' by name"):
+    with pytest.raises(ConfigurationError, match=r"Landlock, of Linux 5.13.*seccomp.*isolation='guard' by name"):
         start_walled(["/bin/true"], scratch=tmp_path)
+
+
+OF_OLD_KERNELS = (
+    "open_w",
+    "sh_redirect",
+    "truncate",
+    "open_truncates",
+    "kill",
+    "kill_parent",
+    "sigqueue",
+    "http_client",
+    "chmod",
+)
+
+
+@pytest.mark.parametrize("abi", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", OF_OLD_KERNELS)
+def test_an_older_kernel_stops_it_too(name: str, abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall as a kernel with that version of Landlock builds it: what it lacks a filter of system calls does."""
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: abi)
+    with scene(tmp_path / "world") as world:
+        before = world.seen()
+        if name == "open_truncates":
+            command = [sys.executable, "-c", f"import os; print('began'); os.open({str(world.file)!r}, os.O_TRUNC)"]
+        else:
+            command = [sys.executable, str(SCRIPT), name, str(world.description)]
+        _, said = walled(command, world.scratch)
+        assert said.startswith("began") and world.seen() == before, said
+
+
+def test_what_an_older_kernel_cannot_promise_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 1)
+    assert [text.split(",")[0] for text in limits_of_wall()] == [f"before Linux {each}" for each in ("6.7", "6.12", "5.19")]
+    _, said = walled([sys.executable, "-c", WORKS["temporary"].replace("scratch", repr(str(tmp_path / "s")))], tmp_path / "s")
+    assert said == ""
 
 
 def test_a_part_that_the_kernel_refuses_starts_nothing(tmp_path: Path) -> None:
@@ -440,4 +475,5 @@ def test_the_numbers_are_the_kernels(column: int, header: str) -> None:
     assert {name: number for name, number in ours.items() if name in known and number != known[name]} == {}
     assert {name for rule in kernel.RULES for name in rule.calls.split()} <= ours.keys()
     later = {"fchmodat2", "setxattrat", "removexattrat", "file_setattr"}  # than the headers of a distribution
+    later |= {"fcntl", "truncate"} if column else set()  # which the header writes as __NR3264_fcntl
     assert {name for name, number in ours.items() if number is not None} - known.keys() <= later

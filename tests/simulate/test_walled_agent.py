@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import json
 import os
 import random
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,8 +24,8 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import Allow
-from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed
+from dreamgym_lg.simulate import Allow, SimulatedAgent
+from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode
 from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
@@ -100,8 +102,82 @@ async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_cal
     listener = Listener()
     async with walled("agent", tmp_path, Recorded(sequence=("search",), callbacks=[listener])) as agent:
         (episode,) = await rollout(agent, [TASK], Long, source="synthetic")
-    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20 + "\ud83d"
+    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20 + "?", "half an emoji"
     assert listener.heard == [TASK.instruction, episode.steps[0].next_observation]
+
+
+async def test_an_agent_that_streams_its_models_events_has_them_behind_the_wall_too(tmp_path: Path) -> None:
+    """As many events as where it is played in this process."""
+    with_both = []
+    for name in ("streams", "streams_synchronously"):
+        here = SimulatedAgent(getattr(importlib.import_module("walled_agent"), name), ScriptedPolicy(sequence=()))
+        async with walled(name, tmp_path, ScriptedPolicy(sequence=())) as agent:
+            for each in (here, agent):
+                (episode,) = await rollout(each, [TASK], Answers, source="synthetic")
+                assert episode.error is None
+                with_both.append(episode.steps[-1].action)
+    assert with_both[0] == with_both[1] and "policy: " in with_both[0] and with_both[2] == with_both[3] != "1"
+
+
+async def test_an_error_of_the_agent_s_own_keeps_its_name_and_ends_its_episode_alone(tmp_path: Path) -> None:
+    async with walled("overspends", tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+    assert episode.error == "EnvironmentFailed: in the walled worker: BudgetExceeded: the customer's"
+
+
+async def test_an_agent_s_own_permission_error_is_none_of_the_walls(tmp_path: Path) -> None:
+    async with walled("own_permissions", tmp_path) as agent:
+        with pytest.raises(EnvironmentFailed, match="^in the walled worker: PermissionError: not your order$"):
+            await played(agent, Answers())
+
+
+async def test_files_are_copied_in_scratch_and_threads_pooled(tmp_path: Path) -> None:
+    async with walled("works_in_scratch", tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+    assert episode.error is None
+
+
+def sleeping() -> list[Path]:
+    return [each for each in Path("/proc").glob("[0-9]*/cmdline") if each.read_bytes().startswith(b"sleep\0006161")]
+
+
+async def test_what_a_worker_leaves_in_other_sessions_ends_with_it(tmp_path: Path) -> None:
+    async with walled("leaves", tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+        assert "of mine" in str(episode.error) and "\x1b" not in str(episode.error), "an error is shown in a terminal"
+        while not sleeping():
+            await asyncio.sleep(0.05)
+    assert not sleeping()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"failed": "RunStopped", "text": "forged", "number": None},
+        {"failed": "", "text": 5, "number": None},
+        {"ended": True, "state": {"steps": [{"observation": "", "action": 1, "next_observation": ""}]}},
+        {"ended": True, "state": {"steps": [], "success": "perhaps"}},
+        {"ask": "everything", "number": 1, "args": []},
+    ],
+    ids=lambda message: next(iter(message)) + str(len(message)),
+)
+async def test_a_message_of_wrong_types_or_of_a_run_s_end_is_no_message(message: Any) -> None:
+    episode = RemoteEpisode(lambda order: None, 1, ScriptedPolicy(), Answers())
+    try:
+        episode.hear({"episode": 1, **message})
+    except ValueError:
+        return
+    _, error = episode.result("the walled worker")
+    assert type(error) is EnvironmentFailed and "forged" in str(error)
+
+
+async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> None:
+    answer = {"observation": "", "action": '{"answer": "Done."}', "next_observation": "", "reward": 1.0, "terminated": True}
+    episode = RemoteEpisode(lambda order: None, 1, ScriptedPolicy(), Answers())
+    episode.hear({"episode": 1, "ended": True, "state": {"steps": [answer], "success": True}})
+    state, error = episode.result("the walled worker")
+    assert state is not None and state["success"] and error is None
+    assert "claims (reward, success) (1.0, True), and its world gave (0.0, False)" in str(episode.contradiction(state))
 
 
 @pytest.mark.slow
@@ -340,21 +416,28 @@ async def test_no_episode_is_lost_or_doubled_by_killed_workers(tmp_path: Path) -
 
 
 def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is deeper than Python can recurse."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (killed, claim), (alive, _), (fresh, other) = (worker._make_scratch() for _ in range(3))
-    os.close(claim)
-    os.close(other)
-    for folder in (killed, alive):
-        os.utime(folder, (1, 1))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    killed, alive = (tmp_path / f"dreamgym-scratch-{number}-x" for number in (ended.pid, os.getpid()))
+    alive.mkdir()
+    killed.mkdir()
+    number = os.open(killed, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("deeper", dir_fd=number)
+        before, number = number, os.open("deeper", os.O_RDONLY, dir_fd=number)
+        os.close(before)
+    os.close(number)
     (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
     worker.remove_stale_scratch()
-    assert not os.path.exists(killed) and os.path.exists(alive) and os.path.exists(fresh)
+    assert not killed.exists() and alive.exists()
 
 
 def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:
     one, other = ValueError("one"), KeyError("other")
     one.__context__, other.__context__ = other, one
-    assert worker._failure(one) == {"failed": "ValueError", "text": "one", "number": None}
+    assert worker._failure(one) == {"failed": "", "text": "ValueError: one", "number": None}
     other.__context__ = ParentFailed(7, "the world's")
     assert worker._failure(one)["number"] == 7
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from zoo.models import ScriptedModel
@@ -97,3 +98,59 @@ def _babble(text: bytes) -> None:
 babbles = _node(lambda: _babble(b"no json\n"))
 babbles_json = _node(lambda: _babble(b"5\n"))
 guarded = _node(lambda: Path(OUTSIDE, "written").write_text("x"))
+
+
+class BudgetExceeded(Exception):
+    """The agent's own, of a name that this library has too."""
+
+
+def overspend() -> None:
+    raise BudgetExceeded("the customer's")
+
+
+overspends = _node(overspend)
+
+
+async def _streamed(state: MessagesState) -> dict:
+    model, messages = ScriptedModel(label="production"), state["messages"]
+    chunks = [chunk.text async for chunk in model.astream(messages)]
+    second = [event async for event in model.astream_events(messages, version="v2")]
+    third = [event async for event in await model.astream_events(messages, version="v3")]
+    tokens = [event["data"]["chunk"].text for event in second if event["event"] == "on_chat_model_stream"]
+    return {"messages": [AIMessage(f"{len(chunks)} {''.join(tokens)} {len(tokens)} {len(third)}")]}
+
+
+def _streamed_by_hand(state: MessagesState) -> dict:
+    return {"messages": [AIMessage(str(len(list(ScriptedModel(label="production").stream(state["messages"])))))]}
+
+
+streams = StateGraph(MessagesState).add_node("node", _streamed).add_edge(START, "node").compile()
+streams_synchronously = StateGraph(MessagesState).add_node("node", _streamed_by_hand).add_edge(START, "node").compile()
+
+
+def own_permission() -> None:
+    raise PermissionError("not your order")
+
+
+def in_scratch() -> None:
+    """Copies and changes modes there, and works in a pool of threads."""
+    import shutil
+    import tempfile
+    from multiprocessing.pool import ThreadPool
+
+    source = Path(tempfile.mkdtemp()) / "file"
+    source.write_text("x")
+    shutil.copy(source, source.with_name("copy"))
+    os.chmod(source, 0o600)
+    with ThreadPool(2) as pool:
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+
+
+def leaves_a_child() -> None:
+    LIBC.system(b"setsid sleep 6161 &")
+    raise RuntimeError("\x1b[31mof mine")
+
+
+own_permissions = _node(own_permission)
+works_in_scratch = _node(in_scratch)
+leaves = _node(leaves_a_child)

@@ -53,6 +53,8 @@ class Workers:
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
         self._options, self._allow = _pickled(options | {"allow": allow}), allow
+        self.verifies = options.get("verify") is not None
+        """The outcome of an episode is judged in the worker, not by the environment."""
         self._count = count or len(os.sched_getaffinity(0))
         self._workers, self._lock = list[Worker](), threading.Lock()
         weakref.finalize(self, _close, self._workers)
@@ -80,6 +82,11 @@ class Workers:
                 worker.playing -= 1
                 if worker.retired and not worker.playing:
                     worker.end()
+
+    def check(self) -> None:
+        """Start a first worker, and wait until it has loaded the agent. Raises `ConfigurationError` if it cannot."""
+        with self.lease() as worker:
+            worker.check_loaded()
 
     def close(self) -> None:
         """End the processes; the next episode starts new ones."""
@@ -142,6 +149,7 @@ class WalledAgent:
         if context.environment is None:
             raise ConfigurationError("a walled agent is simulated, so rollout needs create_environment=")
         with self._workers.lease() as worker:
-            async with contextlib.aclosing(worker.play(state["task"], self.policy, context.environment)) as states:
+            playing = worker.play(state["task"], self.policy, context.environment, verified=self._workers.verifies)
+            async with contextlib.aclosing(playing) as states:
                 async for each in states:
                     yield each

@@ -3,9 +3,10 @@
 The standard library alone, since it runs as a script before anything else is imported: `kernel.py OPTIONS COMMAND...` builds
 the wall around itself and then becomes the command, whose children are behind it too. No root is needed. Three parts:
 
-* Landlock, for what has a path: files, folders, devices; and for TCP ports and signals.
+* Landlock, for what has a path: files, folders, devices; and for TCP ports and signals, where its version has them.
 * A seccomp filter, for what has none: sockets, io_uring, System V and POSIX messages, keys, namespaces, the scheduling and
-  limits of other processes, device commands, and what Landlock leaves out: modes, owners, times and attributes of files.
+  limits of other processes, device commands, leases, and what Landlock leaves out: modes, owners, times and attributes of
+  files, and what its newer versions add: truncating, and signals.
 * No new privileges, no capabilities but those that read and write files of other users, no open descriptors.
 
 The kernel's own interface, by ctypes: of the packages, `landlock` and `py-landlock` have no filter and know no newer kernels,
@@ -23,8 +24,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-LANDLOCK_ABI = 6
-"""The Landlock version that the wall needs, of Linux 6.12: the first that stops signals."""
+LANDLOCK_PORTS, LANDLOCK_SCOPES = 4, 6
+"""The Landlock versions that know TCP ports (Linux 6.7), and signals (Linux 6.12). The first one is of Linux 5.13."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,16 +58,19 @@ def landlock_abi() -> int:
     return max(abi, 0)
 
 
-def _landlock(writable: Sequence[str], ports: Sequence[int] | None) -> None:
+def _landlock(writable: Sequence[str], ports: Sequence[int] | None, abi: int) -> None:
+    writes = _WRITES & (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     network = _BIND_TCP | (_CONNECT_TCP if ports is not None else 0)
-    attributes = struct.pack("QQQ", _WRITES, network, _SCOPES)
+    attributes = struct.pack("Q", writes)
+    attributes += struct.pack("Q", network) if abi >= LANDLOCK_PORTS else b""
+    attributes += struct.pack("Q", _SCOPES) if abi >= LANDLOCK_SCOPES else b""
     rules = _call("Landlock", "syscall", _CREATE_RULESET, attributes, len(attributes), 0)
     for path in writable:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rights = _WRITES & ~_MAKE_DEVICES if os.path.isdir(path) else _WRITE_FILE | _TRUNCATE
+        rights = writes & (~_MAKE_DEVICES if os.path.isdir(path) else _WRITE_FILE | _TRUNCATE)
         _call(f"Landlock rule of {path}", "syscall", _ADD_RULE, rules, 1, struct.pack("=Qi", rights, folder), 0)
         os.close(folder)
-    for port in ports or ():
+    for port in (ports or ()) if abi >= LANDLOCK_PORTS else ():
         _call(f"Landlock rule of port {port}", "syscall", _ADD_RULE, rules, 2, struct.pack("QQ", _CONNECT_TCP, port), 0)
     _call("Landlock", "syscall", _RESTRICT_SELF, rules, 0)
     os.close(rules)
@@ -90,13 +94,15 @@ _COMMANDS = {
     **{"FICLONE": 0x40049409, "FICLONERANGE": 0x4020940D},  # into a file that is open for writing
 }
 """The `ioctl` commands that only ask, or change no more than a descriptor."""
+_FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, *range(1030, 1041))
+"""Those of `fcntl`, but leases (1024), notes of changes (1026), and signals to a process (8, 10, 15)."""
 
 Unless = tuple[tuple[int, int, Collection[int]], ...]
 """(number of an argument, mask, values): the call is let through if every argument, masked, is one of its values."""
 
 
 class Rule(NamedTuple):
-    """System calls that fail with `error`, unless their arguments are harmless."""
+    """System calls that fail with `error` (0: do nothing and succeed), unless their arguments are harmless."""
 
     calls: str
     error: int = errno.EPERM
@@ -107,7 +113,8 @@ _OWN = ((0, 0xFFFFFFFF, (0,)),)
 """Of the process itself: a process is named by its number, 0 is the one that asks."""
 
 RULES = (
-    Rule("chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat file_setattr"),
+    Rule("chmod fchmod fchmodat fchmodat2", 0),  # nothing is done, and `shutil.copy` goes on
+    Rule("chown fchown lchown fchownat utime utimes utimensat futimesat file_setattr"),
     Rule("setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"),
     Rule("shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"),
     Rule("add_key request_key keyctl unshare setns bpf open_by_handle_at"),
@@ -115,6 +122,7 @@ RULES = (
     Rule("clone3", errno.ENOSYS),  # its flags cannot be seen here; the C library then takes `clone`
     Rule("clone", unless=((0, _NAMESPACES, (0,)),)),
     Rule("ioctl", unless=((1, 0xFFFFFFFF, _COMMANDS.values()),)),
+    Rule("fcntl", unless=((1, 0xFFFFFFFF, _FCNTL_COMMANDS),)),
     Rule("setpriority", unless=((0, 0xFFFFFFFF, (0,)), (1, 0xFFFFFFFF, (0,)))),
     Rule("ioprio_set", unless=((0, 0xFFFFFFFF, (1,)), (1, 0xFFFFFFFF, (0,)))),
     Rule("prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr", unless=_OWN),
@@ -129,6 +137,20 @@ _TCP_CLIENTS = (
     Rule("sendmsg", errno.EACCES, ((2, _FAST_OPEN, (0,)),)),
     Rule("sendmmsg", errno.EACCES, ((3, _FAST_OPEN, (0,)),)),
 )
+
+_WITHOUT_TRUNCATE = (
+    Rule("truncate"),
+    Rule("open", unless=((1, 0o1003, (0, 1, 2, 3, 0o1001, 0o1002)),)),  # O_TRUNC, and not for writing
+    Rule("openat", unless=((2, 0o1003, (0, 1, 2, 3, 0o1001, 0o1002)),)),
+    Rule("openat2", errno.ENOSYS),
+)
+
+
+def _without_scopes() -> tuple[Rule, ...]:
+    """Signals to this process alone, and to its group."""
+    own = (0, 0xFFFFFFFF, (0, os.getpid(), 2**32 - os.getpid()))
+    return (Rule("kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo", unless=(own,)), Rule("tkill pidfd_send_signal"))
+
 
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """Machine -> its number in linux/audit.h, and its column in `NUMBERS`."""
@@ -148,6 +170,9 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"clone": (56, 220), "clone3": (435, 435), "unshare": (272, 97), "setns": (308, 268)},
     **{"setpriority": (141, 140), "ioprio_set": (251, 30), "prlimit64": (302, 261), "sched_setaffinity": (203, 122)},
     **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
+    **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
+    **{"rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "truncate": (76, 45)},
+    **{"open": (2, None), "openat": (257, 56), "openat2": (437, 437)},
     **{"socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
     **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
 }
@@ -220,27 +245,33 @@ def _close_descriptors(keep: Collection[int]) -> None:
         os.set_inheritable(number, True)
 
 
-def build_wall(*, writable: Sequence[str], ports: Sequence[int] | None = (), keep: Collection[int] = ()) -> None:
+def build_wall(
+    *, writable: Sequence[str], ports: Sequence[int] | None = (), keep: Collection[int] = (), abi: int | None = None
+) -> None:
     """Put this process, its future threads and children behind the wall, for ever.
 
     Args:
         writable: Folders and files that may be written; they have to exist. A folder counts with all it holds.
         ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
         keep: Numbers of the descriptors that stay open, as they were opened; all others are closed.
+        abi: The Landlock version to build with. Default: the kernel's.
 
     Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside. What was
     built by then stays.
     """
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise OSError(errno.EBUSY, f"the process has {threads} threads, and the wall is built around one: build it earlier")
-    if (abi := landlock_abi()) < LANDLOCK_ABI:
-        raise OSError(errno.ENOSYS, f"Landlock has version {abi}, and the wall needs {LANDLOCK_ABI}")
+    abi = landlock_abi() if abi is None else abi
+    if not abi:
+        raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     _close_descriptors(keep)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the kernel writes a crashed process down, wherever it is
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # of a crashed process nothing is written, nor piped, as with 0
     _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
     _drop_capabilities()
-    _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], ports)
-    _seccomp(RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS))
+    _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], ports, abi)
+    rules = RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS)
+    rules += (_WITHOUT_TRUNCATE if abi < 3 else ()) + (_without_scopes() if abi < LANDLOCK_SCOPES else ())
+    _seccomp(rules)
 
 
 def main() -> None:

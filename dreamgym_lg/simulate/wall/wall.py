@@ -5,9 +5,10 @@ written, made, removed, renamed, or changed in its modes, owners, times and attr
 or shared memory reaches a process outside; nothing that was open before is.
 
 What is not: everything may be read, also what reading changes (a pipe with a name is emptied; a file may be locked against
-others while the process lives). Modes, owners, times and attributes cannot be changed in the scratch folder either, so that
-`shutil.copy` raises there; `shutil.copyfile` does not. Locks, queues and pools of `multiprocessing` need
-`Allow(paths=["/dev/shm"])`. A GPU cannot be used.
+others while the process lives). Modes stay as they are in the scratch folder too: calls that change them do nothing and
+succeed; those for owners, times and attributes fail, so that `shutil.copy` works there and `shutil.copy2` does not. Locks,
+queues and process pools of `multiprocessing` need `Allow(paths=["/dev/shm"])`. A GPU cannot be used. Nothing limits memory
+or disk.
 """
 
 import ipaddress
@@ -41,14 +42,26 @@ def missing_for_wall() -> list[str]:
     if sys.platform != "linux":
         return [f"Linux (this is {sys.platform})"]
     missing = []
-    if (landlock := kernel.landlock_abi()) < kernel.LANDLOCK_ABI:
-        version = f"version {landlock}" if landlock else "none: not built in, switched off, or kept back by a container"
-        missing.append(f"Landlock version {kernel.LANDLOCK_ABI}, of Linux 6.12 (here: {version}, Linux {platform.release()})")
+    if not kernel.landlock_abi():
+        why = f"not built in, switched off, or kept back by a container; Linux {platform.release()}"
+        missing.append(f"Landlock, of Linux 5.13 or later (here: {why})")
     if not kernel.has_seccomp():
         missing.append("seccomp filters (not built in, or kept back by a container)")
     if platform.machine() not in kernel.MACHINES:
         missing.append(f"a machine of {', '.join(kernel.MACHINES)} (this is {platform.machine()})")
     return missing
+
+
+def limits_of_wall() -> list[str]:
+    """The limits that the wall has on this kernel beside its usual ones, in words."""
+    abi, limits = kernel.landlock_abi(), []
+    if abi < kernel.LANDLOCK_PORTS:
+        limits.append("before Linux 6.7, native code can connect to every port once allow= names a host")
+    if abi < kernel.LANDLOCK_SCOPES:
+        limits.append("before Linux 6.12, a process there signals itself alone, and not those that it starts")
+    if abi < 2:
+        limits.append("before Linux 5.19, files are not moved between folders")
+    return limits
 
 
 def check_wall() -> None:
@@ -88,7 +101,8 @@ def start_walled(
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    walls = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow), "keep": [0, 1, 2]}
+    walls: dict[str, Any] = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow)}
+    walls |= {"keep": [0, 1, 2], "abi": kernel.landlock_abi()}
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
 

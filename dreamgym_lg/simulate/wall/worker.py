@@ -9,25 +9,26 @@ event loop waiting.
 import asyncio
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import types
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
+from multiprocessing.pool import Pool, ThreadPool
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, BinaryIO, cast
@@ -41,7 +42,6 @@ from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
 from dreamgym_lg.simulate.guard import Allow
-from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.remote_episode import (
     Message,
     Parent,
@@ -51,9 +51,11 @@ from dreamgym_lg.simulate.remote_episode import (
     errors_behind,
     failure_of,
     play_episode,
+    printable,
     read_error,
     to_line,
 )
+from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.types import Task
 
@@ -79,7 +81,7 @@ class Worker:
     """
 
     def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
-        self._scratch, self._claim = _make_scratch()
+        self._scratch = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
         try:
             self._process = start_walled(
                 [sys.executable, "-P", "-c", _CHILD],
@@ -92,7 +94,7 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)},
             )
         except BaseException:
-            _remove_scratch(self._scratch, self._claim)
+            _remove_scratch(self._scratch)
             raise
         self.playing = self.taken = 0
         """Episodes that it has to play, now and in all: of `Workers`."""
@@ -138,8 +140,10 @@ class Worker:
 
     # --- an episode -------------------------------------------------------------------------------------------------------
 
-    async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
-        """Play one episode, answering in a copy of the caller's context.
+    async def play(
+        self, task: Task, policy: BaseChatModel, environment: Environment, *, verified: bool = False
+    ) -> AsyncGenerator[AgentState]:
+        """Play one episode, answering in a copy of the caller's context. Args: `verified`, its outcome is judged there.
 
         Raises what the policy or the world raised; `AccessBlocked` for what the guard or the wall stopped; `EnvironmentFailed`
         for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
@@ -158,6 +162,8 @@ class Worker:
                 self.send(pickle.dumps(("play", number, task, first, environment.has_user)))
                 await self._await_end(episode)
                 state, error = episode.result(_WHERE)
+                if state is not None and error is None and not verified:
+                    error = episode.contradiction(state)
             finally:
                 del self._episodes[number]
                 episode.end()
@@ -170,9 +176,20 @@ class Worker:
         if not self._started.done():
             starting = asyncio.wrap_future(self._started)
             if not (await asyncio.wait([starting], timeout=SILENCE))[0]:
-                self.end(f"the agent was not loaded within {SILENCE:g} s")
+                self._end_loading()
                 await asyncio.wait([starting])
-        started = self._started.result()
+        self.check_loaded()
+
+    def _end_loading(self) -> None:
+        self.end(f"the agent was not loaded within {SILENCE:g} s")
+
+    def check_loaded(self) -> None:
+        """Wait until the agent is loaded. Raises `ConfigurationError` if it cannot be: the wall stops what its import does."""
+        try:
+            started = self._started.result(timeout=SILENCE)
+        except TimeoutError:
+            self._end_loading()
+            started = self._started.result()
         if "ready" not in started:
             self.retired = True
             raise read_error(started, _WHERE, {})
@@ -187,19 +204,21 @@ class Worker:
             await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
 
     def _hear(self, episode: RemoteEpisode, message: Message) -> None:
-        try:
+        with self._ending_unreadable():
             episode.hear(message)
-        except Exception as error:
-            self._end_unreadable(error)
 
-    def _end_unreadable(self, error: Exception) -> None:
-        self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
+    @contextlib.contextmanager
+    def _ending_unreadable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
 
     # --- the threads ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         pipe = cast(IO[bytes], self._process.stdout)
-        try:
+        with self._ending_unreadable():
             while line := pipe.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
@@ -210,13 +229,11 @@ class Worker:
                 elif episode := self._episodes.get(number):  # else the episode has ended
                     with contextlib.suppress(RuntimeError):  # its loop is closed
                         episode.loop.call_soon_threadsafe(self._hear, episode, message)
-        except Exception as error:
-            self._end_unreadable(error)
 
     def _read_errors(self) -> None:
         with contextlib.suppress(ValueError, OSError):
             while line := cast(IO[bytes], self._process.stderr).readline(10_000):
-                self._last_words.append(redact_environment(line.decode(errors="replace").rstrip()))
+                self._last_words.append(printable(redact_environment(line.decode(errors="replace").rstrip())))
                 logger.info("worker: %s", self._last_words[-1])
 
     def _write(self) -> None:
@@ -233,9 +250,10 @@ class Worker:
         with self._lock:
             status, self._reaped = self._process.wait(), True
         self._orders.put(None)
+        _kill_family(self._scratch)
         for thread in self._readers:
             thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
-        _remove_scratch(self._scratch, self._claim)
+        _remove_scratch(self._scratch)
         words = " | ".join(self._last_words) or "nothing"
         why = f": {self._why}" if self._why else " (-9 may be a lack of memory)"
         text = f"the walled worker has ended with status {status}{why}; it said: {words}"
@@ -249,33 +267,28 @@ class Worker:
                 episode.loop.call_soon_threadsafe(episode.hear, gone)
 
 
+def _kill_family(scratch: str) -> None:
+    """Kill what the worker's processes have started in sessions of their own: their environment names its scratch folder."""
+    mark = f"TMPDIR={scratch}\0".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if mark in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
+
+
 # --- scratch folders --------------------------------------------------------------------------------------------------------
 
 
-def _make_scratch() -> tuple[str, int]:
-    """A new folder, and the descriptor that locks it as long as this process lives."""
-    folder = tempfile.mkdtemp(prefix=_SCRATCH)
-    claim = os.open(folder, os.O_RDONLY)
-    fcntl.flock(claim, fcntl.LOCK_EX)
-    return folder, claim
-
-
-def _remove_scratch(folder: str, claim: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(claim)
+def _remove_scratch(folder: str | Path) -> None:
+    """By `rm`, which does not recurse: an agent may have made it deeper than Python's stack."""
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def remove_stale_scratch() -> None:
-    """Remove the folders of killed processes: older than a minute, and not locked."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):  # another user's, or another process removes it
-            if time.time() - folder.stat().st_mtime > 60:
-                claim = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(claim)
+    """Remove the folders of processes that were killed; their names hold the process's number."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
+        if not Path(f"/proc/{folder.name.removeprefix(_SCRATCH).partition('-')[0]}").exists():
+            _remove_scratch(folder)
 
 
 # --- in the worker ----------------------------------------------------------------------------------------------------------
@@ -287,6 +300,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints is no answer
     path, options = pickle.load(orders)
+    ThreadPool.__init__ = _create_pool  # type: ignore[method-assign, assignment]
     try:
         graph, options = load_agent(path), _unpickled(options)
         allow = options["allow"] or Allow()
@@ -303,6 +317,21 @@ def main() -> None:
     while True:
         with contextlib.suppress(BaseException):  # SystemExit of an agent ends its episode alone
             loop.run_forever()
+
+
+class _Notes:
+    """The queue of a thread pool's notes; that of `multiprocessing` needs a lock in /dev/shm."""
+
+    def __init__(self) -> None:
+        self._reader, writer = multiprocessing.Pipe(duplex=False)
+        self.get, self.put = self._reader.recv, writer.send
+
+    def empty(self) -> bool:
+        return not self._reader.poll()
+
+
+def _create_pool(pool: ThreadPool, processes: int | None = None, initializer: Any = None, initargs: Any = ()) -> None:
+    Pool.__init__(pool, processes, initializer, initargs, context=types.SimpleNamespace(SimpleQueue=_Notes))
 
 
 def _unpickled(options: bytes) -> dict[str, Any]:
@@ -347,7 +376,8 @@ def _obey(
                 playing = play_episode(parent, task, partial(create_both, parent, *world), failure=_failure)
                 loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
             elif number in parents:
-                parents[number].answer(*rest)
+                deliver = parents[number].chunk if order == "chunk" else parents[number].answer
+                deliver(*rest)
     os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
 
 
@@ -362,5 +392,7 @@ def _failure(error: BaseException) -> Message:
 
 def _is_of_the_wall(error: BaseException) -> bool:
     """Tells if the kernel refused something; native libraries say so in the text alone."""
+    if isinstance(error, PermissionError):  # the agent's own has no number
+        return error.errno in (errno.EACCES, errno.EPERM)
     refusals = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), "readonly database")  # the last is SQLite's
-    return isinstance(error, PermissionError) or any(text.lower() in str(error).lower() for text in refusals)
+    return any(text.lower() in str(error).lower() for text in refusals)

@@ -19,36 +19,6 @@ from zoo.calling import loop
 from zoo.models import ProductionModel
 
 
-def own_methods(world: World) -> Built:
-    """The methods that a model's class defines for LangChain, called by hand: no callbacks, no tracing."""
-    tools = [toolbox(world)[0]]
-    given = world.model.bind_tools(tools).kwargs
-
-    def node(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [world.model._generate(state["messages"], **given).generations[0].message]}
-
-    async def anode(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [(await world.model._agenerate(state["messages"], **given)).generations[0].message]}
-
-    return Built(graph=loop(node, tools, anode), payload=ask(), tools=["book"], expect=answered())
-
-
-def own_stream(world: World) -> Built:
-    """As `own_methods`, streamed."""
-    tools = [toolbox(world)[0]]
-    given = world.model.bind_tools(tools).kwargs
-
-    def node(state: MessagesState) -> dict[str, Any]:
-        parts = [chunk.message for chunk in world.model._stream(state["messages"], **given)]
-        return {"messages": [sum(parts[1:], parts[0])]}
-
-    async def anode(state: MessagesState) -> dict[str, Any]:
-        parts = [chunk.message async for chunk in world.model._astream(state["messages"], **given)]
-        return {"messages": [sum(parts[1:], parts[0])]}
-
-    return Built(graph=loop(node, tools, anode), payload=ask(), tools=["book"], expect=answered())
-
-
 def model_around_a_model(world: World) -> Built:
     """A class of the user's that adds something and asks the provider's."""
 
@@ -198,8 +168,6 @@ def first_of_several(world: World) -> Built:
 
 
 KINDS = kinds(
-    own_methods,
-    own_stream,
     model_around_a_model,
     async_only_model,
     text_model,

@@ -303,26 +303,6 @@ def sqlite_write(world: World) -> None:
         database.execute("CREATE TABLE harm (done INTEGER)")
 
 
-@seen_by(there("rows.db"))
-def sqlite_attach(world: World) -> None:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.execute(f"ATTACH '{world.folder}/rows.db' AS rows")
-        database.execute("CREATE TABLE rows.harm (done INTEGER)")
-
-
-@seen_by(there("rows.db"))
-def sqlite_attach_parameter(world: World) -> None:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.execute("ATTACH ? AS rows", (str(world.folder / "rows.db"),))
-        database.execute("CREATE TABLE rows.harm (done INTEGER)")
-
-
-@seen_by(there("rows.db"))
-def sqlite_vacuum_into(world: World) -> None:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.execute(f"VACUUM INTO '{world.folder}/rows.db'")
-
-
 # Code that others call
 
 
