@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import parse_action
-from dreamgym_lg.environment import EpisodeContext
+from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.replay import RecordedPolicy, replay
 from dreamgym_lg.traces import load_traces
@@ -82,7 +82,7 @@ def graph_of(name: str) -> Any:
     return agents.create_agent(Scripted(replies=replies), [get_order, hand_over], **options)
 
 
-class Tools:
+class Tools(Environment):
     """The real answers, and the judged last action."""
 
     judged = ""

@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import Field
 
-from dreamgym_lg.environment import EpisodeContext
+from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.tasks import with_own_rules
@@ -44,7 +44,7 @@ class Hearing(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("A cat."))])
 
 
-class Ends:
+class Ends(Environment):
     """An environment that takes the first message for the end."""
 
     def reset(self, task: Task) -> str:

@@ -21,6 +21,7 @@ from dreamgym_lg import with_policy
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.langchain.middleware import PolicyMiddleware
 from dreamgym_lg.simulate import Call, simulated
+from dreamgym_lg.simulate.episode import AgentEpisode
 
 MODES: list[Any] = ["values", "updates", "messages", "custom", "debug", "tasks", "checkpoints"]
 
@@ -160,11 +161,11 @@ def test_a_name_that_is_no_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_call_is_named_by_its_whole_path() -> None:
-    from dreamgym_lg.simulate.episode import goes_to_policy
-
+    graph = StateGraph(dict).add_node("node", lambda state: state).add_edge(START, "node").compile()
     call = Call("model", "team:1-2|worker:3-4|model:5", "alice", "gpt", False)
     for name, answered in {"team": True, "worker": True, "model": True, "alice": True, "tea": False, "gpt": False}.items():
-        assert goes_to_policy([name], call) is answered, name
+        episode = AgentEpisode(graph, policy=ScriptedPolicy(), environment=None, route=[name])
+        assert episode.selects(call) is answered, name
 
 
 # --- the original -------------------------------------------------------------------------------------------------------------
