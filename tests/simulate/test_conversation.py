@@ -13,6 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
+from talkers import TALKERS
 
 from dreamgym_lg import DreamGym
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call, tool_schemas
@@ -281,3 +282,27 @@ async def test_behind_the_wall_it_is_the_same(name: str) -> None:
         workers.close()
     assert walled.error is None and len(walled.steps) > 1
     assert (walled.steps, walled.success, walled.segments) == (inside.steps, inside.success, inside.segments)
+
+
+# --- kinds of agents ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("play", [dreamed, real])
+@pytest.mark.parametrize("create", TALKERS, ids=lambda create: create.__name__)
+async def test_every_kind_of_agent_talks_as_it_does_in_production(play: Any, create: Any) -> None:
+    talker = create()
+    actions = [each for number, action in enumerate(ACTIONS) for each in (*talker.before.get(number, ()), action)]
+    policy = Acts(actions=actions)
+    episode = await play(talker.graph, policy, **talker.options)
+    assert episode.error is None, episode.error
+    assert talk(episode.steps) == list(zip(ACTIONS, HEARD, strict=True)) and episode.success
+    assert len(policy.read) == len(actions)
+
+
+@pytest.mark.parametrize("play", [dreamed, real])
+async def test_an_agent_that_asks_nothing_and_one_that_never_stops(play: Any) -> None:
+    episode = await play(desk(), Acts(actions=[LOOK, REFUND, ACTIONS[-1]]))
+    assert [step.action for step in episode.steps] == [LOOK, REFUND, ACTIONS[-1]] and episode.success
+    graph = desk().with_config(recursion_limit=20)
+    endless = await play(graph, Acts(actions=[ACTIONS[0], *[LOOK] * 100]))
+    assert [step.action for step in endless.steps[:2]] == [ACTIONS[0], LOOK] and endless.steps[-1].truncated
