@@ -236,7 +236,7 @@ def _show_tools(task: Task) -> None:
 
 
 def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The action of a typed `name key=value ...`, or of a call in JSON, passed on unchecked.
+    """The action of a typed `name key=value ...`, or of an unchecked call in JSON.
 
     A value is JSON where it can be read as such and the schema does not ask for a string. Raises `ConfigurationError` for an
     unknown tool or argument, and a line that cannot be read; the dream answers for arguments that are missing.

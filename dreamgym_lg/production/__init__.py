@@ -1,4 +1,4 @@
-"""A trained policy in production: beside the old one, or for a share of the threads."""
+"""A trained policy in production, beside the old one or for some threads."""
 
 from dreamgym_lg.production.canary import canary
 from dreamgym_lg.production.log import CanaryLog, CanaryState, Pair, Served

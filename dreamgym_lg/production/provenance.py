@@ -30,7 +30,7 @@ _SMALL_BASE = "the small base of dreamgym-lg"
 
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
-    """Origin of a policy as JSON; `training` is None if this experiment did not train it."""
+    """Origin of a policy as JSON. `training` is None if this experiment did not train it."""
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
@@ -77,7 +77,7 @@ def _base_model(work: Workspace) -> str:
 
 
 def _model_name(name: str) -> str:
-    """A hub name as it is; of a folder its own name alone, without the path."""
+    """A hub name as it is, or a folder's own name without the path."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 

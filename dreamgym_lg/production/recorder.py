@@ -101,7 +101,7 @@ class Recorder(BaseCallbackHandler):
 
 
 def _messages(outputs: Any) -> Iterator[AIMessage | ToolMessage]:
-    """Messages of a node's output: a list, or an update of the state with one in it."""
+    """Messages of a node's output, a list or an update of the state."""
     for part in outputs.values() if isinstance(outputs, dict) else [outputs]:
         for each in part if isinstance(part, list) else [part]:
             if isinstance(each, AIMessage | ToolMessage):

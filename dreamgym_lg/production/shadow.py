@@ -53,7 +53,7 @@ def shadow(
     recursion_limit: int | None = None,
     most_waiting: int = 20,
 ) -> Graph:
-    """The graph as it is; beside it the policy plays the same inputs in a dream.
+    """The graph as it is, with the policy playing the same inputs in a dream.
 
     Production answers, with its own models and tools. After each run the policy plays it again under the guard of dreams: a
     call is answered as this very run was answered, else by a recorded answer of `replay_buffer`, else by `experience_model`.

@@ -1,4 +1,4 @@
-"""The simulated side of a run: the policy in a dream of it, compared with production."""
+"""The policy in a dream of a real run, compared with production."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ class Simulation:
         return self._compare(run, episode, state)
 
     async def aplay(self, run: ShadowedRun) -> Pair:
-        """Play it in the event loop of the real run, to which async clients of models belong."""
+        """Play it in the event loop of the real run. Async clients belong to it."""
         if run.unusable is not None:
             return Pair(run.thread, run.unusable)
         answers = ThisRun(run.calls, self.index)

@@ -142,7 +142,7 @@ def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, 
 
 
 def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
-    """Success, curriculum and health of a run as PNG, 2000 x 500 pixels; `alarms`, iterations that are marked."""
+    """Success, curriculum and health of a run as PNG, 2000 x 500 pixels. Args: `alarms`, iterations that are marked."""
 
     def draw(figure: "Figure") -> None:
         # the edges are given: matplotlib's own layout would take as long again as all the drawing
