@@ -1,4 +1,4 @@
-"""ALFWorld's games as tasks, from the folder that `alfworld-download` makes or from one packed file of all games."""
+"""ALFWorld's games as tasks, from the folder of `alfworld-download` or one packed file."""
 
 import json
 import lzma
@@ -76,13 +76,13 @@ def walkthrough(task: Task) -> list[str]:
 
 @lru_cache(maxsize=4)
 def usual_places(path: str | Path) -> Mapping[str, Counter[str]]:
-    """Counts of receptacle kinds by kind of thing, such as `vase`, in the solutions of the train games."""
+    """Counts of receptacle kinds by kind of thing, in the solutions of the train games."""
     usual = defaultdict[str, Counter[str]](Counter)
     for game in _games(_located(path)):
         if _split(game) == "train":
             for action in game.data["walkthrough"]:
-                if found := _TAKE.fullmatch(action):
-                    usual[found[1]][found[2]] += 1
+                if taken := _TAKE.fullmatch(action):
+                    usual[taken[1]][taken[2]] += 1
     return usual
 
 
@@ -99,7 +99,7 @@ def game_data(task: Task) -> dict[str, Any]:
     if task.id not in lines:
         raise ConfigurationError(f"{where} holds no game {task.id!r}; {_FIX}")
     game = json.loads(zlib.decompress(lines[task.id]))
-    grammar = _TASK_LINE.sub(lambda found: found[1] + json.dumps(game["task"]), shared["grammar"])
+    grammar = _TASK_LINE.sub(lambda match: match[1] + json.dumps(game["task"]), shared["grammar"])
     return {
         "pddl_domain": shared["pddl_domain"],
         "grammar": grammar,
@@ -113,7 +113,7 @@ def game_data(task: Task) -> dict[str, Any]:
 
 
 def _located(path: str | Path) -> Path:
-    """The absolute path of the packed file, or of the folder that holds the official splits."""
+    """Absolute path of the packed file, or of the folder of the official splits."""
     where = Path(path).expanduser().resolve()
     if not where.exists():
         raise ConfigurationError(f"{where} does not exist; {_FIX}")
@@ -126,10 +126,10 @@ def _games(where: Path) -> Iterator[_Game]:
             game = json.loads(zlib.decompress(line))
             yield _Game(game["id"], game["split"], game["task"], game)
         return
-    found = [(name, file) for name in OFFICIAL_SPLITS for file in sorted((where / name).glob("*/trial_*/game.tw-pddl"))]
-    if not found:
+    files = [(name, file) for name in OFFICIAL_SPLITS for file in sorted((where / name).glob("*/trial_*/game.tw-pddl"))]
+    if not files:
         raise ConfigurationError(f"{where} holds no game (<split>/<task>/trial_*/game.tw-pddl); {_FIX}")
-    for official_split, file in found:
+    for official_split, file in files:
         # ALFWorld itself leaves these out
         if "movable" in file.parts[-3] or "Sliced" in file.parts[-3] or not (data := _read_game(file)).get("solvable"):
             continue

@@ -171,12 +171,12 @@ def _parsed_once(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine changes in a copy are these two mappings, never what they hold."""
+    """Copy the two mappings that the engine changes, not their values."""
     return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
 
 
 def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
-    """`pddl2sas` that remembers 32 games (3 MB each), each translated in two ways, and leaves `sys.argv` alone."""
+    """`pddl2sas` that remembers 32 games (3 MB each, two translations) and restores `sys.argv`."""
 
     @lru_cache(maxsize=64)
     def translate_once(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:

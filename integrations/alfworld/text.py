@@ -15,7 +15,7 @@ Check = Literal["names", "state"]
 """How much `check_action` knows."""
 
 NOTHING_HAPPENS = "Nothing happens."
-"""The environment's answer to an action that is impossible here and to one that it does not understand, alike."""
+"""The environment's answer to an impossible action and to one that it does not understand."""
 
 _FORMS = re.compile(
     r"look|inventory|help"
@@ -111,7 +111,7 @@ class Goal(NamedTuple):
     thing: str
     """Kind of the thing, e.g. `vase`."""
     place: str
-    """Kind of the receptacle that it belongs in or on, or the lamp under which it is to be looked at."""
+    """Kind of its receptacle, or of the lamp to look at it under."""
     treat: str
     """Treatment before that: `heat`, `cool`, `clean` or ""."""
     number: int
@@ -130,11 +130,11 @@ _GOAL = re.compile(
 
 def goal_of(instruction: str) -> Goal | None:
     """The goal of an instruction of any of ALFWorld's six types; None for another text."""
-    if (found := _GOAL.fullmatch(instruction)) is None:
+    if (match := _GOAL.fullmatch(instruction)) is None:
         return None
-    how = found[1] or ""
+    how = match[1] or ""
     treat = "heat" if how == "hot" else how if how != "two" else ""
-    return Goal(found[2], found[3], treat, 2 if how == "two" else 1)
+    return Goal(match[2], match[3], treat, 2 if how == "two" else 1)
 
 
 def likely_order(places: Sequence[str], usual: Mapping[str, int], seed: int) -> list[str]:
@@ -184,11 +184,11 @@ def first_observation(problem: str) -> str:
     identifiers = sorted({name.lower() for name in re.findall(r"\(receptacleAtLocation ([^?\s]\S*) ", problem)})
     kinds = [name.split("_bar_")[0] + ("basin" if "basin" in name else "") for name in identifiers]
     left = Counter(kinds)
-    shown = []
+    phrases = []
     for kind in kinds:  # ALFWorld numbers things of a kind downwards
-        shown.append(f"a {kind} {left[kind]}")
+        phrases.append(f"a {kind} {left[kind]}")
         left[kind] -= 1
-    listed = ", ".join([*shown[:-1], f"and {shown[-1]}" if shown[:-1] else shown[-1]]) if shown else "nothing"
+    listed = ", ".join([*phrases[:-1], f"and {phrases[-1]}" if phrases[:-1] else phrases[-1]]) if phrases else "nothing"
     return f"You are in the middle of a room. Looking quickly around you, you see {listed}."
 
 
@@ -201,34 +201,34 @@ def without_frame(introduction: str) -> str:
 
 
 def hidden_facts(task: Task, history: Sequence[Step], usual: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Place of the next wanted thing, such as `vase at shelf 6`, at each step and the next; "" once all were seen.
+    """Place of the next wanted thing (`vase at shelf 6`) at each step and the next; "" once all were seen.
 
     It is the one that `history` shows, else drawn by the seed among those not looked into. Args: `usual`, `data.usual_places`.
     """
     goal = goal_of(task.instruction)
-    wanted = goal.wanted if goal is not None else []
+    kinds_to_find = goal.wanted if goal is not None else []
     known, first, seed = Known(), tasks.first_observation(task), tasks.world_seed(task)
     known.see(first)
-    seen, shown = names([first]), list[tuple[int, str, str]]()
+    seen, appearances = names([first]), list[tuple[int, str, str]]()
     for number, step in enumerate(history):
         observation = step.next_observation
         known.see(observation)
-        shown += [(number, kind_of(name), known.here) for name in sorted(names([observation]) - seen)]
+        appearances += [(number, kind_of(name), known.here) for name in sorted(names([observation]) - seen)]
         seen |= names([observation])
     unknown = [place for place in known.places if place not in known.contents]
     facts = []
     for number in range(len(history) + 1):
-        missing = _missing(wanted, [kind for at, kind, _ in shown if at < number])
-        found = [place for at, kind, place in shown if at >= number and kind == missing]
-        places = found or likely_order(unknown, usual.get(missing, {}), seed)
+        missing = _missing(kinds_to_find, [kind for at, kind, _ in appearances if at < number])
+        revealed = [place for at, kind, place in appearances if at >= number and kind == missing]
+        places = revealed or likely_order(unknown, usual.get(missing, {}), seed)
         facts.append(f"{missing} at {places[0]}" if missing and places else "")
     return facts
 
 
-def _missing(wanted: Sequence[str], kinds: Iterable[str]) -> str:
-    """The first of the wanted kinds that is not among these; "" if none is missing."""
+def _missing(kinds_to_find: Sequence[str], kinds: Iterable[str]) -> str:
+    """The first kind to find that is not among these; "" if none is missing."""
     left = Counter(kinds)
-    for kind in wanted:
+    for kind in kinds_to_find:
         if not left[kind]:
             return kind
         left[kind] -= 1

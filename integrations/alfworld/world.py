@@ -74,12 +74,12 @@ class ALFWorldWorld(World):
         self.arguments = {"games": str(self.games), "max_steps": max_steps, "family": family, "check": check}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        found = [task for task in self._load() if task.metadata["official_split"] != "valid_unseen"]
-        return [task for task in found[:limit] if task.split == split]
+        tasks = [task for task in self._load() if task.metadata["official_split"] != "valid_unseen"]
+        return [task for task in tasks[:limit] if task.split == split]
 
     def _load(self, official_split: OfficialSplit | None = None) -> list[Task]:
-        found = load_tasks(self.games, official_split=official_split)
-        return [task for task in found if self.family in (None, task.metadata["type"])]
+        tasks = load_tasks(self.games, official_split=official_split)
+        return [task for task in tasks if self.family in (None, task.metadata["type"])]
 
     def create_environment(self) -> ALFWorld:
         return ALFWorld(max_steps=self.max_steps, check=self.check)

@@ -32,7 +32,7 @@ _ONE_CALL = threading.Lock()
 
 
 class Answer(NamedTuple):
-    """What a tool answered."""
+    """Answer of a tool."""
 
     text: str
     valid: bool
@@ -63,7 +63,7 @@ class BFCLApis:
 
     @property
     def user_turns(self) -> Sequence[str]:
-        """What the user says, turn by turn."""
+        """Messages of the user, turn by turn."""
         return list(self.task.metadata["user_turns"])
 
     @cached_property
@@ -109,11 +109,11 @@ class BFCLApis:
         return apis
 
     def state_matches(self) -> bool:
-        """True if every API is in the state in which the ground truth leaves it (BFCL's `state_checker`)."""
+        """True if every API's state is the ground truth's final one (BFCL's `state_checker`)."""
         return bool(state_checker(self._apis, self.reference._apis)["valid"])
 
     def success(self) -> bool:
-        """True if the state matches and the tools gave every answer of the ground truth (BFCL's `response_checker`).
+        """True if the final state and the tools' answers match the ground truth (BFCL's checkers).
 
         11 of 200 entries only ask for information. Judged once, at the end; BFCL's leaderboard judges after every turn and is
         a little stricter.
@@ -194,8 +194,8 @@ def _render(result: Any) -> str:
 
 
 def _is_error(result: Any) -> bool:
-    found = result[0] if isinstance(result, list) and result else result
-    return "error" in found if isinstance(found, dict) else isinstance(found, str) and found.startswith("Error")
+    first = result[0] if isinstance(result, list) and result else result
+    return "error" in first if isinstance(first, dict) else isinstance(first, str) and first.startswith("Error")
 
 
 # --- Arguments ------------------------------------------------------------------------------------------------------

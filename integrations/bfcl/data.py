@@ -1,4 +1,4 @@
-"""BFCL's multi-turn entries as tasks, and their ground truth as tool calls, read from the installed `bfcl-eval`."""
+"""BFCL's multi-turn entries as tasks, and their ground truth as tool calls."""
 
 import ast
 import inspect
@@ -94,15 +94,15 @@ def documents(class_name: str) -> Mapping[str, Mapping[str, Any]]:
     """BFCL's documentation of each method of an API: name, description and parameters."""
     if class_name not in MULTI_TURN_FUNC_DOC_FILE_MAPPING:
         raise ConfigurationError.unknown("BFCL class", class_name, MULTI_TURN_FUNC_DOC_FILE_MAPPING)
-    found = _read(f"multi_turn_func_doc/{MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]}")
-    return {document["name"]: document for document in found}
+    rows = _read(f"multi_turn_func_doc/{MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]}")
+    return {document["name"]: document for document in rows}
 
 
 @cache
 def _entries(category: str) -> Mapping[str, Mapping[str, Any]]:
     if category not in CATEGORIES:
         raise ConfigurationError.unknown("BFCL category", category, CATEGORIES)
-    truth = {found["id"]: found["ground_truth"] for found in _read(f"possible_answer/BFCL_v4_{category}.json")}
+    truth = {row["id"]: row["ground_truth"] for row in _read(f"possible_answer/BFCL_v4_{category}.json")}
     return {entry["id"]: {**entry, "ground_truth": truth[entry["id"]]} for entry in _read(f"BFCL_v4_{category}.json")}
 
 

@@ -28,7 +28,7 @@ Turns = list[list[ToolCall]]
 def offline_trajectories(
     tasks: Sequence[Task], *, failures: int = 1, seed: int = 0, answers: bool = False, run: str = "offline"
 ) -> Iterator[Trajectory]:
-    """Of each task the ground truth (success), then `failures` episodes with one to three mistakes each (no success).
+    """Each task's ground truth, then `failures` failed episodes with one to three mistakes each.
 
     The same arguments give the same trajectories. A task that no mistake makes fail (drawn 20 times) gives fewer.
 
@@ -47,14 +47,14 @@ def offline_trajectories(
             failed = [_failed(task, Random(f"{seed} {task.id} {number}")) for number in range(failures)]
             episodes = [_play(task, ground_truth(task)), *(episode for episode in failed if episode is not None)]
             for index, (steps, success) in enumerate(episodes):
-                shown = steps if answers else _without_answers(steps)
-                yield Trajectory(task=task, steps=shown, success=success, run=run, rollout_index=index)
+                kept = steps if answers else _without_answers(steps)
+                yield Trajectory(task=task, steps=kept, success=success, run=run, rollout_index=index)
 
     return play()
 
 
 def _play(task: Task, turns: Turns) -> tuple[list[Step], bool]:
-    """The steps of an episode that makes these calls and ends each user turn with an answer, and whether it succeeded."""
+    """Steps and success of an episode of these calls, each user turn ended by an answer."""
     environment, steps, success = BFCLEnvironment(), list[Step](), False
     observation = environment.reset(task)
     for turn in turns:
@@ -88,16 +88,16 @@ def _failed(task: Task, rng: Random) -> tuple[list[Step], bool] | None:
 
 def _without_answers(steps: Sequence[Step]) -> list[Step]:
     """One step a call: the user's words move to the next call's observation, the outcome to the last call."""
-    calls, said = list[Step](), list[str]()
+    calls, requests = list[Step](), list[str]()
     for step in steps:
         if isinstance(parse_action(step.action), ToolCall):
             before = calls[-1].next_observation if calls else steps[0].observation
-            calls.append(replace(step, observation="\n\n".join([before, *(f"User: {text}" for text in said)])))
-            said = []
+            calls.append(replace(step, observation="\n\n".join([before, *(f"User: {text}" for text in requests)])))
+            requests = []
         elif step.terminated:
             calls[-1] = replace(calls[-1], reward=step.reward, terminated=True)
         else:
-            said.append(step.next_observation)
+            requests.append(step.next_observation)
     return calls
 
 

@@ -25,7 +25,7 @@ def next_request(episode: Episode) -> str | None:
 
 
 def refusal(task: Task, action: str, observations: Sequence[str]) -> str | None:
-    """The refusal of a call by the tools' schemas, or of a tool withheld until a later request; else None."""
+    """Refusal of a call by the tools' schemas, or of a withheld tool; else None."""
     requests, ended = task.metadata["user_turns"][1:], 0
     for observation in observations[1:]:
         ended += ended < len(requests) and observation == requests[ended]

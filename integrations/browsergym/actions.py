@@ -66,11 +66,11 @@ def tool_schema(name: str) -> type[BaseModel]:
 def render(name: str, arguments: Mapping[str, Any]) -> str:
     """The text of an action: `fill('19', 'text')`. Arguments that have their default value are left out."""
     schema = arguments_schema(name).model_fields
-    given = {key: arguments[key] for key in schema if key in arguments}
-    shown = [repr(value) for key, value in given.items() if schema[key].is_required()]
-    named = {key: value for key, value in given.items() if not schema[key].is_required()}
-    shown += [f"{key}={value!r}" for key, value in named.items() if value != schema[key].default]
-    return f"{name}({', '.join(shown)})"
+    values = {key: arguments[key] for key in schema if key in arguments}
+    written = [repr(value) for key, value in values.items() if schema[key].is_required()]
+    named = {key: value for key, value in values.items() if not schema[key].is_required()}
+    written += [f"{key}={value!r}" for key, value in named.items() if value != schema[key].default]
+    return f"{name}({', '.join(written)})"
 
 
 class Element(NamedTuple):
@@ -92,30 +92,30 @@ def last_page(observations: Sequence[str]) -> str:
 @lru_cache(256)
 def elements(observation: str) -> tuple[Element, ...]:
     """The elements of the page that an observation shows, from top to bottom."""
-    found, unnamed = list[Element](), set[int]()
-    around = list[tuple[int, int]]()  # depth and place in `found` of the elements that a line is within
+    page_elements, unnamed = list[Element](), set[int]()
+    around = list[tuple[int, int]]()  # depth and place in `page_elements` of the elements that a line is within
     for line in _LINE.finditer(observation):
         depth, name = len(line["tabs"]), _NAME.match(line["rest"])
         text = str(ast.literal_eval(name[0])) if name else ""
         around = [each for each in around if each[0] < depth]
         if line["bid"]:
-            around.append((depth, len(found)))
+            around.append((depth, len(page_elements)))
             if not text:
-                unnamed.add(len(found))
-            found.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
+                unnamed.add(len(page_elements))
+            page_elements.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
         elif line["role"] == "StaticText":
             for _, place in around:
                 if place in unnamed:
-                    found[place] = found[place]._replace(name=f"{found[place].name} {text}".strip())
-    return tuple(found)
+                    page_elements[place] = page_elements[place]._replace(name=f"{page_elements[place].name} {text}".strip())
+    return tuple(page_elements)
 
 
 def listed(observation: str) -> str:
     """An observation with the page's elements alone, a third as long as the tree: `button OK: 18, focused`."""
-    found = _PAGE.search(observation)
-    if found is None:
+    match = _PAGE.search(observation)
+    if match is None:
         return observation
-    before, page = observation[: found.start()], observation[found.start() :]
+    before, page = observation[: match.start()], observation[match.start() :]
     return before + "\n".join(f"{each.role} {each.name}".strip() + f": {each.bid}{each.attributes}" for each in elements(page))
 
 
@@ -124,7 +124,7 @@ class _Wrong(Exception):
 
 
 def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
-    """An error text for no action of the benchmark, or one that the last page shows to be impossible, else None.
+    """An error text for an unknown or, by the last page, impossible action; else None.
 
     Impossible are unknown elements and options, and writing or choosing in a button and the like.
     Args: `observations`, oldest first.
@@ -142,18 +142,18 @@ def check_action(benchmark: str, action: str, observations: Sequence[str]) -> st
 
 def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
     """Why an action cannot be played on a page; "" if nothing is known against it."""
-    shown = elements(page)
+    on_page = elements(page)
     for key, value in arguments.items():
-        if key.endswith("bid") and value not in {element.bid for element in shown}:
+        if key.endswith("bid") and value not in {element.bid for element in on_page}:
             return f"there is no element {value!r} on the page."
     if name not in ("fill", "select_option"):
         return ""
-    role = next(element.role for element in shown if element.bid == arguments["bid"])
+    role = next(element.role for element in on_page if element.bid == arguments["bid"])
     if role in _NO_FIELD or (name == "select_option" and role == "textbox") or (name == "fill" and role == "listbox"):
         return f"{name} does not take a {role}."
-    listed = {element.name for element in shown if element.role == "option"}
-    wanted = arguments.get("options", [])
-    missing = [each for each in ([wanted] if isinstance(wanted, str) else wanted) if each not in listed]
+    options = {element.name for element in on_page if element.role == "option"}
+    chosen = arguments.get("options", [])
+    missing = [each for each in ([chosen] if isinstance(chosen, str) else chosen) if each not in options]
     return f"there is no option {missing[0]!r} on the page." if missing else ""
 
 

@@ -1,4 +1,4 @@
-"""An ordinary LangChain agent with one tool per BrowserGym action, on a real page or a dreamed one."""
+"""An ordinary LangChain agent with one tool per BrowserGym action, on real or dreamed pages."""
 
 import asyncio
 import threading
@@ -143,12 +143,12 @@ class BrowserAgent:
         self.model, self.actions, self.max_steps, self.short = model, actions, max_steps, short
 
     async def astream(
-        self, given: Mapping[str, Task], config: Any = None, *, context: EpisodeContext, **_: Any
+        self, payload: Mapping[str, Task], config: Any = None, *, context: EpisodeContext, **_: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """The steps so far and whether they succeeded, whenever something was added. Args: `given`, the `task`."""
+        """The steps so far and whether they succeeded, whenever something was added. Args: `payload`, the `task`."""
         assert context.environment is not None, "rollout gives the environment"
         page = BrowserTools(
-            context.environment, given["task"], actions=self.actions, max_steps=self.max_steps, short=self.short
+            context.environment, payload["task"], actions=self.actions, max_steps=self.max_steps, short=self.short
         )
         messages = await page.astart()
         async for state in create_agent_graph(self.model, page).astream({"messages": messages}, stream_mode="values"):

@@ -44,8 +44,8 @@ def load_tasks(
         raise ConfigurationError.unknown("benchmark", benchmark, get_args(Benchmark))
     if split is not None and split not in get_args(Split):
         raise ConfigurationError.unknown("split", split, get_args(Split))
-    found = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark)
-    return [task for task in found if split in (None, task.split)]
+    tasks = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark)
+    return [task for task in tasks if split in (None, task.split)]
 
 
 def check_sites(environment: Mapping[str, str]) -> None:
@@ -105,10 +105,10 @@ def _installed(benchmark: str) -> Path:
         spec = None
     # `browsergym.webarenalite` has an __init__, `webarena` is a folder without one
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    found = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
-    if found is None:
+    file = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
+    if file is None:
         raise MissingDependency(f"{benchmark}'s tasks are not installed; run: {_INSTALL}")
-    return found
+    return file
 
 
 def _split(*parts: str) -> Split:

@@ -21,7 +21,7 @@ _WRITTEN = ("textbox", "searchbox", "spinbutton", "Date", "InputTime")
 
 
 class BrowserGym(TextGame):
-    """One episode at a time, in a browser of `browsers`, which it holds from `reset` to `close`.
+    """One episode at a time, in a browser held from `reset` to `close`.
 
     An observation is the page's accessibility tree, a line an element: `[16] button 'Login'`; an action names the number. An
     action that fails is answered by a line `Error: ...` before the page. Reward and end are the benchmark's own; success is a
@@ -63,8 +63,8 @@ class BrowserGym(TextGame):
         reply = seat.ask({"reset": request})
         self._benchmark = str(request["task"]).partition(".")[0]
         self._page, self._goal = str(reply["page"]), " ".join(str(reply["goal"]).split())
-        told = " ".join(task.instruction.split()) == self._goal
-        return self.begin(self._page if told else f"Goal: {self._goal}\n{self._page}")
+        in_instruction = " ".join(task.instruction.split()) == self._goal
+        return self.begin(self._page if in_instruction else f"Goal: {self._goal}\n{self._page}")
 
     def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
@@ -79,22 +79,22 @@ class BrowserGym(TextGame):
         return StepResult(observation, reward, terminated, False, info)
 
     def valid_actions(self) -> list[str]:
-        """A click on each element of the page, each choice, and each word of the goal in each field."""
-        found, shown = set[str](), elements(self._page)
+        """Clicks on all elements, all choices, and each word of the goal in each field."""
+        actions, on_page = set[str](), elements(self._page)
         words = re.findall(r"[\w.@/:-]+", self._goal)
-        for element in shown:
+        for element in on_page:
             if element.role in _CLICKED:
-                found.add(render("click", {"bid": element.bid}))
+                actions.add(render("click", {"bid": element.bid}))
             if element.role in _WRITTEN:
-                found.update(render("fill", {"bid": element.bid, "value": word}) for word in words)
+                actions.update(render("fill", {"bid": element.bid, "value": word}) for word in words)
             if element.role in ("combobox", "listbox"):
-                options = [each.name for each in shown if each.role == "option"]
-                found.update(render("select_option", {"bid": element.bid, "options": name}) for name in options)
-        return sorted(found)
+                options = [each.name for each in on_page if each.role == "option"]
+                actions.update(render("select_option", {"bid": element.bid, "options": name}) for name in options)
+        return sorted(actions)
 
     @property
     def goal(self) -> str:
-        """What the task of the last `reset` asks for, in the benchmark's own words, on one line."""
+        """Goal of the last `reset`'s task in the benchmark's own words, on one line."""
         return self._goal
 
     def close(self) -> None:
@@ -104,17 +104,17 @@ class BrowserGym(TextGame):
 
 
 def make_tasks(tasks: Iterable[Task], environment: BrowserGym) -> list[Task]:
-    """Each task with the goal and the first page of its seed, those that look like an earlier one left out. Resets each."""
-    made: dict[tuple[str, str], Task] = {}
+    """Reset each task and add its goal and first page; those that look alike are left out."""
+    tasks_by_page: dict[tuple[str, str], Task] = {}
     for task in tasks:
         environment.reset(task)
         key = environment.goal, environment._page
-        made.setdefault(key, replace(task, instruction=environment.goal, observation=environment._page))
-    return list(made.values())
+        tasks_by_page.setdefault(key, replace(task, instruction=environment.goal, observation=environment._page))
+    return list(tasks_by_page.values())
 
 
 def _request(task: Task) -> dict[str, object]:
-    """What `task` says of the world; raises `ConfigurationError` naming what is missing or wrong."""
+    """The request for a task's world; raises `ConfigurationError` naming what is missing or wrong."""
     if task.origin == "synthetic":
         raise ConfigurationError(f"task {task.id} is synthetic: no real page belongs to it; play it in the dream")
     name, seed = task.metadata.get("task"), task.seed

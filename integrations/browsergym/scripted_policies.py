@@ -25,8 +25,8 @@ def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
     solve = SOLVERS[name]
 
     def right(seen: Sequence[str], valid: Sequence[str]) -> str:
-        told = re.match(r"Goal: (.*)", seen[0])
-        return solve(told[1] if told else task.instruction, last_page(seen))
+        stated = re.match(r"Goal: (.*)", seen[0])
+        return solve(stated[1] if stated else task.instruction, last_page(seen))
 
     return right
 
@@ -36,9 +36,9 @@ def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
 
 def _find(page: str, role: str, name: str | None = None, number: int = 0) -> Element:
     """The element of this role and name; without one the first of the role, so that there is always an action."""
-    found = [element for element in elements(page) if element.role == role]
-    named = [element for element in found if name is None or element.name.lower() == name.lower()]
-    return (named[number : number + 1] or found or [Element("0", role, "", "")])[0]
+    of_role = [element for element in elements(page) if element.role == role]
+    named = [element for element in of_role if name is None or element.name.lower() == name.lower()]
+    return (named[number : number + 1] or of_role or [Element("0", role, "", "")])[0]
 
 
 def _click(element: Element) -> str:
@@ -46,8 +46,8 @@ def _click(element: Element) -> str:
 
 
 def _value(element: Element) -> str:
-    found = re.search(r"""\bvalue=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)""", element.attributes)
-    return found[1].strip("'\"") if found else ""
+    match = re.search(r"""\bvalue=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)""", element.attributes)
+    return match[1].strip("'\"") if match else ""
 
 
 def _submit(page: str, name: str = "Submit") -> str:
@@ -68,14 +68,14 @@ def _quoted(goal: str) -> list[str]:
 
 
 def _between(goal: str, before: str, after: str) -> str:
-    found = re.search(f"{re.escape(before)}(.*?){re.escape(after)}", goal)
-    return found[1] if found else ""
+    match = re.search(f"{re.escape(before)}(.*?){re.escape(after)}", goal)
+    return match[1] if match else ""
 
 
 def _number(goal: str) -> int:
     """The `3rd` of a goal, from 0."""
-    found = re.search(r"(\d+)(?:st|nd|rd|th)", goal)
-    return int(found[1]) - 1 if found else 0
+    match = re.search(r"(\d+)(?:st|nd|rd|th)", goal)
+    return int(match[1]) - 1 if match else 0
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
@@ -96,14 +96,14 @@ def _sequence(goal: str, page: str) -> str:
 
 
 def _option(goal: str, page: str) -> str:
-    wanted = _find(page, "radio", _between(goal, "Select ", " and click"))
-    return _submit(page) if "checked='true'" in wanted.attributes else _click(wanted)
+    target = _find(page, "radio", _between(goal, "Select ", " and click"))
+    return _submit(page) if "checked='true'" in target.attributes else _click(target)
 
 
 def _checkboxes(goal: str, page: str) -> str:
-    wanted = _between(goal, "Select ", " and click").split(", ")
+    target = _between(goal, "Select ", " and click").split(", ")
     for element in elements(page):
-        if element.role == "checkbox" and ("checked='true'" in element.attributes) != (element.name in wanted):
+        if element.role == "checkbox" and ("checked='true'" in element.attributes) != (element.name in target):
             return _click(element)
     return _submit(page)
 

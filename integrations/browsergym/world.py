@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BrowserGymWorld(World):
-    """A benchmark of BrowserGym, played by an agent with one tool per action (`BrowserAgent`), in dream and reality.
+    """A benchmark of BrowserGym, played by an agent with one tool per action (`BrowserAgent`).
 
     MiniWoB++ has scripted policies to collect with, the others need recorded traces. WebArena-Lite is trained on WebArena's
     tasks without the sources of its own 165, its test tasks.
@@ -70,8 +70,8 @@ class BrowserGymWorld(World):
         self.max_steps = max_steps or (15 if benchmark == "miniwob" else 30)
         self.actions = None if actions is None else list(chosen_actions(benchmark, actions))
         self.short = short
-        given = {"max_steps": self.max_steps, "actions": self.actions, "short": short}
-        self.arguments = given | ({"names": self.names} if benchmark == "miniwob" else {})
+        arguments = {"max_steps": self.max_steps, "actions": self.actions, "short": short}
+        self.arguments = arguments | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
 
@@ -79,12 +79,12 @@ class BrowserGymWorld(World):
         """As `World.tasks`. Each task of MiniWoB++ is opened once, with as many seeds as `limit` allows."""
         if self.benchmark == "miniwob":
             return [task for task in self._miniwob(limit or self.settings.tasks or 0, seed) if task.split == split]
-        found = load_tasks(self.benchmark)
+        tasks = load_tasks(self.benchmark)
         if self.benchmark == "webarenalite":
-            own = {task.metadata["webarena_id"] for task in found}
+            own = {task.metadata["webarena_id"] for task in tasks}
             others = [task for task in load_tasks("webarena") if int(task.metadata["task"].split(".")[1]) not in own]
-            found = [task for task in others if task.split != "test"] + found
-        return [task for task in found[:limit] if task.split == split]
+            tasks = [task for task in others if task.split != "test"] + tasks
+        return [task for task in tasks[:limit] if task.split == split]
 
     def create_environment(self) -> BrowserGym:
         return BrowserGym(self._browsers, max_steps=self.max_steps)
@@ -122,21 +122,21 @@ class BrowserGymWorld(World):
         each = max(1, limit // len(names))
         key = range(seed * 100_000, seed * 100_000 + each)
         if key not in self._made:
-            found = [task for name in names for task in _of_each_split(name, key.start, each)]
+            chosen = [task for name in names for task in _of_each_split(name, key.start, each)]
             with closing(self.create_environment()) as environment:
-                made = make_tasks(found, environment)
+                tasks = make_tasks(chosen, environment)
             # of every name as many among the first so many as there are, whatever their number
-            self._made[key] = sorted(made, key=lambda task: task.seed or 0)
+            self._made[key] = sorted(tasks, key=lambda task: task.seed or 0)
         return self._made[key]
 
 
 def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
     """Tasks of a name from a seed on: a quarter test, a tenth validation, the others train."""
-    wanted = {"test": number // 4, "validation": number // 10}
-    wanted["train"] = number - sum(wanted.values())
+    left = {"test": number // 4, "validation": number // 10}
+    left["train"] = number - sum(left.values())
     for task in load_tasks("miniwob", names=[name], seeds=range(first, first + 10 * number + 20)):
-        wanted[task.split] -= 1
-        if wanted[task.split] >= 0:
+        left[task.split] -= 1
+        if left[task.split] >= 0:
             yield task
 
 

@@ -1,1 +1,1 @@
-"""What the adapters of text games share."""
+"""Parts that the adapters of text games share."""

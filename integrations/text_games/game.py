@@ -25,7 +25,7 @@ def digest(*parts: str) -> str:
 
 
 class TextGame(Environment):
-    """An environment that can list its valid actions, and refuses actions that no state of the game allows.
+    """An environment with a list of valid actions, which refuses actions impossible in every state.
 
     Args: `max_steps`, real steps after which an episode is truncated; at least 1.
     """
@@ -134,7 +134,7 @@ class Score:
 
 
 def _is_rewarded(episode: Episode) -> bool:
-    """Whether the action has been rewarded since something was lost."""
+    """True if the action has been rewarded since something was lost."""
     for step in reversed(episode.steps):
         if step.reward < 0:
             return False

@@ -119,7 +119,7 @@ def _idle_slot() -> Interface:
 def make_tasks(
     game: str, seeds: Iterable[int], *, environment: TextWorldExpress, fold: str = "train", params: str | None = None
 ) -> list[Task]:
-    """One task per different first observation among `seeds`, in their order, with one real reset per seed.
+    """One task per different first observation among `seeds`; each seed is reset once.
 
     Fold `train` is split by `world_split`, `dev` is validation, `test` is test: their objects are others.
     """

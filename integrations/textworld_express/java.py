@@ -1,4 +1,4 @@
-"""The one Java process that runs every game of TextWorld-Express, and the interface to a game slot in it."""
+"""The Java process of all TextWorld-Express games, and the interface to a slot in it."""
 
 import atexit
 import json
@@ -31,12 +31,11 @@ def find_java() -> str:
 
 
 JAVA_OPTIONS = ["-XX:+UseSerialGC", "-Xmx256m"]
-"""Java's own choice takes up to a quarter of the machine's memory, up to 970 MB for 100 slots of one game. With these it
-takes at most 190 MB, at the same speed (`tests/benchmarks/bench_java.py`)."""
+"""100 slots of one game take at most 190 MB, by default 970, at the same speed (`tests/benchmarks/bench_java.py`)."""
 
 
 class _Jvm:
-    """The one Java process behind all environments of this process, started when first needed and again if it died."""
+    """The Java process behind all environments, started when needed and again if it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,12 +102,12 @@ class Interface:
         """Build the world and return its first state. Loading a game is slow, so it is done only on a change."""
         if self._process is not None and self._process.poll() is not None:
             self._server = None
-        wanted = (world["game"], world["params"])
-        if self._server is None or self._loaded != wanted:
-            message = self.call("load", *wanted)
-            self._loaded = None if message else wanted
+        game = (world["game"], world["params"])
+        if self._server is None or self._loaded != game:
+            message = self.call("load", *game)
+            self._loaded = None if message else game
             if message:
-                raise ConfigurationError(f"TextWorld-Express refuses {wanted[0]} with {wanted[1]!r}: {message}")
+                raise ConfigurationError(f"TextWorld-Express refuses {game[0]} with {game[1]!r}: {message}")
         state: dict[str, Any] = json.loads(self.call("generateNewGameJSON", world["seed"], world["fold"], gold))
         if state["observation"].startswith("ERROR"):
             raise ConfigurationError(f"TextWorld-Express cannot build {dict(world)}: {state['observation']}")

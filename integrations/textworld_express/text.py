@@ -100,10 +100,10 @@ def _look(observation: str) -> _Room | None:
     return room
 
 
-def _drop(things: list[Any], found: list[Any]) -> None:
-    """Take the first of `found` out of `things`; nothing happens when a dream takes what was never there."""
-    if found:
-        things.remove(found[0])
+def _drop(things: list[Any], matching: list[Any]) -> None:
+    """Take the first of `matching` out of `things`; nothing happens when a dream takes what was never there."""
+    if matching:
+        things.remove(matching[0])
 
 
 def _follow(observations: Sequence[str]) -> _Room | None:
@@ -206,20 +206,20 @@ def movable_items(observation: str) -> list[str]:
 
 
 def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
-    """Items that a task's failed episodes named after their last reward, such as the requested and the taken one."""
+    """Items that a task's failed episodes named after their last reward."""
     items = movable_items(task.observation)
     # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
     name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
-    found: set[str] = set()
+    items_named: set[str] = set()
     for each in trajectories if items else ():
         if each.task.id == task.id and not each.success:
             paid = max((number for number, step in enumerate(each.steps, start=1) if step.reward > 0), default=0)
-            found.update(*(name.findall(f"{step.action}\n{step.next_observation}") for step in each.steps[paid:]))
-    return found
+            items_named.update(*(name.findall(f"{step.action}\n{step.next_observation}") for step in each.steps[paid:]))
+    return items_named
 
 
 def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
-    """Exchange up to half of a `peckingorder` or `twc` task's items at random for known ones: a synthetic task.
+    """Exchange up to half of a task's items for known ones: a synthetic task.
 
     Items of `keep` stay, unless there are no others: a hard task is often hard for one or two of its items. New ones come from
     `observations`, the first ones of other training worlds, for `twc` of the same room. None if there are too few, for another
@@ -228,10 +228,10 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Col
     if task.split != "train":
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
     game, before = task.metadata.get("game"), task.observation
-    found = _mentions(before)
-    if game not in VARIED or found is None:
+    mentions = _mentions(before)
+    if game not in VARIED or mentions is None:
         return None
-    pattern, own = found
+    pattern, own = mentions
     room = before.split(". ")[0] if game == "twc" else ""
     others = [_mentions(text) for text in observations if text.startswith(room)]
     new = sorted(set[str]().union(*(other[1] for other in others if other is not None)) - set(own))

@@ -143,8 +143,8 @@ _PUT = re.compile(r"You put the (.+) in the (.+)\.")
 def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
     """The next right action of `peckingorder`: do what the book last said, or read it if something moved since."""
     for observation in reversed(seen):
-        if told := re.fullmatch(r"The current task is to (.+)\.", observation):
-            return told[1].replace("take the ", "take ")
+        if request := re.fullmatch(r"The current task is to (.+)\.", observation):
+            return request[1].replace("take the ", "take ")
         if observation.startswith(("You take ", "You put ")):
             break
     return next((action for action in valid if action.startswith("read ")), "look around")

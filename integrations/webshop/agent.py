@@ -38,7 +38,7 @@ class _Visit:
 
 
 class ShopTools:
-    """The tools of any number of episodes at once, each in a shop of its own: pass `reset_real`, `verify_real` to `DreamGym`.
+    """Tools of any number of episodes, each in its own shop. Pass `reset_real` and `verify_real` to `DreamGym`.
 
     Args:
         path, max_steps, nouns, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
@@ -105,9 +105,9 @@ def as_tool_agent(trajectory: Trajectory) -> Trajectory:
     for step in trajectory.steps:
         call = _as_call(step.action)
         if call is not None:
-            shown = BOUGHT if step.terminated else step.next_observation
-            steps.append(Step(observation=seen, action=call, next_observation=shown, valid=step.valid))
-            seen = shown
+            page = BOUGHT if step.terminated else step.next_observation
+            steps.append(Step(observation=seen, action=call, next_observation=page, valid=step.valid))
+            seen = page
     last = trajectory.steps[-1]
     answer = render_answer("Done." if last.terminated else "I have not bought anything.")
     ended = Step(observation=seen, action=answer, next_observation="", reward=last.reward, terminated=True)

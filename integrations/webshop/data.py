@@ -36,7 +36,7 @@ class Goal(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """All products by their asin, in the order of the file, and all goals in the order of their indices."""
+    """Products by asin, in the order of the file, and goals by index."""
 
     products: Mapping[str, Product]
     goals: Sequence[Goal]
@@ -180,12 +180,12 @@ def _synthetic_goals(products: Iterable[Product], instructions: Mapping[str, Any
         written = instructions.get(product.asin, {})
         if written.get("instruction") is None:
             continue
-        limit, told = _price_limit(product.price, rng)
+        limit, ending = _price_limit(product.price, rng)
         names = sorted(product.options)
         for values in combinations(*(product.options[name] for name in names)):
             options = list(zip(names, values, strict=True))
             chosen = ", and ".join(f"{name}: {value}" for name, value in options)
-            text = f"{written['instruction']}{' with ' if chosen else ''}{chosen}{told}"
+            text = f"{written['instruction']}{' with ' if chosen else ''}{chosen}{ending}"
             yield Goal(product.asin, text, written["instruction_attributes"], options, limit)
 
 
@@ -193,8 +193,8 @@ def _human_goals(products: Iterable[Product], written: Mapping[str, Any], rng: R
     for product in products:
         for one in written.get(product.asin, ()):
             if attributes := one["instruction_attributes"]:
-                limit, told = _price_limit(product.price, rng)
-                text = one["instruction"].strip(".") + told
+                limit, ending = _price_limit(product.price, rng)
+                text = one["instruction"].strip(".") + ending
                 yield Goal(product.asin, text, attributes, one["instruction_options"], limit)
 
 
@@ -237,16 +237,16 @@ def _trajectory(episode: dict[str, Any]) -> Trajectory:
     steps = list[Step]()
     for position, one in enumerate(played, start=1):
         last = position == len(played)
-        shown = one_line(one["observation"])
+        page = one_line(one["observation"])
         steps.append(
             Step(
                 observation=steps[-1].next_observation if steps else observation,
                 action=one["action"],
-                next_observation=shown,
+                next_observation=page,
                 reward=score or 0.0 if last else 0.0,
                 terminated=last and score is not None,
                 truncated=last and score is None,
-                valid=shown != "Invalid action!",
+                valid=page != "Invalid action!",
             )
         )
     task = Task(

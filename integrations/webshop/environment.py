@@ -41,12 +41,12 @@ class Shop(NamedTuple):
 
     def search(self, words: str) -> Sequence[Product]:
         """The best products for these words; all of one category for `<c> garden`, of one Amazon query for `<q> sofas`."""
-        kind, _, wanted = words.partition(" ")
-        if kind == "<c>" and wanted.strip():
-            category = wanted.split(" ")[0].strip()
+        kind, _, rest = words.partition(" ")
+        if kind == "<c>" and rest.strip():
+            category = rest.split(" ")[0].strip()
             return [product for product in self.catalogue.products.values() if product.category == category]
         if kind == "<q>":
-            return [product for product in self.catalogue.products.values() if product.query == wanted.strip()]
+            return [product for product in self.catalogue.products.values() if product.query == rest.strip()]
         return [self.ordered[number] for number in self.search_index.search(words)]
 
 
@@ -159,10 +159,10 @@ class WebShopEnvironment(TextGame):
         return reward(visit.product, visit.options, visit.goal, visit.target, nouns)
 
 
-def _search(visit: Visit, found: Sequence[Product], number: int = 1) -> None:
+def _search(visit: Visit, products: Sequence[Product], number: int = 1) -> None:
     """Show a page of results and forget the open product with its options."""
-    visit.found, visit.number, visit.product, visit.options = found, number, None, {}
-    visit.kind, visit.page = "results", results_page(visit.goal.instruction, found, number)
+    visit.found, visit.number, visit.product, visit.options = products, number, None, {}
+    visit.kind, visit.page = "results", results_page(visit.goal.instruction, products, number)
 
 
 def _click(visit: Visit, shop: Shop, what: str) -> None:

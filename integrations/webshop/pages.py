@@ -56,12 +56,12 @@ class Page(NamedTuple):
 
 def parse_action(action: str) -> tuple[str, str]:
     """Verb and lower-case argument of `verb[argument]`, as officially; ("", "") for any other text."""
-    found = _ACTION.match(action)
-    return (found[1], found[2].lower()) if found else ("", "")
+    match = _ACTION.match(action)
+    return (match[1], match[2].lower()) if match else ("", "")
 
 
 def check_action(action: str, observations: Sequence[str]) -> str | None:
-    """The last page again for an action that is neither a search nor a click on a text of that page, else None.
+    """The last page for an action that is no search and no click on it; else None.
 
     Only the shop itself can tell a button from the words beside it.
     """
@@ -69,8 +69,8 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
     if verb == "search" and argument:
         return None
     page = last_page(observations)
-    shown = {part.strip().lower() for part in parts_of(page)} - {"search"}
-    if verb == "click" and argument.strip() in shown:
+    texts = {part.strip().lower() for part in parts_of(page)} - {"search"}
+    if verb == "click" and argument.strip() in texts:
         return None
     return page if SEPARATOR in page else SAME_PAGE
 
@@ -145,13 +145,13 @@ def search_page(instruction: str) -> Page:
     return Page(_joined("WebShop", "Instruction:", instruction, "Search"), ["search"])
 
 
-def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
-    """Page `number`, from 1, of what a search found; empty behind the last."""
+def results_page(instruction: str, products: Sequence[Product], number: int) -> Page:
+    """Page `number`, from 1, of what a search products; empty behind the last."""
     buttons = [BACK, PREVIOUS, NEXT] if number > 1 else [BACK, NEXT]
-    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
-    lines = (text for product in shown for text in (product.asin, product.title, product.price_tag))
-    head = (BACK, f"Page {number} (Total results: {len(found)})", *buttons[1:])
-    return Page(_framed(instruction, *head, *lines), _clickables(*buttons, *(product.asin for product in shown)))
+    on_page = products[(number - 1) * PER_PAGE : number * PER_PAGE]
+    lines = (text for product in on_page for text in (product.asin, product.title, product.price_tag))
+    head = (BACK, f"Page {number} (Total results: {len(products)})", *buttons[1:])
+    return Page(_framed(instruction, *head, *lines), _clickables(*buttons, *(product.asin for product in on_page)))
 
 
 def item_page(instruction: str, product: Product) -> Page:

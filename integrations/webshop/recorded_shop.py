@@ -84,7 +84,7 @@ def _is_purchase(action: str) -> bool:
 
 
 def purchase(episode: Episode) -> Episode | None:
-    """Reduce a purchase to an episode of one step, which begins with title, price and chosen values; None for other actions."""
+    """Reduce a purchase to one step after title, price and chosen values; None for other actions."""
     item = item_on(last_page(observations(episode)))
     if not _is_purchase(episode.action) or item is None:
         return None
@@ -226,11 +226,11 @@ class RecordedShop:
         """A page of search results among the recorded products."""
         assert self._index is not None, "decide before refresh"
         known = [self._asins[number] for number in self._index.search(place.words)]
-        found = [asin for asin in known if not own or self._of_others(Place(asin=asin), own) is not None]
-        shown = found[(place.number - 1) * PER_PAGE : place.number * PER_PAGE]
+        asins = [asin for asin in known if not own or self._of_others(Place(asin=asin), own) is not None]
+        on_page = asins[(place.number - 1) * PER_PAGE : place.number * PER_PAGE]
         buttons = [PREVIOUS, NEXT] if place.number > 1 else [NEXT]
-        head = [BACK, f"Page {place.number} (Total results: {len(found)})", *buttons]
-        return self._joined([*head, *(text for asin in shown for text in self._entries[asin])])
+        head = [BACK, f"Page {place.number} (Total results: {len(asins)})", *buttons]
+        return self._joined([*head, *(text for asin in on_page for text in self._entries[asin])])
 
     def _head(self, task: Task) -> str:
         return "" if self._compact else SEPARATOR.join(["Instruction:", task.instruction, ""])
@@ -258,5 +258,5 @@ def _title_and_price(texts: Sequence[str]) -> tuple[str, str]:
     """Args: `texts`, of a product on a page of results."""
     if len(texts) > 2:
         return texts[1], texts[2]
-    found = _PRICE.fullmatch(texts[-1])
-    return (found[1], found[2]) if found else (texts[-1], "")
+    match = _PRICE.fullmatch(texts[-1])
+    return (match[1], match[2]) if match else (texts[-1], "")

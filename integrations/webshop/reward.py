@@ -44,16 +44,16 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Produ
         chosen: The options of the purchase, by name.
         target: The product of the goal.
     """
-    attributes = sum(_has_attribute(bought, wanted) for wanted in goal.attributes)
+    attributes = sum(_has_attribute(bought, goal_value) for goal_value in goal.attributes)
     have = [_color_in(value) for value in chosen.values()]
-    options = sum(any(_similar(value, wanted) for value in have) for wanted in map(_color_in, goal.options))
+    options = sum(any(_similar(value, goal_value) for value in have) for goal_value in map(_color_in, goal.options))
     met = attributes + options + (bought.price <= goal.price_limit)
     return met / (len(goal.attributes) + len(goal.options) + 1) * _type_reward(bought, target, nouns)
 
 
-def _has_attribute(bought: Product, wanted: str) -> bool:
+def _has_attribute(bought: Product, goal_value: str) -> bool:
     texts = (bought.title, " ".join(bought.features), bought.description)
-    return any(_similar(one, wanted) for one in bought.attributes) or any(wanted in text.lower() for text in texts)
+    return any(_similar(one, goal_value) for one in bought.attributes) or any(goal_value in text.lower() for text in texts)
 
 
 def _color_in(option: str | tuple[str, str]) -> str:
@@ -62,8 +62,8 @@ def _color_in(option: str | tuple[str, str]) -> str:
 
 
 def _type_reward(bought: Product, target: Product, nouns: Nouns) -> float:
-    wanted = nouns(target.title)
-    overlap = len(set(wanted) & set(nouns(bought.title))) / len(wanted) if wanted else 0.2
+    nouns_of_target = nouns(target.title)
+    overlap = len(set(nouns_of_target) & set(nouns(bought.title))) / len(nouns_of_target) if nouns_of_target else 0.2
     if overlap < 0.1:
         return 0.1 if overlap else 0.0
     alike = bought.query == target.query or len(_categories(bought) & _categories(target)) >= 2 or overlap > 0.2

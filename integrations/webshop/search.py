@@ -129,7 +129,7 @@ class SearchIndex(NamedTuple):
     """Shape (terms + 1,): where the documents of each term begin in the arrays below."""
     documents: NDArray[np.int32]
     scales: NDArray[np.float32]
-    """1 + (how often the term is in the document) / (k1 times the document's length against the average, weighed by b)."""
+    """1 + term frequency / (k1 * length factor), for each document of each term."""
     idf: NDArray[np.float32]
     """Shape (terms,)."""
     size: int
@@ -152,10 +152,10 @@ class SearchIndex(NamedTuple):
         scores = weight - weight / np.concatenate([self.scales[span] for span in spans])
         documents = np.concatenate([self.documents[span] for span in spans])
         totals = np.bincount(documents, scores, self.size).astype(np.float32)  # bincount sums doubles, as Lucene does
-        found = np.flatnonzero(totals)
-        if len(found) > RESULTS:
-            found = found[totals[found] >= np.partition(totals[found], -RESULTS)[-RESULTS]]
-        return [int(number) for number in found[np.lexsort((found, -totals[found]))][:RESULTS]]
+        candidates = np.flatnonzero(totals)
+        if len(candidates) > RESULTS:
+            candidates = candidates[totals[candidates] >= np.partition(totals[candidates], -RESULTS)[-RESULTS]]
+        return [int(number) for number in candidates[np.lexsort((candidates, -totals[candidates]))][:RESULTS]]
 
 
 def load_index(documents: Sequence[str], *, cache: Path | None = None) -> SearchIndex:
@@ -195,9 +195,9 @@ def load_index(documents: Sequence[str], *, cache: Path | None = None) -> Search
 def _index(
     terms: str, starts: NDArray[np.int64], documents: NDArray[np.int32], scales: NDArray[np.float32], size: int
 ) -> SearchIndex:
-    found = np.diff(starts)
+    frequencies = np.diff(starts)
     holding = len(np.unique(documents))  # Lucene counts the documents that have terms
-    idf = np.log(1 + (holding - found + 0.5) / (found + 0.5)).astype(np.float32)
+    idf = np.log(1 + (holding - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
     numbers = {term: number for number, term in enumerate(terms.split("\n"))} if terms else {}
     return SearchIndex(numbers, starts, documents, scales, idf, size)
 
@@ -207,11 +207,11 @@ def _build(texts: Sequence[str]) -> tuple[str, NDArray[np.int64], NDArray[np.int
     terms: dict[str, int] = {}
     numbers, counts, different, lengths = array("i"), array("i"), array("i"), array("i")
     for text in texts:
-        found = Counter(analyse(text))
-        numbers.extend(terms.setdefault(term, len(terms)) for term in found)
-        counts.extend(found.values())
-        different.append(len(found))
-        lengths.append(found.total())
+        counts_in_text = Counter(analyse(text))
+        numbers.extend(terms.setdefault(term, len(terms)) for term in counts_in_text)
+        counts.extend(counts_in_text.values())
+        different.append(len(counts_in_text))
+        lengths.append(counts_in_text.total())
     of_term = np.frombuffer(numbers, np.int32)
     order = np.argsort(of_term, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(of_term, minlength=len(terms)))]).astype(np.int64)

@@ -309,6 +309,7 @@ def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
 
 
 @walled
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: Any, transport: str) -> None:
     adapters = pytest.importorskip("langchain_mcp_adapters.client")
