@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AGENT_HELP = "FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
 ISOLATION_HELP = "What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where possible."
-SOURCE_HELP = "Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
+SOURCE_HELP = "Conversations, LangSmith or Langfuse runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
 HELD_OUT_HELP = "Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
 REWARDS_HELP = "JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id."
 KEY_HELP = "The feedback that is the reward, where the traces have several."

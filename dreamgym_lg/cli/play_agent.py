@@ -194,9 +194,9 @@ def _no_call(call: Call) -> bool:
 
 
 def _payload(task: Task) -> Any:
-    """The graph's input: a JSON object as it is, any other instruction as a message."""
+    """The graph's input: a typed JSON object as it is, any other instruction as a message, a recorded task's messages."""
     try:
-        payload = json.loads(task.instruction)
+        payload = None if task.messages else json.loads(task.instruction)
     except ValueError:
         payload = None
     return payload if isinstance(payload, Mapping) else agent_input(task)

@@ -27,7 +27,7 @@ from dreamgym_lg.dream.trace_index import Success, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.tasks import first_observation, is_tool_task
+from dreamgym_lg.tasks import first_observation, is_tool_task, rules
 from dreamgym_lg.types import Step, Task, Trajectory
 
 LINE_PROMPT, JSON_PROMPT = "judge-lines-1", "judge-json-1"
@@ -82,7 +82,8 @@ class ModelJudge:
     Args:
         model: A chat model that answers at temperature 0, its name, or a `Model` whose chat model and limits it shares.
         references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
-        policy: Rules that the agent has to keep to, such as its system prompt; shown to the judge.
+        policy: Rules that the agent has to keep to, shown to the judge. Default: for a task without a rubric, the system
+            message that its agent is given (`Task.messages`).
         hosted, retries: As of `Model`; a `Model` that is given brings its own.
     """
 
@@ -141,10 +142,13 @@ class ModelJudge:
         write = self._in_lines if self._lines else self._in_json
         return [*write(episode, reference)]
 
+    def _rules(self, task: Task) -> str:
+        return self.policy or ("" if task.rubric else rules(task))
+
     def _in_json(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
         content: dict[str, Any] = {"task": first_observation(episode.task)}
-        if self.policy:
-            content["rules"] = self.policy
+        if policy := self._rules(episode.task):
+            content["rules"] = policy
         content["success"] = episode.task.rubric or RUBRIC
         if reference is not None:
             content["reference"] = {"calls": list(reference.calls), "message": _text(reference.message)}
@@ -153,7 +157,7 @@ class ModelJudge:
         return [SystemMessage(self.instructions), HumanMessage(encoded(content))]
 
     def _in_lines(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
-        head = [self.instructions, self.policy, episode.task.rubric or RUBRIC]
+        head = [self.instructions, self._rules(episode.task), episode.task.rubric or RUBRIC]
         lines = [on_one_line(first_observation(episode.task))]
         if reference is not None:
             lines += ["a recorded success:", *map(on_one_line, (*reference.calls, reference.message)), "this episode:"]

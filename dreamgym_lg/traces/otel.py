@@ -160,14 +160,11 @@ def _plain(value: Any) -> Any:
 
 def _value(attributes: Mapping[str, Any], name: str) -> Any:
     """An attribute, also where it is nested or flattened (`NAME.0.role`), with what JSON texts hold; None for none."""
-    if name in attributes:
-        return _unwrapped(unpacked(attributes[name]))
     flat = {key.removeprefix(f"{name}."): value for key, value in attributes.items() if key.startswith(f"{name}.")}
-    if flat:
-        return _unwrapped(_tree(flat))
-    head, _, rest = name.partition(".")
-    inner = attributes.get(head)
-    return _value(inner, rest) if rest and isinstance(inner, Mapping) else None
+    value: Any = unpacked(attributes[name]) if name in attributes else _tree(flat) if flat else attributes
+    for key in name.split(".") if value is attributes else ():
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return _unwrapped(value) if name.startswith("llm.") else value
 
 
 def _tree(flat: Mapping[str, Any]) -> Any:
@@ -190,7 +187,7 @@ def _unwrapped(value: Any) -> Any:
         return value
     fields = _tree(value) if any("." in str(key) for key in value) else value
     if isinstance(fields, Mapping) and len(fields) == 1 and (key := next(iter(fields))) in _WRAPPERS:
-        return _unwrapped(decoded(fields[key]))
+        return _unwrapped(unpacked(fields[key]))
     return {key: _unwrapped(each) for key, each in fields.items()} if isinstance(fields, Mapping) else _unwrapped(fields)
 
 
@@ -306,8 +303,8 @@ def _tool_run(span: _Span) -> ToolRun:
         return next((value for name in names if (value := _value(span.attributes, name)) is not None), None)
 
     arguments, result = first(_TOOL_ARGUMENTS), first(_TOOL_RESULTS)
-    for key in ("inputs", "kwargs"):  # OpenLLMetry's
-        arguments = arguments[key] if isinstance(arguments, Mapping) and isinstance(arguments.get(key), Mapping) else arguments
+    if "traceloop.entity.input" in span.attributes and isinstance(arguments, Mapping):
+        arguments = next((arguments[key] for key in ("inputs", "kwargs") if arguments.get(key)), arguments)
     if isinstance(result, Mapping) and {"output", "kwargs"} == result.keys():
         result = result["output"]
     known = arguments if isinstance(arguments, Mapping) else None

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
-from dreamgym_lg.traces.messages import is_message, messages_of, to_messages, unpacked, with_system
+from dreamgym_lg.traces.messages import is_message, messages_of, short, to_messages, unpacked, with_system
 from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, recorded_tools
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
@@ -185,6 +185,8 @@ def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
         return exchange(messages, unpacked(answer)) if asked_last and answer is not None else messages
     for asked, answered in _EXCHANGES:
         if fields.get(asked) is not None and fields.get(answered) is not None:
+            if not messages_of(unpacked(fields[answered]), "assistant"):
+                raise ValueError(f"no messages are in its `{answered}`, {short(fields[answered])}")
             return exchange(with_system(messages_of(unpacked(fields[asked]), "user"), fields), unpacked(fields[answered]))
     return to_messages(None)
 

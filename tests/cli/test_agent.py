@@ -247,6 +247,24 @@ def test_import_takes_rewards_by_id_and_scales_them(tmp_path: Path) -> None:
         assert code == 2 and reason in shown
 
 
+def test_import_says_where_rewards_are_missing_or_all_zero(tmp_path: Path) -> None:
+    """Traces without any reward became failures without a word."""
+    traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
+    rows = [{"messages": json.loads(conversation(city))["messages"]} for city in ("Rome", "Oslo")]
+    traces.write_text("\n".join(map(json.dumps, rows)))
+    code, shown = run("import", str(traces), "--to", str(buffer))
+    assert code == 0 and "none of 2 traces has a reward: give --rewards" in shown
+    traces.write_text("\n".join(conversation(city, False) for city in ("Rome", "Oslo")))
+    code, shown = run("import", str(traces), "--to", str(buffer))
+    assert code == 0 and "all rewards of the 2 traces are 0" in shown
+    feedback = {"correctness": {"avg": 1}, "quality": {"avg": 0.5}}
+    traces.write_text(json.dumps({"id": "r", "run_type": "chain", "outputs": rows[0], "feedback_stats": feedback}))
+    code, shown = run("import", str(traces), "--to", str(buffer))
+    assert code == 2 and "--reward-key KEY" in shown
+    code, shown = run("import", str(traces), "--to", str(buffer), "--reward-key", "quality")
+    assert code == 0 and "1 traces read (1 successes" in shown and "reward: give" not in shown
+
+
 def test_import_says_what_it_cannot_read(tmp_path: Path) -> None:
     buffer = str(tmp_path / "replay.db")
     assert run("import", str(tmp_path / "none.jsonl"), "--to", buffer)[0] == 2

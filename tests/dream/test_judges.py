@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,22 @@ def test_the_prompt_in_lines_is_the_whole_episode(scripted: Any) -> None:
     assert system.text == f"{load_prompt(LINE_PROMPT)}\nNever refund twice.\n{RUBRIC}"
     message = '> {"answer": "Done.\\n> success"}'
     assert human.text.splitlines() == ["> Task t1.", f"> {ORDER}", f"> {PAID}", f"> {NOTE}", "> two > lines", message]
+
+
+@pytest.mark.parametrize("prompt_format", ["lines", "json"])
+def test_without_a_rubric_the_agents_own_rules_are_the_judges(scripted: Any, prompt_format: Any) -> None:
+    given = [{"role": "system", "content": "Never refund twice."}, {"role": "user", "content": "Task t1."}]
+    own, other = (
+        ModelJudge(Model(None, prompt_format=prompt_format)),
+        ModelJudge(Model(None, prompt_format=prompt_format), policy="Be brief."),
+    )
+
+    def shown(judges: ModelJudge, rubric: str = "") -> str:
+        task = replace(order_task(rubric=rubric), messages=given)
+        return "\n".join(message.text for message in judges.messages(ended(step(), task=task)))
+
+    assert "Never refund twice." in shown(own) and "Never refund twice." not in shown(own, rubric="It is refunded.")
+    assert "Be brief." in shown(other) and "Never refund twice." not in shown(other)
 
 
 @pytest.mark.parametrize("prompt_format", ["lines", "json"])

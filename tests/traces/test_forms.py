@@ -617,6 +617,23 @@ def test_metadata_are_the_applications_own(write: Any) -> None:
         assert trajectory.task.metadata == {"intent": "where", "user_id": "7"} and trajectory.success
 
 
+def test_arguments_and_answers_of_spans_are_as_they_were(write: Any) -> None:
+    """An argument that is named as OpenInference names a wrapper; an answer byte for byte, though it is JSON."""
+    calling = parts(
+        {"type": "tool_call", "id": "c1", "name": "say", "arguments": {"message": {"text": "hi"}}}, role="assistant"
+    )
+    asked = [parts({"type": "text", "content": ASKED})]
+    call = span({"gen_ai.operation.name": "chat", "gen_ai.input.messages": asked, "gen_ai.output.messages": [calling]})
+    run = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.call.id": "c1",
+        "gen_ai.tool.call.result": '{"ok":true,"n":1.0}',
+    }
+    (trajectory,) = reading(write, call, span(run, "t"))
+    assert parse_action(trajectory.steps[0].action) == ("say", {"message": {"text": "hi"}})
+    assert trajectory.steps[0].next_observation == '{"ok":true,"n":1.0}'
+
+
 def test_the_verdict_around_spans_is_theirs(write: Any) -> None:
     inner = span({**flat("gen_ai.prompt", [USER]), **flat("gen_ai.completion", [DONE])})
     del inner["reward"]
@@ -711,3 +728,7 @@ def test_conversations_of_tau_bench() -> None:
     assert system["role"] == "system" and system["content"].startswith("# Airline Agent Policy")
     assert first == {"role": "user", "content": trajectories[0].task.instruction}
     assert first["content"].startswith("Hi! I'm looking to book a flight") and len(trajectories[0].task.tools or ()) == 14
+
+
+def test_no_mutilated_form_escapes_as_another_error(survives: Any) -> None:
+    survives("auto", list(FORMS.values()), 300)
