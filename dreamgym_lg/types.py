@@ -178,6 +178,11 @@ class Trajectory:
         return ordered
 
     @property
+    def has_outcome(self) -> bool:
+        """False for a tool agent's episode that was cut short, or recorded without a reward: its outcome is unknown."""
+        return self.task.tools is None or (bool(self.steps) and not self.steps[-1].truncated)
+
+    @property
     def reward(self) -> float:
         """Sum of the steps' rewards: the episode's score."""
         return float(sum(step.reward for step in self.steps))

@@ -35,6 +35,7 @@ from dreamgym_lg import (
 )
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
+from dreamgym_lg.experiment.gate import check_truthful
 from dreamgym_lg.statistics import wilson
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -539,3 +540,18 @@ def test_the_interval_of_an_evaluation_takes_the_episodes_of_a_task_for_alike(ag
     rate, episodes = gym.evaluate(Says(), tasks=held_out, num_generations=8)
     assert (rate.successes, rate.episodes, len(episodes)) == (32, 32, 32)
     assert (rate.low, rate.high) == wilson(4, 4), "32 episodes of 4 tasks are 4 trials where no two of a task differ"
+
+
+def test_training_refuses_traces_without_any_reward(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
+    """They were failures without a word; then the gate said that the dream pays 41 of 50 and asked for more failures."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"Book in {city}."}, {"role": "assistant", "content": "done"}]}
+        for city in ("Rome", "Oslo", "Bern")
+    ]
+    (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match="none of 3 traces has a reward"):
+        buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+    gym = gym_of(agent, buffer)
+    for stage in (gym.train_experience, gym.train_base, partial(check_truthful, gym.experiment)):
+        with pytest.raises(ConfigurationError, match=r"none of 3 traces has a reward, and .*: give --rewards"):
+            stage()

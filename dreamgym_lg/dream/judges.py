@@ -213,5 +213,5 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
 
 def ends_with_message(trajectory: Trajectory) -> bool:
     """True for a tool agent's episode of a known outcome that ends with a message, by which it is judged."""
-    last = trajectory.steps[-1] if trajectory.steps else None
-    return is_tool_task(trajectory.task) and last is not None and is_answer(last.action) and not last.truncated
+    by_tools = is_tool_task(trajectory.task) and bool(trajectory.steps) and trajectory.has_outcome
+    return by_tools and is_answer(trajectory.steps[-1].action)

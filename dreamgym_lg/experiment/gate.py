@@ -80,6 +80,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     limit = work.settings.max_false_success
     if limit is None or work.settings.references_only or not work.world.judged_by_dream:
         return
+    work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if resumed and stored.get("version") == dream.version:
@@ -209,7 +210,7 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     tasks = {each.task.id for each in unseen}
     by_tools = [each for each in successes if is_tool_task(each.task)]
     edits = [each for each in edited_successes(by_tools, writes=writes, seed=work.settings.seed) if each.task.id in tasks]
-    failures = [each for each in held_out if not each.success and each.steps]
+    failures = [each for each in held_out if not each.success and each.steps and each.has_outcome]
     played = buffer.trajectories(source="real", errors=False)
     own = [t for t in played if t.steps and t.run.startswith(work.run_name("")) and t.run != work.run_name(REFRESH)]
     recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])

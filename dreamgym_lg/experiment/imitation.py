@@ -140,6 +140,7 @@ def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, t
 def _successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
+    work.check_outcomes("a base policy imitates successes")
     successes = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
     if not successes:
         raise ConfigurationError(

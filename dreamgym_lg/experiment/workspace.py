@@ -224,6 +224,18 @@ class Workspace:
         Random(self.settings.seed).shuffle(before)
         return before + episodes[known:]
 
+    def check_outcomes(self, why: str) -> None:
+        """Raise `ConfigurationError` where there are recorded trajectories and none of them has an outcome.
+
+        Args: `why`, what needs them.
+        """
+        recorded = [each for each in self.offline() if each.steps]
+        if recorded and not any(each.has_outcome for each in recorded):
+            raise ConfigurationError(
+                f"none of {len(recorded)} traces has a reward, and {why}: give --rewards (`dreamgym import`), reward= "
+                "(load_traces), or a `reward` in each row"
+            )
+
     def _known(self, now: int) -> int:
         """Number of offline trajectories when the experience model was trained; `now` before."""
         return int(next((row["trajectories"] for row in self.replay_buffer.metrics(self.run_name(DATA))), now))

@@ -227,7 +227,7 @@ def _format_of(value: object) -> str:
 
 def outcome(trajectory: Trajectory) -> tuple[float, bool]:
     """The reward of a recorded trajectory, and True if its outcome is known."""
-    return trajectory.reward, not trajectory.steps[-1].truncated
+    return trajectory.reward, trajectory.has_outcome
 
 
 def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
