@@ -157,7 +157,9 @@ def _is_conversation(text: str, at: int) -> bool:
 def holds_conversation(value: object) -> bool:
     """True if a row looks like one of the format `messages`."""
     pairs = [key for pair in _EXCHANGES for key in pair]
-    return isinstance(value, list) or (isinstance(value, Mapping) and not value.keys().isdisjoint((*MESSAGES, *pairs)))
+    return isinstance(value, list) or (
+        isinstance(value, Mapping) and not value.keys().isdisjoint((*MESSAGES, *pairs, "values"))
+    )
 
 
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
@@ -167,6 +169,8 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             yield row
             continue
         fields = row.value if isinstance(row.value, Mapping) else {"messages": row.value}
+        if isinstance(fields.get("values"), Mapping):  # a thread of a LangGraph server
+            fields = {**fields, **fields["values"]}
         try:
             tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
             said = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})

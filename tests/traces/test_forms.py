@@ -216,6 +216,9 @@ FORMS: dict[str, Any] = {
     "a dataset row of langsmith": [
         {"inputs": {"messages": [USER]}, "outputs": {"messages": [CALLING, SHIPPED, DONE]}, "reward": 1}
     ],
+    "a thread of a LangGraph server": [
+        {"thread_id": "t", "values": {"messages": [USER, CALLING, SHIPPED, DONE]}, "metadata": {}, "reward": 1}
+    ],
     "a dataset row of a question": [
         {"inputs": {"question": ASKED}, "outputs": {"messages": [USER, CALLING, SHIPPED, DONE]}, "metadata": {}, "reward": 1}
     ],
