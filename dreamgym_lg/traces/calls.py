@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
@@ -161,10 +162,9 @@ def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> lis
 
 
 def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """A graph's messages with the system message of what was `called`: `create_agent` keeps it out of the state."""
-    if messages and not isinstance(messages[0], SystemMessage) and called and isinstance(called[0], SystemMessage):
-        return [called[0], *messages]
-    return list(messages)
+    """A graph's messages with the system messages of what was `called`: `create_agent` keeps its own out of the state."""
+    given, shown = ([*takewhile(lambda each: isinstance(each, SystemMessage), each)] for each in (messages, called))
+    return [*shown, *messages[len(given) :]] if messages and len(shown) > len(given) else list(messages)
 
 
 def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:

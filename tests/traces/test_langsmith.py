@@ -51,6 +51,14 @@ def test_a_root_run_with_its_calls(runs, steps, seen, write) -> None:
         assert (trajectory.task.messages, trajectory.task.tools) == (GIVEN, ["search", "weather"])
 
 
+def test_a_system_message_of_the_application_stands_behind_the_agents_own(make_agent, write) -> None:
+    recorder = Recorder()
+    told = {"messages": [("system", "Today is Monday."), ("user", "Where to?")]}
+    make_agent().invoke(told, {"callbacks": [LangChainTracer(client=recorder)]})  # type: ignore[arg-type]
+    (trajectory,) = load_traces(write(*recorder.exported()))
+    assert trajectory.task.messages == [GIVEN[0], {"role": "system", "content": "Today is Monday."}, GIVEN[1]]
+
+
 def test_the_schemas_of_what_the_model_was_bound_to(runs, write) -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "search", "map")]
     (call, *_) = [run for run in runs if run["run_type"] == "llm"]
