@@ -19,7 +19,7 @@ def first_observation(task: Task) -> str:
 
 
 def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
-    """What a graph with `messages` is given for the task: its messages, else its instruction as the user's."""
+    """A graph's input for the task: its messages, else its instruction as the user's."""
     given = task.messages or [{"role": "user", "content": task.instruction}]
     return {"messages": convert_to_messages([dict(message) for message in given])}
 
@@ -40,7 +40,7 @@ def described(task: Task) -> str:
 
 
 def with_own_rules(task: Task, prompt: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """A prompt in which the agent's own system messages stand in place of those recorded with its task.
+    """The prompt with the agent's own system messages in place of those of its task.
 
     A trace of model calls holds the system message that `create_agent` puts before its state: given the task's messages, the
     agent puts it before them again. Any other prompt is left as it is.

@@ -23,7 +23,7 @@ def split_thought(text: str) -> tuple[str, str]:
 
 
 def clean(value: Any) -> Any:
-    """`value`, text or JSON, with lone surrogates (half an emoji, from a cut-off answer) as `?`: UTF-8 holds none."""
+    """Text or JSON with `?` for lone surrogates: half an emoji of a cut-off answer, which UTF-8 cannot hold."""
     if isinstance(value, str):
         if value.isascii() or not _SURROGATE.search(value):
             return value

@@ -231,7 +231,7 @@ def outcome(trajectory: Trajectory) -> tuple[float, bool]:
 
 
 def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
-    """What to say where no trace of several has a reward above 0; "" where one has. Args: as `outcome` gives them."""
+    """The warning where no trace of several has a reward above 0; "" where one has. Args: as `outcome` gives them."""
     if not outcomes or any(reward > 0 for reward, _ in outcomes):
         return ""
     if any(known for _, known in outcomes):

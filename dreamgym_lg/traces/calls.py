@@ -163,8 +163,8 @@ def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> lis
 
 def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
     """A graph's messages with the system messages of what was `called`: `create_agent` keeps its own out of the state."""
-    given, shown = ([*takewhile(lambda each: isinstance(each, SystemMessage), each)] for each in (messages, called))
-    return [*shown, *messages[len(given) :]] if messages and len(shown) > len(given) else list(messages)
+    state, prompt = ([*takewhile(lambda each: isinstance(each, SystemMessage), each)] for each in (messages, called))
+    return [*prompt, *messages[len(state) :]] if messages and len(prompt) > len(state) else list(messages)
 
 
 def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:

@@ -32,8 +32,8 @@ class _Act:
 class ParsedConversation:
     """Observations and actions of an agent in a recorded conversation, read message by message."""
 
-    given: list[BaseMessage] = field(default_factory=list)
-    """What stood in its prompt before it first did something: system messages, greetings, the user's first messages."""
+    prompt: list[BaseMessage] = field(default_factory=list)
+    """The messages before its first act: system messages, greetings, the user's first messages."""
     acts: list[_Act] = field(default_factory=list)
     reply: str | None = None
     """The agent's last words, until it is known who answers them; at the end, the action that is its final answer."""
@@ -59,7 +59,7 @@ class ParsedConversation:
     @property
     def requests(self) -> list[str]:
         """The user's messages before the agent first did something."""
-        return [text_of(message) for message in self.given if isinstance(message, HumanMessage)]
+        return [text_of(message) for message in self.prompt if isinstance(message, HumanMessage)]
 
     @property
     def ended(self) -> bool:
@@ -112,7 +112,7 @@ class ParsedConversation:
         if not self.requests:
             if acts:
                 raise ValueError("the agent called a tool before any human message: there is no first observation")
-            self.given.append(message)  # a greeting, before there is anything to do
+            self.prompt.append(message)  # a greeting, before there is anything to do
             return
         # Words that neither a user nor the end follows (a sub-agent's report) are no act towards the environment.
         self.reply = None if acts else render_answer(message.text)
@@ -134,7 +134,7 @@ class ParsedConversation:
     def _see(self, message: HumanMessage | SystemMessage) -> None:
         """The user, or the application, says something."""
         if not self.acts and self.reply is None:
-            self.given.append(message)
+            self.prompt.append(message)
             return
         if not isinstance(message.content, str):
             kinds = [str(block.get("type")) for block in message.content if isinstance(block, dict)]
@@ -158,7 +158,7 @@ class ParsedConversation:
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The same messages, each tool's answer with the id of its call, and no two calls of one id.
+    """The messages with an id of its own for each call, which its answer has too.
 
     An answer belongs to the call of its id; of several, or without ids, to that of its tool's name; else to the first that is
     open.
@@ -230,15 +230,15 @@ def to_trajectory(
     steps[-1] = replace(steps[-1], reward=verdict.reward if verdict is not None else 0.0)
     metadata, rubric = (_checked(fields, name, kind) for name, kind in (("metadata", Mapping), ("rubric", str)))
     # The same words with another system message or other metadata are another task: another customer, another order.
-    words = "\n\n".join([*(text_of(each) for each in parsed.given if isinstance(each, SystemMessage)), *parsed.requests])
-    blocks = [block for each in parsed.given if isinstance(each.content, list) for block in each.content]
+    words = "\n\n".join([*(text_of(each) for each in parsed.prompt if isinstance(each, SystemMessage)), *parsed.requests])
+    blocks = [block for each in parsed.prompt if isinstance(each.content, list) for block in each.content]
     media = [block for block in blocks if isinstance(block, dict) and block.get("type") != "text"]
     about = "".join(f"\n{json.dumps(part, sort_keys=True)}" for part in (metadata, rubric, media) if part)
     task = Task(
         id=f"{environment}/{_digest(words + about)[:16]}",
         instruction=steps[0].observation,
         environment=environment,
-        messages=[{"role": _ROLES[each.type], "content": each.content} for each in parsed.given],
+        messages=[{"role": _ROLES[each.type], "content": each.content} for each in parsed.prompt],
         observation=steps[0].observation,
         tools=list(tools),
         rubric=rubric or "",

@@ -67,10 +67,10 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     known = {run.id for run in runs}
     root = next((run for run in runs if run.parent not in known), runs[0])
-    asked = [run for run in runs if run.kind == "llm"]
-    calls = [ModelCall(_asked(run), messages_of(unpacked(run.data.get("outputs")), "assistant")) for run in asked]
+    models = [run for run in runs if run.kind == "llm"]
+    calls = [ModelCall(_prompt(run), messages_of(unpacked(run.data.get("outputs")), "assistant")) for run in models]
     tools = [_tool_run(run.data) for run in runs if run.kind == "tool"]
-    whole = exchange(_asked(root), unpacked(root.data.get("outputs")))
+    whole = exchange(_prompt(root), unpacked(root.data.get("outputs")))
     called = rebuilt(calls, tools)
     # The root may hold the question and the answer alone: that would leave out what the agent did.
     partial = asks_tools(called) and not asks_tools(whole)
@@ -79,7 +79,7 @@ def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     return Conversation(root.line, messages, _fields([root.data, *(run.data for run in runs)]), trace, defined)
 
 
-def _asked(run: Part) -> list[BaseMessage]:
+def _prompt(run: Part) -> list[BaseMessage]:
     return messages_of(unpacked(run.data.get("inputs")), "user")
 
 
@@ -88,12 +88,12 @@ def _fields(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     fields = {key: next((run[key] for run in runs if run.get(key) is not None), None) for key in FIELDS}
     extra = (run.get("extra") for run in runs)
     noted = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)
-    given = (run.get(key) for run in runs for key in FEEDBACK)
-    return {**fields, "metadata": fields["metadata"] or noted, "feedback": next(filter(None, map(feedback, given)), {})}
+    recorded = (run.get(key) for run in runs for key in FEEDBACK)
+    return {**fields, "metadata": fields["metadata"] or noted, "feedback": next(filter(None, map(feedback, recorded)), {})}
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that a model call was bound to, as LangChain's tracer or a wrapped client records them."""
+    """The tools of a model call, as LangChain's tracer or a wrapped client records them."""
     extra, inputs = fields.get("extra"), fields.get("inputs")
     parameters = extra.get("invocation_params") if isinstance(extra, Mapping) else None
     places = [parameters, inputs] if fields.get("run_type") == "llm" else [parameters]

@@ -167,12 +167,9 @@ def _role(value: Mapping[str, Any]) -> str:
     return re.sub("message(chunk)?$", "", role.lower()) if isinstance(role, str) else ""
 
 
-# --- content ----------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Content:
-    """What stands in a message's content."""
+    """The texts, media, calls and answers in a message's content."""
 
     parts: list[str | dict[str, Any]] = field(default_factory=list)
     """Texts and media, in order."""
@@ -228,7 +225,7 @@ def _block_form(block: Mapping[str, Any]) -> str:
 
 
 def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]:
-    """What a block without `type` holds under the key that tells its form; a block with one itself."""
+    """The object under the key that tells a block's form; a block with a `type` itself."""
     held = (value for key, value in block.items() if _form({"type": key}) in forms and isinstance(value, Mapping))
     return next(held, block) if "type" not in block else block
 
@@ -282,7 +279,7 @@ def _assistant(fields: Mapping[str, Any], content: _Content) -> Iterator[BaseMes
 
 
 def _written_calls(text: str) -> tuple[str, list[Any]]:
-    """A reply's text without the calls that stand in it as `<tool_call>`, in the form of Hermes and Qwen; and these."""
+    """A reply's text without its `<tool_call>` elements (Hermes, Qwen), and their calls."""
     calls = [decoded(call) for call in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)]
     if unread := [call for call in calls if not isinstance(call, Mapping)]:
         raise ValueError(f"a <tool_call> that is no JSON object, {short(unread[0])}")
@@ -385,7 +382,7 @@ def decoded(value: object) -> Any:
 
 
 def unpacked(value: object) -> Any:
-    """`value`, or the object or list that it holds if it is a text of JSON."""
+    """The object or list in a text of JSON; any other value as it is."""
     inner = decoded(value)
     return inner if isinstance(inner, Mapping | list) else value
 

@@ -227,14 +227,14 @@ def _model_call(span: _Span) -> ModelCall:
     for name, event in span.events:
         if name == "gen_ai.client.inference.operation.details":
             attributes |= event
-    for asked, answered in _EXCHANGES:
-        prompt, reply = _value(attributes, asked), _value(attributes, answered)
-        if prompt is not None or reply is not None:
-            given = _messages(prompt, "user") if asked != "gen_ai.input.messages" else to_messages(_list(prompt))
-            system = {"system": _system(_value(attributes, "gen_ai.system_instructions"))}
-            said = _messages(reply[:1] if isinstance(reply, list) else reply, "assistant")
-            if given or said:
-                return ModelCall(with_system(given, system), said)
+    for names in _EXCHANGES:
+        recorded, answer = (_value(attributes, name) for name in names)
+        if recorded is not None or answer is not None:
+            prompt = to_messages(_list(recorded)) if names[0] == "gen_ai.input.messages" else _messages(recorded, "user")
+            reply = _messages(answer[:1] if isinstance(answer, list) else answer, "assistant")
+            if prompt or reply:
+                system = _system(_value(attributes, "gen_ai.system_instructions"))
+                return ModelCall(with_system(prompt, {"system": system}), reply)
     return ModelCall(*_of_events(span.events))
 
 

@@ -20,7 +20,7 @@ _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.ope
 MESSAGES = ("messages", "conversations", "conversation", "contents", "traj", "trajectory")
 """The key under which a row has its messages, in the order of preference."""
 _EXCHANGES = (("inputs", "outputs"), ("input", "output"), ("request", "response"), ("prompt", "completion"))
-"""What an agent or model was given, and what came of it."""
+"""Keys of an agent's or model's input and output."""
 _DECODER = json.JSONDecoder()
 
 
@@ -173,9 +173,9 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             fields = {**fields, **fields["values"]}
         try:
             tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
-            said = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
+            scores = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
             id = str(fields.get("id") or "")
-            yield Conversation(row.line, _messages(fields), {**fields, "feedback": said}, id, tools, row.place)
+            yield Conversation(row.line, _messages(fields), {**fields, "feedback": scores}, id, tools, row.place)
         except ValueError as error:
             yield Rejected(row.line, f"{row.place}{error}")
 
@@ -187,15 +187,15 @@ def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
         answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)
         asked_last = bool(messages) and isinstance(messages[-1], HumanMessage)
         return exchange(messages, unpacked(answer)) if asked_last and answer is not None else messages
-    for asked, answered in _EXCHANGES:
-        if fields.get(asked) is not None and fields.get(answered) is not None:
-            if not messages_of(unpacked(fields[answered]), "assistant"):
-                raise ValueError(f"no messages are in its `{answered}`, {short(fields[answered])}")
-            return exchange(with_system(messages_of(unpacked(fields[asked]), "user"), fields), unpacked(fields[answered]))
+    for prompt, reply in _EXCHANGES:
+        if fields.get(prompt) is not None and fields.get(reply) is not None:
+            if not messages_of(unpacked(fields[reply]), "assistant"):
+                raise ValueError(f"no messages are in its `{reply}`, {short(fields[reply])}")
+            return exchange(with_system(messages_of(unpacked(fields[prompt]), "user"), fields), unpacked(fields[reply]))
     return to_messages(None)
 
 
-def exchange(asked: Sequence[BaseMessage], answered: object) -> list[BaseMessage]:
-    """A conversation from what was asked and what came of it: a graph's state holds both, a reply itself alone."""
-    messages = messages_of(answered, "assistant")
-    return messages if any(isinstance(each, HumanMessage) for each in messages) else [*asked, *messages]
+def exchange(prompt: Sequence[BaseMessage], output: object) -> list[BaseMessage]:
+    """A conversation from a prompt and an output: a graph's state holds both, a reply itself alone."""
+    messages = messages_of(output, "assistant")
+    return messages if any(isinstance(each, HumanMessage) for each in messages) else [*prompt, *messages]

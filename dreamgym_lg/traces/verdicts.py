@@ -1,4 +1,4 @@
-"""What a source says about a conversation beside its messages: its outcome, its task's metadata, the agent's tools."""
+"""The facts beside a conversation's messages: its outcome, its task's metadata, the agent's tools."""
 
 import math
 import re
@@ -45,17 +45,17 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
 
     Raises `ValueError` for what is no number or outside of `reward_range`, and for feedback of which none can be chosen.
     """
-    given = {key: value for key, value in fields.items() if value is not None}
-    success = finite(given["success"], "success") > 0 if "success" in given else None
+    present = {key: value for key, value in fields.items() if value is not None}
+    success = finite(present["success"], "success") > 0 if "success" in present else None
     for key in ("reward", "score"):
-        if key in given:
-            reward = finite(given[key], key)
+        if key in present:
+            reward = finite(present[key], key)
             return Verdict(scaled(reward, key, reward_range), reward > 0 if success is None else success)
     if success is not None:
-        return Verdict(scaled(finite(given["success"], "success"), "success", (0, 1)), success)
-    if (chosen := _chosen(given.get("feedback") or {}, reward_range, reward_key)) is None:
+        return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
+    if (chosen := _chosen(present.get("feedback") or {}, reward_range, reward_key)) is None:
         return None
-    value = finite(given["feedback"][chosen], f"feedback {chosen!r}")
+    value = finite(present["feedback"][chosen], f"feedback {chosen!r}")
     return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), value > 0)
 
 
