@@ -33,12 +33,15 @@ def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
     return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
 
-def render_answer(text: str, call: str = "") -> str:
+def render_answer(text: str, *, call: str = "", tool: str = "") -> str:
     """The action text with which an agent ends its episode: `{"answer": ...}`.
 
-    Args: `call`, the name of the schema that the policy called to give its answer, whose arguments `text` holds as JSON.
+    Args:
+        call: The name of the schema that the policy called to give its answer, whose arguments `text` holds as JSON.
+        tool: The name of the tool whose answer `text` is: the policy said nothing behind it.
     """
-    return json.dumps({"answer": text} | ({"call": call} if call else {}), ensure_ascii=False)
+    source = {"call": call} if call else {"tool": tool} if tool else {}
+    return json.dumps({"answer": text, **source}, ensure_ascii=False)
 
 
 def as_said(action: str) -> str:
@@ -46,6 +49,11 @@ def as_said(action: str) -> str:
     if not is_answer(action) or "call" not in (fields := json.loads(action)):
         return action
     return render_call(fields["call"], json.loads(fields["answer"]))
+
+
+def is_returned(action: str) -> bool:
+    """True for an answer that is a tool's, which no policy said."""
+    return is_answer(action) and "tool" in json.loads(action)
 
 
 def parse_action(action: str) -> ToolCall | str:

@@ -91,7 +91,7 @@ def final_action(state: Any) -> str:
         for call in reversed(calls):
             if call["id"] == last.tool_call_id:
                 return render_answer(json.dumps(call["args"], ensure_ascii=False, default=str), call=call["name"])
-    return render_answer(last.text)
+    return render_answer(last.text, tool=last.name or "tool")
 
 
 def malformed_call(state: Any) -> str:

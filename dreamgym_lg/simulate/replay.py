@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from dreamgym_lg.actions import ToolCall, as_said, is_answer, parse_action, parse_call
+from dreamgym_lg.actions import ToolCall, as_said, is_answer, is_returned, parse_action, parse_call
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.context import set_var
@@ -58,6 +58,8 @@ class Script:
         self.actions: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
         self.misfit: str | None = None
+        self.ended = False
+        """True once the graph asks its policy behind a tool's answer with which the recorded episode ended."""
 
     def next_action(self) -> str:
         """The policy's next reply, one call or a final answer; of parallel calls, one after the other."""
@@ -65,6 +67,9 @@ class Script:
             if not self.steps[-1].truncated:
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
             return '{"answer": ""}'
+        if is_returned(self.steps[self.position].action):
+            self.ended = True
+            raise RuntimeError("the recorded episode ended with a tool's answer")
         self.position += 1
         return self.say(as_said(self.steps[self.position - 1].action))
 
@@ -134,8 +139,9 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
             async for _ in agent.astream({"task": trajectory.task}, None, context=context, stream_mode="values"):
                 pass
         except Exception as error:
-            script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
-    if script.misfit is None and script.position < len(script.steps):
+            if not script.ended:
+                script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
+    if script.misfit is None and not script.ended and script.position < len(script.steps):
         script.misfit = f"the graph ends after {script.position} of the {len(script.steps)} recorded actions"
     return Replayed(script.actions, script.tools, recorder.segments(), script.misfit)
 

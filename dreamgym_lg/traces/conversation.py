@@ -84,7 +84,7 @@ class ParsedConversation:
         over = verdict is not None
         final = self.malformed.action if self.malformed is not None else self.reply
         if final is None and verdict is not None and not self.unanswered and self.acts[-1].tool:
-            final = render_answer(self.acts[-1].seen[0])
+            final = render_answer(self.acts[-1].seen[0], tool=self.acts[-1].tool)
         if final is not None:
             valid = self.malformed is None
             last = Step(observation=observation, action=final, next_observation="", valid=valid)

@@ -74,6 +74,8 @@ STRATEGIES: dict[str, Any] = {
     "direct": ([LOOKED, HANDED], {}),
     "thinking": ([LOOKED, THINKING], {}),
 }
+CALLED = {"id": "c1", "type": "function", "function": {"name": "get_order", "arguments": '{"order_id": "A7"}'}}
+ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "A7: delivered"}
 ANSWERS = {"direct": "document of A7", "thinking": "It is delivered."}
 
 
@@ -137,4 +139,30 @@ def test_its_traces_are_successes_and_replay(name: str, tmp_path: Any) -> None:
     assert trajectory.success and is_right(name, str(parse_action(trajectory.steps[-1].action)))
     replayed = asyncio.run(replay(SimulatedAgent(graph_of(name), RecordedPolicy()), trajectory))
     assert replayed.misfit is None
+    assert list(replayed.actions.values()) == [step.action for step in trajectory.steps]
+
+
+def test_where_the_application_ended_it_the_policy_learns_no_words(tmp_path: Any) -> None:
+    """An application may stop behind a tool's answer: it is judged, and its policy did not say it."""
+    messages = [{"role": "user", "content": "What about order A7?"}, {"role": "assistant", "tool_calls": [CALLED]}, ANSWERED]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    assert trajectory.success and parse_action(trajectory.steps[-1].action) == "A7: delivered"
+    asked: list[str] = []
+    policy = RecordedPolicy()
+    replayed = asyncio.run(replay(SimulatedAgent(graph_of("thinking"), policy), trajectory, say=lambda a: asked.append(a) or a))
+    assert replayed.misfit is None and asked == [trajectory.steps[0].action]
+
+
+def test_every_turn_of_a_conversation_replays(tmp_path: Any) -> None:
+    """Only the first message was learned from."""
+    talk = [("user", "Hello."), ("assistant", "Which order?"), ("user", "A7."), CALLED, ("assistant", "It is delivered.")]
+    messages = [{"role": each[0], "content": each[1]} if isinstance(each, tuple) else each for each in talk]
+    messages[3:4] = [{"role": "assistant", "tool_calls": [CALLED]}, ANSWERED]
+    (tmp_path / "traces.jsonl").write_text(
+        json.dumps({"messages": [*messages, {"role": "user", "content": "Thanks!"}], "reward": 1})
+    )
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    replayed = asyncio.run(replay(SimulatedAgent(graph_of("thinking"), RecordedPolicy()), trajectory))
+    assert replayed.misfit is None and len(trajectory.steps) == 3 and trajectory.success
     assert list(replayed.actions.values()) == [step.action for step in trajectory.steps]
