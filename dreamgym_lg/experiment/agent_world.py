@@ -31,7 +31,7 @@ from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, re
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, missing_for_wall
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -281,6 +281,8 @@ def _isolation(chosen: str | None, graph: object) -> Isolation:
         return "process"
     if chosen is None and isinstance(graph, str):
         if not (missing := missing_for_wall()):
+            for limit in limits_of_wall():
+                logger.warning("the wall on this machine: %s", limit)
             return "process"
         logger.warning("no wall here, which needs %s: dreams are played under the guard", "; and ".join(missing))
     _say_guard()

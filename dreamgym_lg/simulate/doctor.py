@@ -228,7 +228,7 @@ _POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "s
 
 
 def _reached(each: Any, place: str) -> Iterator[Part]:
-    """The problem of an object by which plain code asks past the patched classes or the guard."""
+    """The problem of an object past which neither patch nor guard reaches."""
     name, package = type(each).__name__, type(each).__module__.partition(".")[0]
     here, unseen = f"{name} in {place}", "no guard sees what is sent on an open connection"
     fix = (

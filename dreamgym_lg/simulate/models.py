@@ -87,11 +87,11 @@ def _answer(name: str) -> Handler:
     return simulated
 
 
-def _prompts(task: Task, model: BaseChatModel, given: Any, *, whole: bool) -> Any:
+def _prompts(task: Task, model: BaseChatModel, prompts: Any, *, whole: bool) -> Any:
     """The prompts of a call with the agent's own system messages (`with_own_rules`). Args: `whole`, one prompt of any kind."""
     if whole:
-        return with_own_rules(task, model._convert_input(given).to_messages())
-    return [with_own_rules(task, prompt) for prompt in given]
+        return with_own_rules(task, model._convert_input(prompts).to_messages())
+    return [with_own_rules(task, prompt) for prompt in prompts]
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
@@ -200,7 +200,7 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_own_form(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
-    """What `normalise` returns, with the tools as the class of the policy sends them to its provider."""
+    """The arguments of `normalise`, with tools in the form of the policy's own class."""
     if not (tools := bound.get("tools")) or type(policy).bind_tools is BaseChatModel.bind_tools:
         return bound
     choice = bound.get("tool_choice")

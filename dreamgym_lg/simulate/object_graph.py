@@ -285,7 +285,7 @@ def changes_state_only(tool: BaseTool) -> bool:
 
 
 def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
-    """Tells if a value is a constant, of a harmless package, or a function of those."""
+    """Tells if a value is a constant, harmless, or a function of such."""
     if isinstance(value, tuple | frozenset):
         return all(_is_harmless(each, seen) for each in value)
     if isinstance(value, types.FunctionType):

@@ -355,7 +355,7 @@ class RemoteEpisode:
         return state, None if "ended" in message else read_error(message, where, self._errors, ends_runs=ends_runs)
 
     def contradiction(self, state: AgentState) -> EnvironmentFailed | None:
-        """An error where the other process claims an outcome that the parent's world has not given."""
+        """An error where the claimed outcome is not the one that the world gave."""
         claimed = state["steps"][-1].reward if state.get("steps") else 0.0, state.get("success", False)
         from_world = (0.0, False) if self._last is None else (self._last.reward, bool(self._last.info.get("success", False)))
         if not any(claimed) or claimed == from_world:
