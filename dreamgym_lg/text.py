@@ -32,3 +32,8 @@ def clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean(key): clean(each) for key, each in value.items()}
     return [clean(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def printable(text: str) -> str:
+    """The text without control characters but those of lines: it may be shown in a terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)

@@ -26,7 +26,7 @@ from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
 from queue import SimpleQueue
-from typing import Any, Literal, NotRequired, cast
+from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
@@ -40,7 +40,7 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import DreamGymError, EnvironmentFailed, RunStopped
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.agent import AgentState
-from dreamgym_lg.text import clean
+from dreamgym_lg.text import clean, printable
 from dreamgym_lg.types import StepResult, Task
 
 Message = dict[str, Any]
@@ -363,35 +363,29 @@ class RemoteEpisode:
         return EnvironmentFailed(f"the agent's process claims (reward, success) {claimed}, and its world gave {from_world}")
 
 
-class _Question(TypedDict):
+class _Sent(TypedDict, total=False):
+    """The parts of every message, of which one asks, ends, or says what failed."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     episode: int
-    number: int
+    number: int | None
     ask: Literal["policy", "stream", "step"]
     args: list[Any]
-
-
-class _Ended(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-    episode: int
-    state: NotRequired[AgentState]
+    state: AgentState
     ended: Literal[True]
-
-
-class _Failed(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-    episode: NotRequired[int]
-    state: NotRequired[AgentState]
     failed: str
     text: str
-    number: int | None
 
 
-_MESSAGES: TypeAdapter[Any] = TypeAdapter(_Question | _Ended | _Failed)
+_SENT: TypeAdapter[Any] = TypeAdapter(_Sent)
+_NEEDED = {"ask": {"number", "args"}, "ended": set[str](), "failed": {"number", "text"}}
 
 
 def read_message(sent: Any) -> Message:
     """A message of the other process, its types checked. Raises `ValueError` for what is none."""
-    message: Message = _MESSAGES.validate_python(clean(sent))
+    message: Message = _SENT.validate_python(clean(sent))
+    if [needed <= message.keys() for kind, needed in _NEEDED.items() if kind in message] != [True]:
+        raise ValueError(f"no message: {', '.join(message)}")
     return message
 
 
@@ -403,8 +397,3 @@ def read_error(message: Message, where: str, own: Mapping[int, Exception], *, en
     if isinstance(kind, type) and issubclass(kind, DreamGymError) and (ends_runs or not issubclass(kind, RunStopped)):
         return kind(printable(message["text"]))
     return EnvironmentFailed(f"in {where}: {printable(message['text'])}")
-
-
-def printable(text: str) -> str:
-    """The text without control characters but those of lines: it may be shown in a terminal."""
-    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)

@@ -51,12 +51,12 @@ from dreamgym_lg.simulate.remote_episode import (
     errors_behind,
     failure_of,
     play_episode,
-    printable,
     read_error,
     to_line,
 )
 from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.wall import start_walled
+from dreamgym_lg.text import printable
 from dreamgym_lg.types import Task
 
 logger = logging.getLogger(__name__)
