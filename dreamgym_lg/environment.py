@@ -36,6 +36,9 @@ class Environment(ABC):
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (a real world knows its own tools)
         """Told what the agent can call (function schemas in OpenAI's form), before its first action and when more appear."""
 
+    def show_prompt(self, text: str) -> None:  # noqa: B027 (a real world judges by its state)
+        """Receive the agent's system prompt, before its first action."""
+
     def close(self) -> None:  # noqa: B027 (nothing to release is a fine default)
         """Release what the instance holds; an instance may be closed twice."""
 

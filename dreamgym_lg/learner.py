@@ -56,6 +56,8 @@ class Credit(Protocol):
     def __call__(self, groups: Groups) -> list[TrainingRow]: ...
 
 
+SAME_REWARD = 1e-6
+"""Rewards that differ by no more are the same: sums of scores are rounded."""
 Normalisation = Literal["episodes", "tokens", "length"]
 
 # --- groups -------------------------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def group_credit(
     credited: list[tuple[Trajectory, Sequence[float]]] = []
     for group in groups:
         usable = _usable([group])
-        if len({episode.reward for episode in usable}) > 1:
+        if not is_uniform(usable):
             credited += zip(usable, _progress_advantages(usable, advantages), strict=True)
     return _rows(credited, normalise, length)
 
@@ -134,6 +136,12 @@ def success_credit(groups: Groups) -> list[TrainingRow]:
     """The rows of RFT: tokens of successes, all with advantage 1 and one weight."""
     successes = [episode for episode in _usable(groups) if episode.success]
     return _rows([(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes], "tokens", 1)
+
+
+def is_uniform(group: Sequence[Trajectory]) -> bool:
+    """True if no two played episodes earned different rewards: no advantage, no gradient."""
+    rewards = [episode.reward for episode in group if episode.error is None]
+    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
@@ -191,7 +199,7 @@ def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda
     0, deviation 1), each of which weighs the same. No row where all episodes earned the same.
     """
     episodes = _usable(groups)
-    if len({episode.reward for episode in episodes}) < 2:
+    if is_uniform(episodes):
         return []
     segments = [segment for episode in episodes for segment in trainable_segments(episode)]
     expected = iter(critic(segments))
@@ -228,7 +236,7 @@ def preference_pairs(groups: Groups) -> list[Pair]:
     for group in groups:
         best = sorted(_usable([group]), key=lambda episode: -episode.reward)
         candidates = zip(best[: len(best) // 2], reversed(best), strict=False)
-        pairs += [(chosen, rejected) for chosen, rejected in candidates if chosen.reward > rejected.reward]
+        pairs += [(chosen, rejected) for chosen, rejected in candidates if chosen.reward > rejected.reward + SAME_REWARD]
     return [Pair(chosen, rejected, 1 / len(pairs)) for chosen, rejected in pairs]
 
 

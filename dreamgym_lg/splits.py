@@ -87,6 +87,13 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
     return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
 
 
+def sharing(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[Task]:
+    """The tasks that name an entity of a held-out one; common entities do not count."""
+    named = [entities(first_observation(task)) for task in (*tasks, *held_out)]
+    theirs = frozenset[Hashable]().union(*named[len(tasks) :]) - common_entities(named)
+    return [task for task, own in zip(tasks, named, strict=False) if own & theirs]
+
+
 def _normal(word: str) -> str:
     """A word in lower case; an id without what parts it, a number without commas and trailing zeros."""
     if _NUMBER.fullmatch(word):

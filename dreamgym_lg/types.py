@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any, Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -184,8 +185,8 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """Sum of the steps' rewards: the episode's score."""
-        return float(sum(step.reward for step in self.steps))
+        """Sum of the steps' rewards, to nine digits: the episode's score."""
+        return round(fsum(step.reward for step in self.steps), 9)
 
     @property
     def invalid_actions(self) -> int:

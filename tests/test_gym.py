@@ -175,6 +175,21 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     assert said[1].startswith("1 recorded training tasks ask word for word what a held-out task asks ('t' is the first)")
 
 
+def test_another_worlds_traces_in_the_buffer_are_no_data_of_this_one(agent: Agent, buffer: ReplayBuffer) -> None:
+    step = Step(observation="Book.", action='{"arguments": {"city": "Rome"}, "name": "book"}', next_observation="Booked.")
+    for name in ("rooms", "cars"):
+        task = Task(id=name, instruction=f"Book {name}.", environment=name)
+        buffer.add(Trajectory(task=task, steps=[replace(step, next_observation=name)], success=True))
+    gym = gym_of(agent, buffer, task_generator=lambda *_: None)
+    assert [each.task.id for each in gym.experiment.offline()] == ["rooms"]
+    shown = gym.experiment.experience("").demonstrations("Book.", step.action, tasks()[0])
+    assert [each.next_observation for each in shown] == ["rooms"]
+    gym.world.task_generator(tasks()[:2], buffer)
+    made = Task(id="m", instruction="Book cars.", environment="rooms", rubric="They are booked.", origin="synthetic")
+    assert gym.world.check_task(made) is None, "a task of another world is no known one"
+    assert gym.world.check_task(replace(made, id="n", instruction="Book room a.")) == "known"
+
+
 def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:
     step = Step(observation="Book.", action="book", next_observation="Booked.")
     recorded = Task(id="t", instruction="Book.", environment="traces", observation="Book.")

@@ -15,6 +15,7 @@ from dreamgym_lg.learner import (
     gae_credit,
     group_advantages,
     group_credit,
+    is_uniform,
     leave_one_out_advantages,
     preference_credit,
     preference_pairs,
@@ -54,6 +55,18 @@ def test_uniform_groups_give_no_rows() -> None:
     assert group_credit([uniform, uniform]) == []
     assert group_credit([uniform, mixed]) == group_credit([mixed]), "nor do they dilute the others"
     assert len(group_credit([mixed])) == 3
+
+
+def test_rewards_that_differ_by_rounding_are_uniform() -> None:
+    def scores(*rewards: float) -> Trajectory:
+        steps = [Step(observation="o", action="a", next_observation="p", reward=reward) for reward in rewards]
+        return replace(episode(0.0, segment(3)), steps=steps)
+
+    group = [scores(0.1, 0.2, 0.7), scores(1.0), scores(0.3, 0.3, 0.4), scores(1 - 1e-8)]
+    assert [each.reward for each in group[:3]] == [1.0, 1.0, 1.0]
+    assert is_uniform(group) and group_credit([group]) == [] and preference_pairs([group]) == []
+    assert gae_credit([group], critic=lambda segments: [[0.5] * len(each.token_ids) for each in segments]) == []
+    assert not is_uniform([scores(0.99), scores(1.0)]) and is_uniform([])
 
 
 def test_failed_episodes_are_left_out_of_the_group() -> None:

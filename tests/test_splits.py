@@ -11,7 +11,7 @@ import pytest
 
 from dreamgym_lg import ReplayBuffer, Task, Trajectory, split_tasks
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.splits import common_entities, entities
+from dreamgym_lg.splits import common_entities, entities, sharing
 
 TAU = Path(__file__).parents[2] / "shared" / "data" / "tau"
 
@@ -160,3 +160,12 @@ def test_no_customer_and_no_order_of_tau_is_on_two_sides(domain: str, seed: int)
             seen[id].add(task.split)
     assert all(len(each) == 1 for each in seen.values())
     assert sizes(split)["train"] > len(rows) / 2 and sizes(split)["test"] > sizes(split)["validation"] > 0
+
+
+def test_tasks_that_name_what_a_held_out_one_names_are_found() -> None:
+    train = tasks_of(["Where is K-100?", "Cancel k100, please.", "Where is K-101?", "Who is Anna Berg?", "Hello!"])
+    held_out = tasks_of(["Refund K-100.", "Send it to Anna Berg", "Where is K-102?"])
+    assert [task.id for task in sharing(train, held_out)] == ["t0", "t1", "t3"]
+    assert sharing(train, []) == [] and sharing([], held_out) == []
+    many = tasks_of(f"Send K-{number} to Rome City" for number in range(100, 160))
+    assert sharing(many[:50], many[50:]) == [], "what most of them name ties nothing"

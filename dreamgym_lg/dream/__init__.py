@@ -7,17 +7,20 @@ from dreamgym_lg.dream.parts import Answer, Episode, Judge, Responder, User, Ver
 from dreamgym_lg.dream.recorded import Recorded, References
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
-from dreamgym_lg.dream.users import ScriptedUser, UntilHandOver
+from dreamgym_lg.dream.users import Goal, ModelUser, RecordedUser, ScriptedUser, UntilHandOver
 
 __all__ = [
     "Answer",
     "Dream",
     "DreamEnvironment",
     "Episode",
+    "Goal",
     "Judge",
     "Model",
     "ModelJudge",
+    "ModelUser",
     "Recorded",
+    "RecordedUser",
     "References",
     "Responder",
     "Schemas",

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
+from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -24,7 +25,7 @@ class Dream:
 
     Args:
         responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. A valid answer
-            that does not fit the JSON schema of what the tool returns is passed over.
+            that does not fit the JSON schema of what the tool returns is passed over, but for a recorded one.
         user: Replies to a tool agent's messages. None: the first message ends the episode.
         judges: The first that knows the outcome decides it, at the end of a tool agent's episode and after each action of a
             text agent.
@@ -85,7 +86,8 @@ class Dream:
         """The first answer to the action, and the name of its responder. Raises `PredictionFailed` without one."""
         for responder in self.responders:
             answer = await awaited(responder.respond(episode))
-            if answer is not None and fits_returns(episode.task, episode.action, answer):
+            # what a tool really answered, an error text perhaps, is its answer whatever it promises
+            if answer is not None and (isinstance(responder, Recorded) or fits_returns(episode.task, episode.action, answer)):
                 return answer, responder.name
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
         raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
@@ -108,11 +110,12 @@ class DreamEnvironment(Environment):
         self.dream, self.own_traces, self.has_user = dream, own_traces, dream.user is not None
         self.steps: list[Step] = []
         self._task: Task | None = None
+        self._prompt = ""
 
     def reset(self, task: Task) -> str:
         if not first_observation(task):
             raise ConfigurationError(f"task {task.id!r} has no observation and no instruction: a dream of it cannot begin")
-        self._task, self.steps = task, []
+        self._task, self.steps, self._prompt = task, [], ""
         return first_observation(task)
 
     async def areset(self, task: Task) -> str:
@@ -120,6 +123,9 @@ class DreamEnvironment(Environment):
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._task = with_tools(self._playing(), tools)
+
+    def show_prompt(self, text: str) -> None:
+        self._prompt = text
 
     def step(self, action: str) -> StepResult:
         """As `astep`; all synchronous episodes share one event loop, which keeps the clients' connections."""
@@ -141,7 +147,7 @@ class DreamEnvironment(Environment):
         """The episode up to this action, as the parts see it."""
         # in a graph, LangChain refuses a call before any environment is asked: no part sees it
         steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
-        return Episode(task=self._playing(), steps=steps, action=action, own_traces=self.own_traces)
+        return Episode(task=self._playing(), steps=steps, action=action, prompt=self._prompt, own_traces=self.own_traces)
 
     async def _hear(self, episode: Episode) -> StepResult:
         """A message of a tool agent: the user replies, else the judges decide. No user hears an empty one: it ends."""

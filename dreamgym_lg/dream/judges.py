@@ -8,7 +8,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
-from dreamgym_lg.actions import is_answer, parse_action
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
@@ -23,7 +23,7 @@ from dreamgym_lg.dream.prompts import (
     read_form,
 )
 from dreamgym_lg.dream.recorded import References
-from dreamgym_lg.dream.trace_index import Success, TraceIndex
+from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -83,7 +83,7 @@ class ModelJudge:
         model: A chat model that answers at temperature 0, its name, or a `Model` whose chat model and limits it shares.
         references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
         policy: Rules that the agent has to keep to, shown to the judge. Default: for a task without a rubric, the system
-            message that its agent is given (`Task.messages`).
+            prompt of its agent (`Task.messages`; in JSON prompts also the one that the agent sends).
         hosted, retries: As of `Model`; a `Model` that is given brings its own.
     """
 
@@ -142,18 +142,18 @@ class ModelJudge:
         write = self._in_lines if self._lines else self._in_json
         return [*write(episode, reference)]
 
-    def _rules(self, task: Task) -> str:
-        return self.policy or ("" if task.rubric else rules(task))
+    def _rules(self, task: Task, prompt: str = "") -> str:
+        return self.policy or ("" if task.rubric else prompt or rules(task))
 
     def _in_json(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
         content: dict[str, Any] = {"task": first_observation(episode.task)}
-        if policy := self._rules(episode.task):
+        if policy := self._rules(episode.task, episode.prompt):
             content["rules"] = policy
         content["success"] = episode.task.rubric or RUBRIC
         if reference is not None:
-            content["reference"] = {"calls": list(reference.calls), "message": _text(reference.message)}
+            content["reference"] = {"calls": list(reference.calls), "message": message_text(reference.message)}
         steps = [{"action": s.action, "answer": s.next_observation, "valid": s.valid} for s in episode.steps]
-        content |= {"steps": steps, "message": _text(episode.action)}
+        content |= {"steps": steps, "message": message_text(episode.action)}
         return [SystemMessage(self.instructions), HumanMessage(encoded(content))]
 
     def _in_lines(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
@@ -182,10 +182,6 @@ class ModelJudge:
             return Verdict(float(match["status"] == "success"), match["status"] == "success", match["reason"])
         answer = read_form(text, _Answer)
         return Verdict(float(answer.success), answer.success, answer.reason)
-
-
-def _text(action: str) -> str:
-    return str(parse_action(action)) if is_answer(action) else action
 
 
 async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list[BaseMessage]]:

@@ -17,6 +17,8 @@ class Episode:
     """Oldest first."""
     action: str = ""
     """Of the agent: a tool call or a message (`dreamgym_lg.actions`), or the text of a text agent."""
+    prompt: str = ""
+    """The agent's system prompt, where it is known: rules to judge by."""
     own_traces: bool = True
     """False where the dream is measured: recorded traces of this very task must neither answer nor judge."""
 

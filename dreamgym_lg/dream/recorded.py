@@ -5,9 +5,19 @@ from collections.abc import Sequence
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Votes, unordered, worlds_of
+from dreamgym_lg.dream.trace_index import (
+    Call,
+    Effects,
+    Success,
+    TraceIndex,
+    Votes,
+    facts,
+    message_text,
+    unordered,
+    worlds_of,
+)
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.tasks import is_tool_task, schemas
+from dreamgym_lg.tasks import first_observation, is_tool_task, schemas
 from dreamgym_lg.types import Task
 
 
@@ -61,12 +71,13 @@ class Recorded:
 
 
 class References:
-    """Judges a tool agent's episode by the writing calls of recorded successes at the same task.
+    """Judges a tool agent's episode by the writing calls and last messages of recorded successes at the same task.
 
     A success needs the same writing calls with the same arguments as one of them, those of one tool in the same order, and no
-    others. The wording of free text (an argument that mostly holds words nobody said before) does not count, nor do refused
-    calls. Where neither a recorded success nor the episode wrote anything, or there is no recorded success, the next judge
-    decides.
+    others. Its message has to tell the ids and amounts that all of those successes told, and none that occurs nowhere in the
+    episode or them. The wording of free text (an argument that mostly holds words nobody said before) does not count, nor do
+    refused calls. Where neither a recorded success nor the episode wrote anything, or there is no recorded success, the next
+    judge decides.
 
     Args:
         traces: As of `Recorded`.
@@ -85,8 +96,9 @@ class References:
         done = unordered(effects_of(self.index, episode))
         if not references or (not done and any(not each.effects for each in references)):
             return None
-        if any(done == each.effects for each in references):
-            return Verdict(1.0, True, "the writing calls are those of a recorded success")
+        if alike := [each for each in references if done == each.effects]:
+            fault = _message_fault(episode, alike)
+            return Verdict(float(not fault), not fault, fault or "the writing calls and facts are those of a recorded success")
         needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
 
@@ -112,6 +124,20 @@ class References:
 def effects_of(index: TraceIndex, episode: Episode) -> Effects:
     """The writing calls of an episode so far, in their order."""
     return index.effects((index.call(step.action), step.valid) for step in episode.steps)
+
+
+def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
+    """The difference of the episode's last message from those of successes with the same writing calls; "" for none."""
+    message, recorded = message_text(episode.action), [message_text(each.message) for each in successes]
+    if not message.strip() and all(map(str.strip, recorded)):
+        return "the message is empty, and that of a recorded success is not"
+    told = facts(message)
+    if missing := frozenset.intersection(*(each.facts for each in successes)) - told:
+        return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
+    seen = (text for step in episode.steps for text in (step.action, step.next_observation))
+    if invented := told - facts(episode.task.instruction, first_observation(episode.task), *seen, *recorded):
+        return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
+    return ""
 
 
 def _in_words(effects: Sequence[Call]) -> str:

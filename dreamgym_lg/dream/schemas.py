@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -78,17 +79,17 @@ def returns_schema(task: Task, action: str) -> Mapping[str, Any] | None:
 
 
 def fits_returns(task: Task, action: str, answer: Answer) -> bool:
-    """Whether a valid answer has the structure that the tool returns; error texts always fit.
+    """True for a valid answer in the structure that the tool returns, as JSON or as its text, and for error texts.
 
     Types, items, required keys, `enum` and `const` are compared, no further keywords.
     """
     schema = returns_schema(task, action)
     if schema is None or not answer.valid:
         return True
-    try:
-        return _fits(json.loads(answer.observation), schema, schema)
-    except (ValueError, RecursionError):
-        return False
+    values: list[Any] = [answer.observation]  # a tool node writes a text without quotes
+    with suppress(ValueError, RecursionError):
+        values.append(json.loads(answer.observation))
+    return any(_fits(value, schema, schema) for value in values)
 
 
 def _fits(value: Any, schema: Any, root: Mapping[str, Any]) -> bool:

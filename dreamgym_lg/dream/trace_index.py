@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
-from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import Record, ReplayBuffer
+from dreamgym_lg.splits import entities
 from dreamgym_lg.tasks import ToolUse, find_tool_uses, rules
 from dreamgym_lg.types import Task
 
@@ -50,6 +51,8 @@ class Success(NamedTuple):
     """Its writing calls as they were made."""
     message: str
     """The action that ended it."""
+    facts: frozenset[str]
+    """Ids and amounts of that message which neither the request nor an answer to a writing call gave."""
     turns: int
     """Messages of the agent in it: 1 where no user replied."""
 
@@ -134,7 +137,10 @@ class TraceIndex:
         if record.success and record.steps:
             writing = (step[0] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
             turns = sum(is_answer(step[0]) for step in record.steps)
-            success = Success(record.task_id, unordered(effects), tuple(writing), record.steps[-1][0], turns)
+            written = (step[1] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
+            last = record.steps[-1][0]
+            told = facts(message_text(last)) - facts(record.rules, record.instruction, record.request, *written)
+            success = Success(record.task_id, unordered(effects), tuple(writing), last, told, turns)
             same_words = _words_key(record.environment, record.instruction, record.split)
             for key in ((record.task_id,), same_words, (*same_words, record.rules)):
                 self.successes.setdefault(key, []).append(success)
@@ -223,6 +229,16 @@ def _as_received(schema: Any, defaults: Mapping[str, Any], arguments: Mapping[st
 
 def _defaults(tool: BaseTool) -> dict[str, Any]:
     return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
+
+
+def message_text(action: str) -> str:
+    """The text of a message; any other action as it is."""
+    return str(parse_action(action)) if is_answer(action) else action
+
+
+def facts(*texts: str) -> frozenset[str]:
+    """The ids, amounts and addresses in texts: `entities` with a digit or an `@`."""
+    return frozenset(each for text in texts for each in entities(text) if any(sign.isdigit() or sign == "@" for sign in each))
 
 
 def _is_text(value: Any) -> bool:

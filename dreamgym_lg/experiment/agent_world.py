@@ -217,9 +217,9 @@ class AgentWorld(World):
             usual = self.judged_by_dream and self.dream is None
             judged = References(self.index(replay_buffer)).decides if usual else lambda task: True
             self._checks = TaskChecks(
-                [*tasks, *replay_buffer.tasks(origin="synthetic")],
-                evaluation=[task for task in replay_buffer.tasks() if task.split != "train"],
-                trajectories=replay_buffer.trajectories(source="offline", split="train", errors=False),
+                [*tasks, *replay_buffer.tasks(origin="synthetic", environment=self.name)],
+                evaluation=[task for task in replay_buffer.tasks(environment=self.name) if task.split != "train"],
+                trajectories=replay_buffer.trajectories(source="offline", split="train", environment=self.name, errors=False),
                 judged=judged,
             )
         return self._generator

@@ -19,6 +19,7 @@ from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.rollout import check_played, real_steps
+from dreamgym_lg.splits import sharing
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 if TYPE_CHECKING:
@@ -224,6 +225,12 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
         raise ConfigurationError(
             f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
+        )
+    tasks = [task for task in work.tasks("train") if task.seed is None]  # a seed's world names nothing of another's
+    if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
+        work.say(
+            f"{len(shared)} of {len(tasks)} training tasks name an id, amount or name that a held-out task names too, such as "
+            f"{shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks together"
         )
     if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
         work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations

@@ -218,7 +218,8 @@ class Workspace:
 
         What came after the experience model was trained is at the end: which of the others were held out from it stays.
         """
-        usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
+        where: dict[str, Any] = {"source": "offline", "split": "train", "environment": self.world.name}
+        usable = partial(self.replay_buffer.trajectories, **where, errors=False)
         episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
         before = episodes[: (known := self._known(len(episodes)))]
         Random(self.settings.seed).shuffle(before)

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dreamgym_lg.errors import NothingToTrain
+from dreamgym_lg.learner import is_uniform
 from dreamgym_lg.types import Segment, Trajectory, is_missing
 
 Row = Mapping[str, float | int | str | None]
@@ -49,11 +50,6 @@ def describe(
         "reread_share": sum(map(_prompt_length, rewritten)) / max(sum(len(each.token_ids) for each in segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
-
-
-def is_uniform(group: Sequence[Trajectory]) -> bool:
-    """True if no two played episodes of a group earned different rewards: no advantage, no gradient."""
-    return len({episode.reward for episode in group if episode.error is None}) < 2
 
 
 def mostly_failed(episodes: Sequence[Trajectory]) -> bool:

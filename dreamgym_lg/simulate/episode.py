@@ -28,6 +28,8 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
+Read = Callable[[str, bool], T]
+"""(answer, exact) -> the graph's value; exact is what a tool really wrote, or an error text."""
 
 
 class Call(NamedTuple):
@@ -156,6 +158,7 @@ class AgentEpisode(ContextEpisode):
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
         self._tools: dict[str, dict[str, Any]] = {}
+        self._prompted = False
         self._lock = threading.RLock()  # the guard's, too: what it stops may be a finaliser's doing, at any moment
 
     # --- who answers what -------------------------------------------------------------------------------------------------
@@ -195,13 +198,13 @@ class AgentEpisode(ContextEpisode):
 
     # --- the environment's answers ----------------------------------------------------------------------------------------
 
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
+    def play(self, action: str, call_id: str | None, read: Read[T], *, line: str) -> tuple[PendingStep, T]:
         """The environment answers an action, in the order of calls. `read` turns it into the graph's value."""
         with self._asking_environment(), self.call_order.turn(call_id):
             self._check_running()
             return self._record_result(action, call_id, self.environment.step(action), read, line)
 
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
+    async def aplay(self, action: str, call_id: str | None, read: Read[T], *, line: str) -> tuple[PendingStep, T]:
         """As `play`."""
         with self._asking_environment():
             async with self.call_order.aturn(call_id):
@@ -209,11 +212,12 @@ class AgentEpisode(ContextEpisode):
                 return self._record_result(action, call_id, await self.environment.astep(action), read, line)
 
     def _record_result(
-        self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T], line: str
+        self, action: str, call_id: str | None, result: StepResult, read: Read[T], line: str
     ) -> tuple[PendingStep, T]:
         if result.terminated or result.truncated:
             self.last = result
-        value, info = read(result.observation), result.info
+        info = result.info
+        value = read(result.observation, info.get("decided_by") == "recorded" or not info.get("valid", True))
         step = PendingStep(
             action=action,
             answer=result.observation,
@@ -248,6 +252,13 @@ class AgentEpisode(ContextEpisode):
             with self._asking_environment():
                 self._check_running()
                 self._environment.show_tools(list(self._tools.values()))
+
+    def register_prompt(self, text: str) -> None:
+        """Show the environment the policy's first system prompt."""
+        if self._environment is not None and text and not self._prompted:
+            self._prompted = True
+            with self._asking_environment():
+                self._environment.show_prompt(text)
 
     def record_call(self, call: Call, messages: Sequence[BaseMessage]) -> None:
         """The policy answered a call; the tool calls it asked for get their order."""

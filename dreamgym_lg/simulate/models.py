@@ -82,6 +82,7 @@ def _answer(name: str) -> Handler:
         bound = _in_own_form(policy, bound)
         if episode.task is not None and args:
             args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
+        episode.register_prompt(_system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input"))))
         return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated
@@ -92,6 +93,17 @@ def _prompts(task: Task, model: BaseChatModel, prompts: Any, *, whole: bool) -> 
     if whole:
         return with_own_rules(task, model._convert_input(prompts).to_messages())
     return [with_own_rules(task, prompt) for prompt in prompts]
+
+
+def _system_prompt(model: BaseChatModel, value: Any) -> str:
+    """The system messages of a model's input; of several prompts, those of the first."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    try:
+        messages = model._convert_input(value).to_messages()
+    except Exception:  # no input of a chat model: the call itself says so
+        return ""
+    return "\n\n".join(message.text for message in messages if message.type == "system")
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:

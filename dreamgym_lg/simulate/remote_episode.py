@@ -5,7 +5,7 @@ trusted, and to unpickle is to run what was sent. What goes down is pickled. `N`
 questions of an episode, which may be open at once:
 
     up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
-            {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS]}    where the world stays in the parent, too
+            {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
     down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
@@ -191,12 +191,16 @@ class ParentEnvironment(Environment):
     def __init__(self, parent: Parent, first: str, has_user: bool) -> None:
         self._parent, self._first, self.has_user = parent, first, has_user
         self._tools: Sequence[Mapping[str, Any]] | None = None
+        self._prompt: str | None = None
 
     def reset(self, task: Task) -> str:
         return self._first
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
+
+    def show_prompt(self, text: str) -> None:
+        self._prompt = text
 
     def step(self, action: str) -> StepResult:
         result: StepResult = self._ask(action).result()
@@ -210,8 +214,8 @@ class ParentEnvironment(Environment):
         return result
 
     def _ask(self, action: str) -> "Future[Any]":
-        tools, self._tools = self._tools, None
-        return self._parent.ask("step", action, tools)
+        tools, prompt, self._tools, self._prompt = self._tools, self._prompt, None, None
+        return self._parent.ask("step", action, tools, prompt)
 
 
 def failure_of(error: BaseException) -> Message:
@@ -328,11 +332,13 @@ class RemoteEpisode:
         result = await policy.agenerate([messages], stop=stop, **arguments)
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
 
-    async def _step(self, action: str, tools: list[dict[str, Any]] | None) -> StepResult:
+    async def _step(self, action: str, tools: list[dict[str, Any]] | None, prompt: str | None = None) -> StepResult:
         if self._environment is None:
             raise EnvironmentFailed("an episode with a world of its own asked for the parent's")
         if tools is not None:
             self._environment.show_tools(tools)
+        if prompt is not None:
+            self._environment.show_prompt(prompt)
         self._last = await self._environment.astep(action)
         return self._last
 

@@ -7,16 +7,20 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import lru_cache
 from types import UnionType
-from typing import Any, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.constants import END
+from langgraph.prebuilt.tool_node import msg_content_output
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
@@ -32,10 +36,16 @@ UNKNOWN_UPDATE = (
 )
 
 
-def parse_answer(tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str) -> Any:
-    """The answer in the shape in which the tool's body returns its own.
+def parse_answer(
+    tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str, exact: bool = False
+) -> Any:
+    """The answer in the shape in which the tool's body returns its own, or as the message that a tool node makes of it.
 
-    Args: `arguments`, of the call; `graph`, whose state a `Command` writes.
+    Args:
+        arguments: Of the call.
+        graph: Its state is what a `Command` writes.
+        call_id: None where the agent's code calls.
+        exact: The text of a tool message that was recorded, or an error text: a tool node has to write it byte for byte.
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
     """
@@ -44,8 +54,17 @@ def parse_answer(tool: BaseTool, graph: object, arguments: Mapping[str, Any], ca
             raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
         return _command(tool, update, _known(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
-    value = answer if structure is None else _validate(tool, structure, answer)
-    return (value, None) if tool.response_format == "content_and_artifact" else value
+    if structure is None:
+        return (answer, None) if tool.response_format == "content_and_artifact" else answer
+    try:
+        value = _validate(tool, structure, answer)
+    except PredictionFailed:
+        if call_id is None or not (exact or not _is_json(_returned_type(tool))):
+            raise
+    else:
+        if call_id is None or not exact or msg_content_output(value) == answer:
+            return value
+    return ToolMessage(answer, tool_call_id=call_id, name=tool.name)
 
 
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,6 +81,8 @@ def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
     try:
         return structure.validate_json(answer)
     except ValidationError as error:
+        with suppress(ValidationError):  # as its text: a date, a literal
+            return structure.validate_strings(answer)
         kind = _returned_type(tool) or f"JSON of {structure.json_schema()}"
         raise PredictionFailed(
             f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
@@ -100,6 +121,18 @@ def _returned_type(tool: BaseTool) -> Any:
         if part is str or (isinstance(part, type) and issubclass(part, Command | BaseMessage | BaseException)):
             return None
     return kind
+
+
+def _is_json(kind: Any) -> bool:
+    """False for a type of which a tool node writes Python's own text: an Enum, a model, a dataclass, a set."""
+    if is_typeddict(kind):
+        return all(map(_is_json, get_type_hints(kind).values()))
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        return True
+    if origin in (Union, UnionType, list, dict, tuple, Sequence, Mapping, Annotated, Required, NotRequired):
+        return all(_is_json(part) for part in (parts[:1] if origin is Annotated else parts) if part is not Ellipsis)
+    return origin in (str, int, float, bool, None, type(None), Any, date, datetime, time, UUID, Decimal)
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any] | None:
@@ -144,7 +177,11 @@ def _known(graph: Any) -> _Known:
     for part in parts:
         if isinstance(part, BaseTool) and (structure := _structure(part, known.state)) is not None:
             with suppress(PydanticInvalidForJsonSchema):
-                schemas[part.name] = structure.json_schema()
+                schema = structure.json_schema()
+                if not returns_command(part) and not _is_json(_returned_type(part)):  # or a tool node's text of it
+                    defined = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+                    schema = {"anyOf": [schema, {"type": "string"}], **defined}
+                schemas[part.name] = schema
     with suppress(TypeError):  # not weakly referable
         _graphs[graph] = known
     return known

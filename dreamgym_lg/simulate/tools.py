@@ -16,6 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt.tool_node import msg_content_output
 from langgraph.types import Command
 from pydantic_core import to_jsonable_python
 
@@ -258,7 +259,8 @@ def as_text(result: Any) -> str:
         messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
         return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")
     if isinstance(result, BaseMessage):
-        return result.text
+        text = msg_content_output(result.content)  # a tool node writes a list of texts as JSON
+        return text if isinstance(text, str) else result.text
     if isinstance(result, str):
         return result
     try:

@@ -129,6 +129,8 @@ class Score:
         terminated = verdict.terminated and (success or not verdict.success)
         if self.completes and after >= _FULL:
             terminated = success = True
+        if success and after >= _FULL:
+            after = 1.0  # a completed task earns exactly 1, as it does in reality
         earned = reward if after == before + reward else after - before  # as it was dreamed, without rounding
         return Verdict(earned, success, verdict.reason, terminated)
 

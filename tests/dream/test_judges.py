@@ -67,6 +67,23 @@ def test_the_prompt_in_json_is_the_whole_episode(scripted: Any) -> None:
     assert json.loads(chat.asked[-1][-1].text)["success"] == RUBRIC
 
 
+def test_the_agents_system_prompt_is_what_it_is_judged_by_where_no_rubric_is_given(scripted: Any) -> None:
+    def rules(task: Task, **options: Any) -> Any:
+        chat, judges = as_json(scripted, **options)
+        environment = Dream([Says(Answer("ok"))], judges=[judges]).create_environment()
+        environment.reset(task)
+        environment.show_prompt("You are a desk. Refund nothing above 20 EUR.")
+        environment.step(REFUND)
+        environment.step(DONE)
+        environment.reset(task)
+        environment.step(DONE)
+        return [json.loads(prompt[-1].text).get("rules") for prompt in chat.asked]
+
+    assert rules(order_task()) == ["You are a desk. Refund nothing above 20 EUR.", None], "of its own episode alone"
+    assert rules(order_task(rubric="W-204 is refunded")) == [None, None]
+    assert rules(order_task(), policy="Be kind.") == ["Be kind.", "Be kind."]
+
+
 def test_the_prompt_in_lines_is_the_whole_episode(scripted: Any) -> None:
     chat = scripted(reply=lambda _: "it was\nnot asked for\nfailure")
     judges = ModelJudge(chat, policy="Never refund twice.")

@@ -21,6 +21,7 @@ from orders import (
     trace,
 )
 from orders import tool as schema
+from pydantic import BaseModel
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References, ScriptedUser
@@ -219,3 +220,83 @@ def test_which_tools_write_is_said_or_found_in_the_traces(buffer: ReplayBuffer) 
     unsaid = TraceIndex(buffer)
     unsaid.refresh()
     assert unsaid.writes("unheard_of") and unsaid.writes("refund")
+
+
+# --- the last message -------------------------------------------------------------------------------------------------
+
+K12 = render_call("refund", {"order_id": "K12"})
+CHARGED = '{"id": "K12", "paid": 125.0, "card": "VISA 4411"}'
+
+
+@pytest.mark.parametrize(
+    ("message", "reward", "reason"),
+    [
+        ("K12 is refunded: 125 EUR to your card 4411.", 1, "writing calls and facts"),
+        ("Done! 125.00 EUR of K12 are on their way to 4411, order 7.", 1, "writing calls and facts"),
+        ("I will NOT refund K12. Your card was charged another 900 EUR.", 0, "lacks 125, 4411"),
+        ("K12 is refunded: 125 EUR to your card 4411, and 900 EUR as a present.", 0, "tells 900"),
+        ("K12 is refunded.", 0, "lacks 125, 4411"),
+        ("", 0, "is empty"),
+    ],
+)
+def test_the_same_writes_with_another_answer_are_no_success(
+    buffer: ReplayBuffer, message: str, reward: float, reason: str
+) -> None:
+    of = order_task("k", "Refund order K12, please.")
+    lookup = render_call("get_order", {"order_id": "K12"})
+    ok = '{"receipt": "R-8812"}'
+    told = render_answer("I refunded K12: 125 EUR to the card 4411 (receipt R-8812).")
+    buffer.add(trace(of, (lookup, CHARGED), (K12, ok), told))
+    buffer.add(trace(of, (lookup, CHARGED), (K12, ok), render_answer("125 EUR of K12 go back to 4411."), index=1))
+    dream = Dream([Recorded(Index(buffer))], judges=[References(Index(buffer))])
+    last = play(dream.create_environment(), of, lookup, K12, render_answer(message))[-1]
+    assert (last.reward, last.info["success"]) == (reward, reward == 1) and reason in last.info["reasoning"]
+
+
+def test_what_a_write_made_need_not_be_told_and_a_message_without_facts_may_be_any(buffer: ReplayBuffer) -> None:
+    of = order_task("k", "Refund order K12, please.")
+    buffer.add(trace(of, (K12, '{"receipt": "R-8812"}'), render_answer("Done, receipt R-8812.")))
+    dream = Dream([Recorded(Index(buffer))], judges=[References(Index(buffer))])
+    rewards = [
+        play(dream.create_environment(), of, K12, render_answer(text))[-1].reward
+        for text in ("It is refunded.", "Receipt R-8812.", "Receipt R-9999.", " ")
+    ]
+    assert rewards == [1, 1, 0, 0]
+
+
+# --- the same call ----------------------------------------------------------------------------------------------------
+
+
+class Line(BaseModel):
+    sku: str
+    quantity: int = 1
+    gift: bool = False
+
+
+@tool
+def place_order(customer: int, lines: list[Line], express: bool = False) -> str:
+    """Place an order."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same"),
+    [
+        ({"customer": "7", "lines": [{"sku": "X1", "quantity": 2}]}, True),
+        ({"customer": 7, "lines": [{"sku": "X1", "quantity": 2.0}]}, True),
+        ({"customer": 7.0, "lines": [{"sku": "X1", "quantity": 2, "gift": False}], "express": False}, True),
+        ({"customer": 7, "lines": [{"sku": "X1", "quantity": 2}], "note": "ignored"}, True),
+        ({"customer": 7, "lines": [{"sku": "X1", "quantity": 2, "gift": True}]}, False),
+        ({"customer": 7, "lines": [{"sku": "X1"}]}, False),
+        ({"customer": 8, "lines": [{"sku": "X1", "quantity": 2}]}, False),
+    ],
+)
+def test_calls_are_compared_as_the_tool_receives_them(buffer: ReplayBuffer, arguments: dict[str, Any], same: bool) -> None:
+    of = Task(id="o", instruction="Customer 7 wants two X1.", environment="shop", tools=["place_order"])
+    recorded = render_call("place_order", {"customer": 7, "lines": [{"sku": "X1", "quantity": 2}]})
+    buffer.add(trace(of, (recorded, "placed"), render_answer("Ordered.")))
+    index = TraceIndex(buffer, tools=[place_order])
+    dream = Dream([Recorded(index), Says(Answer("placed"))], judges=[References(index)])
+    result = play(dream.create_environment(), of, render_call("place_order", arguments), render_answer("Ordered."))
+    assert result[-1].reward == same
+    assert (result[0].info["decided_by"] == "recorded") == same

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.experiment.training import _check_training
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
 from dreamgym_lg.types import StepResult
@@ -240,3 +242,24 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
 def test_where_it_cannot_train_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Settings(**given)
+
+
+def test_training_says_how_many_tasks_name_what_a_held_out_one_names() -> None:
+    said: list[str] = []
+    texts = {"train": ["Refund K-100.", "Where is K-101?"], "validation": ["Cancel K-102."], "test": ["Where is k100?"]}
+    tasks = {
+        split: [Task(id=f"{split} {number}", instruction=text, environment="desk") for number, text in enumerate(each)]
+        for split, each in texts.items()
+    }
+    work = SimpleNamespace(
+        settings=Settings(real_budget=0),
+        tasks=tasks.__getitem__,
+        say=said.append,
+        validation_tasks=lambda: [],
+        world=SimpleNamespace(),
+    )
+    _check_training(work, SimpleNamespace(), real=False)
+    assert len(said) == 1
+    assert said[0].startswith(
+        "1 of 2 training tasks name an id, amount or name that a held-out task names too, such as 'train 0'"
+    )

@@ -5,8 +5,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from uuid import UUID
 
 import pytest
 from langchain.agents import create_agent
@@ -23,11 +27,13 @@ from zoo import World
 from zoo.base import ask, react, toolbox
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.actions import parse_action
+from dreamgym_lg.actions import parse_action, render_call
+from dreamgym_lg.dream import Answer, Dream, Episode, Recorded, Verdict
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.simulate import simulated
 from dreamgym_lg.simulate.object_graph import changes_state_only
-from dreamgym_lg.types import StepResult
+from dreamgym_lg.types import Step, StepResult, Trajectory
 
 
 class Saying(ScriptedPolicy):
@@ -309,8 +315,11 @@ def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, valu
         dream(compiled, ScriptedPolicy(), Answers({made.name: "two beds"}), {"found": None})
     world = World(folder=tmp_path)
     agent = react(world.model, [made], tool_node=ToolNode([made], handle_tool_errors=True))
-    with pytest.raises(PredictionFailed):
-        dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))
+    if made.name in ("a_room", "rooms", "a_flat"):  # a tool node writes Python's own text of these
+        assert dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))[1]["messages"][2].text == "two beds"
+    else:
+        with pytest.raises(PredictionFailed):
+            dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))
     episode, state = dream(agent, ScriptedPolicy(), Answers({made.name: answer}))
     assert episode.steps[0].next_observation == state["messages"][2].text, "as the policy reads it"
 
@@ -329,10 +338,83 @@ def test_the_world_is_told_what_a_tool_returns(tmp_path: Path) -> None:
     policy = Saying(says=[[("frames", {"city": "Rome"}), ("rooms", {"city": "Rome"})]])
     episode, _ = dream(react(world.model, [frames, rooms, prices, toolbox(world)[0]]), policy, environment)
     assert environment.told["frames"] is None and environment.told["book"] is None
-    assert environment.told["rooms"]["type"] == "array" and "Room" in environment.told["rooms"]["$defs"]
+    assert environment.told["rooms"]["anyOf"][0]["type"] == "array" and "Room" in environment.told["rooms"]["$defs"]
+    assert environment.told["rooms"]["anyOf"][1] == {"type": "string"}, "a tool node writes a model as text"
     assert environment.told["prices"] == {"type": "object", "additionalProperties": {"type": "number"}}
     assert names(episode) == ["frames", "rooms"] and episode.steps[0].next_observation == "dreamed 1 of frames"
     assert all("returns" not in shown["function"] for _, kwargs in policy.asked for shown in kwargs["tools"])
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Size:
+    wide: int
+
+
+TYPED: list[tuple[Any, Any]] = [
+    (Literal["open", "closed"], "open"),
+    (date, date(2026, 1, 2)),
+    (UUID, UUID(int=7)),
+    (Colour, Colour.RED),
+    (Decimal, Decimal("1.20")),
+    (Size, Size(3)),
+    (Room, Room(city="Rome", beds=2)),
+    (set[int], {3}),
+    (list[str], ["a", "b"]),
+    (dict[str, float], {"a": 1.5}),
+]
+
+
+def returning(kind: Any, value: Any) -> BaseTool:
+    def look(city: str) -> Any:
+        return value
+
+    look.__annotations__["return"] = kind
+    return StructuredTool.from_function(look, name="look", description="Look.")
+
+
+class Says:
+    """Answers each call, and rewards each episode."""
+
+    name = "says"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def respond(self, episode: Episode) -> Answer:
+        return Answer(self.text)
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
+        return Verdict(1.0, True)
+
+
+@pytest.mark.parametrize(("kind", "value"), TYPED, ids=[str(getattr(kind, "__name__", kind)) for kind, _ in TYPED])
+def test_a_recorded_answer_of_a_typed_tool_is_written_byte_for_byte(kind: Any, value: Any, tmp_path: Path) -> None:
+    """In a dream of the trace, and where the experience model says the same."""
+    agent = react(World(folder=tmp_path).model, [returning(kind, value)])
+    with simulated(agent, policy=ScriptedPolicy(), environment=None, task=TASK) as real:
+        written = real.invoke(ask())["messages"][2].text
+    assert real.steps[0].next_observation == written
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.add(Trajectory(task=TASK, steps=real.steps, success=True))
+        for responder in (Recorded(buffer), Says(written)):
+            environment = Dream([responder], judges=[Says("")]).create_environment()
+            episode, state = dream(agent, ScriptedPolicy(), environment)
+            assert episode.steps[0].next_observation == state["messages"][2].text == written
+
+
+@pytest.mark.parametrize(("kind", "text"), [(dict[str, float], "No such city."), (Decimal, "1.20"), (list[int], "[1,  2]")])
+def test_an_error_text_and_its_own_layout_stay_as_they_were_recorded(kind: Any, text: str, tmp_path: Path) -> None:
+    agent = react(World(folder=tmp_path).model, [returning(kind, None)])
+    step = Step(observation="", action=render_call("look", {"city": "Rome"}), next_observation=text)
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.add(Trajectory(task=TASK, steps=[step], success=True))
+        environment = Dream([Recorded(buffer)], judges=[Says("")]).create_environment()
+        _, state = dream(agent, Saying(says=[[("look", {"city": "Rome"})]]), environment)
+    assert state["messages"][2].text == text
 
 
 def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
