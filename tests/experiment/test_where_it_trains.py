@@ -251,15 +251,8 @@ def test_training_says_how_many_tasks_name_what_a_held_out_one_names() -> None:
         split: [Task(id=f"{split} {number}", instruction=text, environment="desk") for number, text in enumerate(each)]
         for split, each in texts.items()
     }
-    work = SimpleNamespace(
-        settings=Settings(real_budget=0),
-        tasks=tasks.__getitem__,
-        say=said.append,
-        validation_tasks=lambda: [],
-        world=SimpleNamespace(),
-    )
-    _check_training(work, SimpleNamespace(), real=False)
-    assert len(said) == 1
-    assert said[0].startswith(
-        "1 of 2 training tasks name an id, amount or name that a held-out task names too, such as 'train 0'"
-    )
+    parts = {"settings": Settings(real_budget=0), "tasks": tasks.__getitem__, "say": said.append}
+    work = SimpleNamespace(**parts, validation_tasks=lambda: [], world=SimpleNamespace())
+    _check_training(work, SimpleNamespace(), real=False)  # type: ignore[arg-type]
+    assert len(said) == 1 and said[0].startswith("1 of 2 training tasks name an id, amount or name that a held-out task names")
+    assert "such as 'train 0'" in said[0]

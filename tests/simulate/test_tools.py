@@ -430,6 +430,13 @@ def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
     assert [step.next_observation for step in episode.steps] == ["dreamed 1 of look"]
 
 
+def test_the_world_is_told_the_agents_system_prompt_once(tmp_path: Path) -> None:
+    world, environment, silent = World(folder=tmp_path), Answers(), Answers()
+    dream(create_agent(world.model, [toolbox(world)[0]], system_prompt="You book rooms."), ScriptedPolicy(), environment)
+    dream(create_agent(world.model, [toolbox(world)[0]]), ScriptedPolicy(), silent)
+    assert (environment.prompts, silent.prompts) == (["You book rooms."], [])
+
+
 def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
     world, environment = World(folder=tmp_path), Answers()
     episode, _ = dream(react(world.model, list(toolbox(world))), ScriptedPolicy(), environment)

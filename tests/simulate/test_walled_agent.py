@@ -82,6 +82,13 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
     assert last_read[4].text == "dreamed 2 of book" and policy.asked[3][0][0] is not first_read[0]
 
 
+async def test_the_world_is_told_its_system_prompt(tmp_path: Path) -> None:
+    world = Answers()
+    async with walled("prompted", tmp_path, Recorded(sequence=("search",))) as agent:
+        (episode,) = await rollout(agent, [TASK], lambda: world, source="synthetic")
+    assert episode.error is None and world.prompts == ["You book rooms."]
+
+
 class Long(Answers):
     """More than a pipe holds, and no text that UTF-8 can write."""
 

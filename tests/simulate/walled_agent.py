@@ -35,6 +35,10 @@ def agent():  # type: ignore[no-untyped-def]
     return create_agent(ScriptedModel(label="production"), [search, book])
 
 
+def prompted():  # type: ignore[no-untyped-def]
+    return create_agent(ScriptedModel(label="production"), [search, book], system_prompt="You book rooms.")
+
+
 def _node(act):  # type: ignore[no-untyped-def]
     def node(state: MessagesState) -> dict:
         act()

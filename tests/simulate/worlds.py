@@ -23,6 +23,7 @@ class Answers(Environment):
         self.answers, self.label = answers or {}, label
         self.actions: list[str] = []
         self.shown: list[str] = []
+        self.prompts: list[str] = []
 
     def reset(self, task: Task) -> str:
         self.actions = []
@@ -30,6 +31,9 @@ class Answers(Environment):
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.shown = [tool["function"]["name"] for tool in tools]
+
+    def show_prompt(self, text: str) -> None:
+        self.prompts.append(text)
 
     def step(self, action: str) -> StepResult:
         self.actions.append(action)
