@@ -49,7 +49,11 @@ def split_tasks(
     Raises `ConfigurationError` for shares out of range, for what `by` must not give, and where a split would be empty.
     """
     shares: dict[Split, float] = {"test": test, "validation": validation}
-    _check_shares(validation=validation, test=test, common=common or 0)
+    for name, share in {"validation": validation, "test": test, "common": common or 0}.items():
+        if not 0 <= share <= 1:
+            raise ConfigurationError(f"{name}={share!r}: give a share of the tasks between 0 and 1")
+    if validation + test >= 1:
+        raise ConfigurationError(f"validation={validation:g} and test={test:g} leave no task to train on")
     groups = tied_groups(_tying_keys(tasks, by, common))
     left, splits = Random(seed).sample(groups, len(groups)), dict[int, Split]()
     for split, share in shares.items():
@@ -126,29 +130,15 @@ def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _check_shares(**shares: float) -> None:
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigurationError(f"{name}={share!r}: give a share of the tasks between 0 and 1")
-    if shares["validation"] + shares["test"] >= 1:
-        raise ConfigurationError(f"validation={shares['validation']:g} and test={shares['test']:g} leave no task to train on")
-
-
 def _tying_keys(
     tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None, common: float | None
 ) -> list[frozenset[Hashable]]:
     """What ties each task to others: its entities but for common ones and, without `by`, its words."""
     texts = [first_observation(task) for task in tasks]
-    if by is not None:
-        named = [_keys(by, task) for task in tasks]
-        return _without_common(named, 1.0 if common is None else common)
-    own = _without_common([entities(text) for text in texts], COMMON if common is None else common)
-    return [keys | {tuple(words(text))} for keys, text in zip(own, texts, strict=True)]
-
-
-def _without_common(named: Sequence[frozenset[Hashable]], share: float) -> list[frozenset[Hashable]]:
-    unspecific = common_entities(named, share)
-    return [each - unspecific for each in named]
+    named = [entities(text) for text in texts] if by is None else [_keys(by, task) for task in tasks]
+    unspecific = common_entities(named, (COMMON if by is None else 1.0) if common is None else common)
+    own = [each - unspecific for each in named]
+    return own if by is not None else [keys | {tuple(words(text))} for keys, text in zip(own, texts, strict=True)]
 
 
 def _keys(by: Callable[[Task], Iterable[Hashable]], task: Task) -> frozenset[Hashable]:

@@ -48,15 +48,6 @@ class _Annotation(BaseModel):
     transition_plans: list[_Plan]
 
 
-class Annotation(NamedTuple):
-    """One answer of the annotator."""
-
-    plans: list[str]
-    """The transition plan of every step."""
-    episode: Mapping[str, str]
-    """Its `overall_plan`, `success_mode` and `failure_mode`."""
-
-
 class Annotated(NamedTuple):
     """The result of `annotate`."""
 
@@ -106,13 +97,13 @@ async def annotate(
                 return
             read = partial(read_annotation, steps=len(trajectory.steps))
             try:
-                annotation, _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
+                (plans, episode), _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
             except BudgetExceeded as error:
                 stopped.append(error)
             except (PredictionFailed, ModelUnavailable) as error:
                 failed[f"{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
             else:
-                replay_buffer.set_reasoning(trajectory, annotation.plans, annotation=annotation.episode)
+                replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
 
     replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
     await asyncio.gather(*map(write, waiting))
@@ -138,10 +129,10 @@ def conversation(trajectory: Trajectory) -> list[BaseMessage]:
     return [SystemMessage(load_prompt(PROMPT)), HumanMessage(encoded(episode))]
 
 
-def read_annotation(text: str, steps: int) -> Annotation:
-    """Raises `PredictionFailed` unless the answer has the paper's form, complete, with a plan for each of `steps`."""
+def read_annotation(text: str, steps: int) -> tuple[list[str], dict[str, str]]:
+    """The plan of every step, and plan and modes of the episode; `PredictionFailed` unless the answer is complete."""
     answer = read_form(text, _Annotation)
     if (numbers := [plan.step for plan in answer.transition_plans]) != list(range(1, steps + 1)):
         raise PredictionFailed(f"'transition_plans' has the steps {str(numbers)[:200]}; expected 1 to {steps}, each once")
     plans = [plan.transition_plan for plan in answer.transition_plans]
-    return Annotation(plans, answer.model_dump(exclude={"transition_plans"}))
+    return plans, answer.model_dump(exclude={"transition_plans"})

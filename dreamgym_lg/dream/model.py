@@ -133,7 +133,10 @@ class Model:
         """As `respond`, with all that the model says."""
 
         def read(text: str) -> Prediction:
-            prediction = _consistent(self.prompt_format.read(text))
+            prediction = self.prompt_format.read(text)
+            if not prediction.valid:  # earns and ends nothing
+                prediction = prediction._replace(reward=0.0, terminated=False)
+            prediction = prediction._replace(success=prediction.terminated and prediction.success)
             if not fits_returns(episode.task, episode.action, Answer(prediction.observation, prediction.valid)):
                 schema = json.dumps(returns_schema(episode.task, episode.action), ensure_ascii=False)
                 raise PredictionFailed(
@@ -208,10 +211,3 @@ class Model:
             assert self.replay_buffer is not None
             near = self.replay_buffer.similar_many([*pairs], self.k, environment=environment, exclude_task=task_id)
             self._demonstrations |= {(*pair, task_id): tuple(steps) for pair, steps in zip(pairs, near, strict=True)}
-
-
-def _consistent(prediction: Prediction) -> Prediction:
-    """The prediction without contradictions: an invalid action earns and ends nothing, a success ends the episode."""
-    terminated = prediction.valid and prediction.terminated
-    reward = prediction.reward if prediction.valid else 0.0
-    return prediction._replace(reward=reward, terminated=terminated, success=terminated and prediction.success)
