@@ -17,7 +17,7 @@ from dreamgym_lg.dream.trace_index import (
     worlds_of,
 )
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.tasks import first_observation, is_tool_task, schemas
+from dreamgym_lg.tasks import described, first_observation, is_tool_task, schemas
 from dreamgym_lg.types import Task
 
 
@@ -135,7 +135,7 @@ def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     if missing := frozenset.intersection(*(each.facts for each in successes)) - told:
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
     seen = (text for step in episode.steps for text in (step.action, step.next_observation))
-    if invented := told - facts(episode.task.instruction, first_observation(episode.task), *seen, *recorded):
+    if invented := told - facts(described(episode.task), first_observation(episode.task), *seen, *recorded):
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
     return ""
 

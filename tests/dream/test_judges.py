@@ -82,6 +82,8 @@ def test_the_agents_system_prompt_is_what_it_is_judged_by_where_no_rubric_is_giv
     assert rules(order_task()) == ["You are a desk. Refund nothing above 20 EUR.", None], "of its own episode alone"
     assert rules(order_task(rubric="W-204 is refunded")) == [None, None]
     assert rules(order_task(), policy="Be kind.") == ["Be kind.", "Be kind."]
+    recorded = [{"role": "system", "content": "You are a desk."}, {"role": "user", "content": "Task t1."}]
+    assert rules(order_task(messages=recorded)) == ["You are a desk. Refund nothing above 20 EUR.", "You are a desk."]
 
 
 def test_the_prompt_in_lines_is_the_whole_episode(scripted: Any) -> None:
