@@ -1,9 +1,12 @@
 """`Prompter`: prompts a chat model, reads the answer, remembers it, and asks each prompt once."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from threading import Lock
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -47,13 +50,14 @@ class Prompter:
         model = load_chat_model(model) if isinstance(model, str) else model
         if model is not None and not isinstance(model, BaseChatModel):
             raise ConfigurationError(f"{model!r} is no chat model; give one, or its name")
-        self.hosted, self.retries = hosted_for(model, hosted, replay_buffer), retries
+        self.hosted, self.retries, self._lock = hosted_for(model, hosted, replay_buffer), retries, Lock()
         self.renew(name_of(model), model)
 
     def renew(self, version: str, model: BaseChatModel | None) -> None:
         """Take this model from now on and forget all answers, those under way included."""
-        self.version, self.model = version, model
-        self._answers: dict[str, asyncio.Task[Any]] = {}
+        with self._lock:
+            self.version, self.model = version, model
+            self._answers: dict[str, Future[Any]] = {}
 
     async def ask(
         self,
@@ -73,18 +77,16 @@ class Prompter:
             raise ConfigurationError("there is no language model yet: this part prepares training data and cannot answer")
         parts = (name_of(self.model), prompt, self.version, *(message.text for message in messages))
         key = sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
-        answers, chat = self._answers, self.model if schema is None else bind_schema(self.model, schema)
-
-        async def once() -> Value:  # always in one loop: nothing here needs a lock
-            task = answers.get(key)
-            if task is None or (not task.done() and task.get_loop() is not asyncio.get_running_loop()):  # of a forked parent
-                task = asyncio.create_task(self._answer(key, chat, messages, read))
-                keep(answers, key, task, _MAX_ANSWERS)
-                task.add_done_callback(lambda done: answers.pop(key, None) if done.cancelled() or done.exception() else None)
-            value: Value = await asyncio.shield(task)
-            return value
-
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(once(), lasting_loop(_LOOP)))
+        place, chat = f"{os.getpid()}/{key}", self.model if schema is None else bind_schema(self.model, schema)
+        with self._lock:
+            answers = self._answers
+            if (answering := answers.get(place)) is None:  # in a forked child too, which has no loop of its parent's
+                answer = self._answer(key, chat, messages, read)
+                answering = asyncio.run_coroutine_threadsafe(answer, lasting_loop(_LOOP))
+                keep(answers, place, answering, _MAX_ANSWERS)
+        answering.add_done_callback(lambda done: answers.pop(place, None) if done.cancelled() or done.exception() else None)
+        value: Value = await asyncio.shield(asyncio.wrap_future(answering))
+        return value
 
     async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:
         if self.hosted is not None and (kept := self.hosted.recall(key)) is not None:

@@ -216,10 +216,13 @@ class AgentWorld(World):
         if self._generator is not None:
             usual = self.judged_by_dream and self.dream is None
             judged = References(self.index(replay_buffer)).decides if usual else lambda task: True
+            own = {task.environment for task in tasks}
+            stored = [task for task in replay_buffer.tasks() if task.environment in own]
+            offline = replay_buffer.trajectories(source="offline", split="train", errors=False)
             self._checks = TaskChecks(
-                [*tasks, *replay_buffer.tasks(origin="synthetic", environment=self.name)],
-                evaluation=[task for task in replay_buffer.tasks(environment=self.name) if task.split != "train"],
-                trajectories=replay_buffer.trajectories(source="offline", split="train", environment=self.name, errors=False),
+                [*tasks, *(task for task in stored if task.origin == "synthetic")],
+                evaluation=[task for task in stored if task.split != "train"],
+                trajectories=[each for each in offline if each.task.environment in own],
                 judged=judged,
             )
         return self._generator

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -218,9 +218,10 @@ class Workspace:
 
         What came after the experience model was trained is at the end: which of the others were held out from it stays.
         """
-        where: dict[str, Any] = {"source": "offline", "split": "train", "environment": self.world.name}
-        usable = partial(self.replay_buffer.trajectories, **where, errors=False)
+        usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
+        own = {task.environment for split in get_args(Split) for task in self.tasks(split)}
+        episodes = [episode for episode in episodes if episode.task.environment in own]
         before = episodes[: (known := self._known(len(episodes)))]
         Random(self.settings.seed).shuffle(before)
         return before + episodes[known:]

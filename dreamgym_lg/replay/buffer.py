@@ -161,7 +161,6 @@ class ReplayBuffer:
         source: Source | None = None,
         split: Split | None = None,
         task_id: str | None = None,
-        environment: str | None = None,
         errors: bool = True,
         limit: int | None = None,
         segments: bool = False,
@@ -171,8 +170,7 @@ class ReplayBuffer:
         `errors=False` leaves out the failed ones. Without `segments` they come with none: tokens are most of a file.
         """
         failed = () if errors else ("error IS NULL",)
-        filters = {"run": run, "iteration": iteration, "source": source, "split": split, "task_id": task_id}
-        where, values = _where(*failed, **filters, environment=environment)
+        where, values = _where(*failed, run=run, iteration=iteration, source=source, split=split, task_id=task_id)
         sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):

@@ -258,12 +258,6 @@ def test_trajectories_and_counts_by_filter(buffer: ReplayBuffer) -> None:
         buffer.count("step")  # type: ignore[arg-type]
 
 
-def test_trajectories_of_one_environment(buffer: ReplayBuffer) -> None:
-    buffer.extend([episode(), episode(1, task=Task(id="t1", instruction="", environment="cellar"))])
-    assert [each.rollout_index for each in buffer.trajectories(environment="cellar")] == [1]
-    assert len(list(buffer.trajectories())) == 2 and list(buffer.trajectories(environment="attic")) == []
-
-
 def test_the_buffer_may_be_written_while_it_is_read(buffer: ReplayBuffer) -> None:
     buffer.extend(episode(index) for index in range(600))
     with ThreadPoolExecutor(1) as pool:

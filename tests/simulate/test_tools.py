@@ -394,15 +394,16 @@ class Says:
 @pytest.mark.parametrize(("kind", "value"), TYPED, ids=[str(getattr(kind, "__name__", kind)) for kind, _ in TYPED])
 def test_a_recorded_answer_of_a_typed_tool_is_written_byte_for_byte(kind: Any, value: Any, tmp_path: Path) -> None:
     """In a dream of the trace, and where the experience model says the same."""
-    agent = react(World(folder=tmp_path).model, [returning(kind, value)])
-    with simulated(agent, policy=ScriptedPolicy(), environment=None, task=TASK) as real:
-        written = real.invoke(ask())["messages"][2].text
-    assert real.steps[0].next_observation == written
+    tool, call = returning(kind, value), {"name": "look", "args": {"city": "Rome"}, "id": "1", "type": "tool_call"}
+    real = StateGraph(MessagesState).add_node("tools", ToolNode([tool])).add_edge(START, "tools").compile()
+    written = real.invoke({"messages": [AIMessage("", tool_calls=[call])]})["messages"][1].text
+    agent, policy = react(World(folder=tmp_path).model, [tool]), Saying(says=[[("look", {"city": "Rome"})]])
+    step = Step(observation="", action=render_call("look", {"city": "Rome"}), next_observation=written)
     with ReplayBuffer(":memory:") as buffer:
-        buffer.add(Trajectory(task=TASK, steps=real.steps, success=True))
+        buffer.add(Trajectory(task=TASK, steps=[step], success=True))
         for responder in (Recorded(buffer), Says(written)):
             environment = Dream([responder], judges=[Says("")]).create_environment()
-            episode, state = dream(agent, ScriptedPolicy(), environment)
+            episode, state = dream(agent, policy, environment)
             assert episode.steps[0].next_observation == state["messages"][2].text == written
 
 
