@@ -84,8 +84,13 @@ class Prompter:
                 answer = self._answer(key, chat, messages, read)
                 answering = asyncio.run_coroutine_threadsafe(answer, lasting_loop(_LOOP))
                 keep(answers, place, answering, _MAX_ANSWERS)
-        answering.add_done_callback(lambda done: answers.pop(place, None) if done.cancelled() or done.exception() else None)
-        value: Value = await asyncio.shield(asyncio.wrap_future(answering))
+        try:
+            value: Value = await asyncio.shield(asyncio.wrap_future(answering))
+        except BaseException:
+            with self._lock:  # whoever waits by now learns of the failure; later ones try again
+                if answering.done() and answers.get(place) is answering:
+                    del answers[place]
+            raise
         return value
 
     async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:

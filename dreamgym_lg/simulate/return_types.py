@@ -78,11 +78,11 @@ def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[st
 
 
 def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
+    with suppress(ValidationError):  # as its text: a date, a literal, a decimal number with its zeros
+        return structure.validate_strings(answer)
     try:
         return structure.validate_json(answer)
     except ValidationError as error:
-        with suppress(ValidationError):  # as its text: a date, a literal
-            return structure.validate_strings(answer)
         kind = _returned_type(tool) or f"JSON of {structure.json_schema()}"
         raise PredictionFailed(
             f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
