@@ -76,6 +76,15 @@ STRATEGIES: dict[str, Any] = {
 }
 CALLED = {"id": "c1", "type": "function", "function": {"name": "get_order", "arguments": '{"order_id": "A7"}'}}
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "A7: delivered"}
+TALK = [
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": "Which order?"},
+    {"role": "user", "content": "A7."},
+    {"role": "assistant", "tool_calls": [CALLED]},
+    ANSWERED,
+    {"role": "assistant", "content": "It is delivered."},
+    {"role": "user", "content": "Thanks!"},
+]
 ANSWERS = {"direct": "document of A7", "thinking": "It is delivered."}
 
 
@@ -156,13 +165,46 @@ def test_where_the_application_ended_it_the_policy_learns_no_words(tmp_path: Any
 
 def test_every_turn_of_a_conversation_replays(tmp_path: Any) -> None:
     """Only the first message was learned from."""
-    talk = [("user", "Hello."), ("assistant", "Which order?"), ("user", "A7."), CALLED, ("assistant", "It is delivered.")]
-    messages = [{"role": each[0], "content": each[1]} if isinstance(each, tuple) else each for each in talk]
-    messages[3:4] = [{"role": "assistant", "tool_calls": [CALLED]}, ANSWERED]
-    (tmp_path / "traces.jsonl").write_text(
-        json.dumps({"messages": [*messages, {"role": "user", "content": "Thanks!"}], "reward": 1})
-    )
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": TALK, "reward": 1}))
     (trajectory,) = load_traces(tmp_path / "traces.jsonl")
     replayed = asyncio.run(replay(SimulatedAgent(graph_of("thinking"), RecordedPolicy()), trajectory))
     assert replayed.misfit is None and len(trajectory.steps) == 3 and trajectory.success
     assert list(replayed.actions.values()) == [step.action for step in trajectory.steps]
+
+
+LEARNED = {
+    "structured": ['get_order", "arguments": {"order_id": "A7"}}', 'Ticket", "arguments": {"order": "A7", "refunded": true}}'],
+    "direct": [
+        '{"name": "get_order", "arguments": {"order_id": "A7"}}',
+        '{"name": "hand_over", "arguments": {"order_id": "A7"}}',
+    ],
+    "thinking": ['{"name": "get_order", "arguments": {"order_id": "A7"}}', "It is delivered."],
+}
+"""What a policy learns of a trace; the beginning of a reply that has to be a call is forced."""
+
+
+def replies_learned(trajectory: Any, graph: Any) -> list[str]:
+    from tiny_models import create_tokenizer
+
+    from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
+
+    tokenizer = create_tokenizer([step.action for step in trajectory.steps])
+    (row,) = replayed_rows(lambda policy: SimulatedAgent(graph, policy), [trajectory], tokenizer, max_new_tokens=500)
+    learned = tokenizer.decode([label for label in row["labels"] if label != -100])
+    return [reply.replace("<tool_call>", "").replace("</tool_call>", "").strip() for reply in learned.split("<|end|>")[:-1]]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_policy_learns_what_the_agent_said(name: str, tmp_path: Any) -> None:
+    pytest.importorskip("trl")
+    state = graph_of(name).invoke({"messages": [("user", "What about order A7?")]})
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages_to_dict(state["messages"]), "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    assert replies_learned(trajectory, graph_of(name)) == LEARNED[name]
+
+
+def test_a_policy_learns_all_turns_of_a_conversation(tmp_path: Any) -> None:
+    pytest.importorskip("trl")
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": TALK, "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    assert replies_learned(trajectory, graph_of("thinking")) == ["Which order?", *LEARNED["thinking"]]
