@@ -85,15 +85,15 @@ class Script:
             is_unread_call = is_answer(action) and parse_call(step.action) is not None
             self.misfit = self.misfit or misfit + (_NO_TOOLS if is_unread_call and not self.tools else "")
         self.actions.setdefault(number, action)
-        is_last = number == len(self.steps) - 1  # a user replies to any other message, and a tool ends nothing
-        ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))
+        is_last = step.terminated or number == len(self.steps) - 1  # a user replies to any other message
+        ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # a tool ends nothing
         return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid})
 
 
 class _RecordedAnswers(Environment):
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.has_user = any(is_answer(step.action) for step in script.steps[:-1])
+        self.has_user = any(is_answer(step.action) and not step.terminated for step in script.steps[:-1])
 
     def reset(self, task: Task) -> str:
         return self.script.steps[0].observation

@@ -172,7 +172,7 @@ async def test_a_user_leaves_where_the_agent_hands_over() -> None:
             await dreamed(desk(), Acts(actions=[ACTIONS[0], OVER, render_answer("")]), create_dream(user=user)),
             await real(desk(), Acts(actions=[ACTIONS[0], OVER, render_answer("")]), user),
         ):
-            over = render_answer("a person takes over")  # the tool's answer is the agent's (`return_direct`)
+            over = render_answer("a person takes over", tool="hand_over")  # the tool's answer is the agent's (`return_direct`)
             assert talk(episode.steps)[:3] == [
                 (ACTIONS[0], "W-2"),
                 (OVER, "a person takes over"),
