@@ -1,4 +1,4 @@
-"""A tool agent's actions as text: one JSON object a call, the same in traces, in the dream and in the real environment."""
+"""A tool agent's actions as text: one JSON object a call."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class ToolCall(NamedTuple):
 
 
 def render_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """The action text of a tool call: `{"name": ..., "arguments": {...}}`, keys sorted, on one line."""
+    """The action text of a tool call: one line of JSON, keys sorted."""
     return json.dumps({"name": name, "arguments": dict(arguments)}, sort_keys=True, ensure_ascii=False, default=str)
 
 
@@ -85,7 +85,7 @@ def is_answer(action: str) -> bool:
 
 
 def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
-    """Tools as function schemas in OpenAI's form: LangChain's tools, functions, or schemas in any provider's form.
+    """Tools as function schemas in OpenAI's form. Of LangChain's tools, functions, or any provider's schemas.
 
     Those that run at the provider, such as a web search, are left out. Raises what LangChain raises for what is no tool.
     """

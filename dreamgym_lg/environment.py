@@ -34,7 +34,7 @@ class Environment(ABC):
         """
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (a real world knows its own tools)
-        """Told what the agent can call (function schemas in OpenAI's form), before its first action and when more appear."""
+        """Receive the agent's function schemas (OpenAI's form) before its first action, and new ones."""
 
     def show_prompt(self, text: str) -> None:  # noqa: B027 (a real world judges by its state)
         """Receive the agent's system prompt, before its first action."""
@@ -102,7 +102,7 @@ def _played(action: str, observation: str, result: StepResult, last: bool) -> Pl
 
 
 def refused(observation: str) -> StepResult:
-    """The result of an action that an environment's own rules refuse (paper, section 4: reward 0)."""
+    """The result of an action that an environment's own rules refuse."""
     return StepResult(observation, 0.0, False, False, {"valid": False, "decided_by": RULES})
 
 

@@ -31,11 +31,11 @@ class ConfigurationError(DreamGymError, ValueError):
 
 
 class UntruthfulDream(ConfigurationError):
-    """A dream pays more of the episodes that must not be paid than `Settings.max_false_success` allows, or no real success."""
+    """A dream rewards too many episodes that failed, or no real success."""
 
 
 class ContextExceeded(ConfigurationError):
-    """A conversation and the longest reply to it are more tokens than a local model takes."""
+    """A conversation and its longest reply exceed a local model's context."""
 
 
 class MissingDependency(DreamGymError, ImportError):
@@ -71,11 +71,11 @@ class ModelUnavailable(DreamGymError):
 
 
 class OwnerUnknown(DreamGymError):
-    """A thread or task that an episode has started asks a model or tool after its end, or for several runs at once."""
+    """Code that an episode left behind calls a model or tool, for an unknown owner."""
 
 
 class RunStopped(DreamGymError):
-    """What stops a run is no episode's fault: the episodes that it ended are not stored, and played next time."""
+    """No episode can be played on; unfinished ones are played next time."""
 
 
 class BudgetExceeded(RunStopped):
@@ -83,11 +83,11 @@ class BudgetExceeded(RunStopped):
 
 
 class ProcessLost(RunStopped):
-    """The process of a local model, or another process of a training, has died: killed, out of memory."""
+    """The process of a local model or of a training has died."""
 
 
 class ServersUnavailable(RunStopped):
-    """None of the servers that a local policy is sampled from has answered within the attempts of a call."""
+    """No server of the local policy has answered."""
 
 
 class EpisodesMissing(RunStopped):
@@ -95,7 +95,7 @@ class EpisodesMissing(RunStopped):
 
 
 class ReplayBufferError(DreamGymError):
-    """The replay buffer's file is foreign, damaged, newer than this library, or empty where data is needed."""
+    """The replay buffer's file is foreign, damaged, newer, or lacks data."""
 
 
 class CanaryLogError(DreamGymError):

@@ -1,4 +1,4 @@
-"""Event loops that outlive each call, because async clients keep connections that no other loop can use."""
+"""Event loops that outlive each call, as async clients' connections need."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ _starting, _playing = threading.Lock(), threading.Lock()
 
 
 def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` in the caller's thread, but in one lasting loop, unless that is busy; also within a running loop."""
+    """`asyncio.run` in the caller's thread, but in one lasting loop unless that is busy."""
     if asyncio._get_running_loop() is not None:
         again: Any = run_lasting  # mypy loses the type of a function within itself
         with ThreadPoolExecutor(1) as beside:
@@ -31,13 +31,13 @@ def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def lasting_loop(name: str) -> asyncio.AbstractEventLoop:
-    """The loop of this name, which runs in a thread of its own as long as the process does."""
+    """The loop of this name, in a thread of its own."""
     with _starting:
         return _started(name)
 
 
 def wait_in_loop(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine gives that the lasting loop of this name runs, waited for here.
+    """The result of a coroutine in the lasting loop of this name.
 
     Raises `RuntimeError` inside that loop itself, which would wait for ever.
     """
@@ -71,7 +71,7 @@ def _started(name: str) -> asyncio.AbstractEventLoop:
 
 
 def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
-    """End the tasks that a coroutine left behind, as `asyncio.run` does; they would go on with the next one."""
+    """End the tasks that a coroutine left behind, as `asyncio.run` does."""
     if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()

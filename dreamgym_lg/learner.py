@@ -27,7 +27,7 @@ class Learner(Protocol):
         """The metrics of the last update, also after a restart."""
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Train on one iteration's groups and return metrics; `skipped` is 1 where the groups taught nothing."""
+        """Train on one iteration's groups and return metrics. `skipped` is 1 where they taught nothing."""
 
     def close(self) -> None:
         """End its threads."""
@@ -119,7 +119,7 @@ def _progress_advantages(
 
 
 def _earned_before(episode: Trajectory) -> list[float]:
-    """The reward before each reply of an episode, to six digits; 0 for all unless there is one reply a step."""
+    """The reward before each reply of an episode; 0 unless there is one reply a step."""
     replies = [len(_replies(segment)) for segment in trainable_segments(episode)]
     if sum(replies) != len(episode.steps) or any(number > 1 for number in replies[:-1]):
         return [0.0] * sum(replies)
@@ -193,7 +193,7 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float, gae_
 
 
 def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda: float = 1.0) -> list[TrainingRow]:
-    """The rows of PPO: each sampled token is an action of its episode, over all its segments.
+    """The rows of PPO: each sampled token is an action.
 
     The last token earns the episode's reward, and nothing is expected after it. Advantages are normalised over all tokens (mean
     0, deviation 1), each of which weighs the same. No row where all episodes earned the same.

@@ -24,7 +24,7 @@ def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
 
 
 class StageBars(Progress):
-    """A bar for each stage, which is what a label begins with, up to a colon or a bracket.
+    """A bar for each stage, the beginning of a label.
 
     Only the clock of the stage reported last runs.
     """
@@ -68,7 +68,7 @@ _tenths = Tenths()
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress on one line of a terminal or a notebook's cell, else on standard error by a line for each tenth."""
+    """Show progress on one line, or by lines for each tenth without a terminal."""
     if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place
         text, end = f"{label}: {done}/{total}", "\n" if done >= total else "\r"
         print(text.ljust(79) if notebook else f"\x1b[K{text}", end=end, file=sys.stdout if notebook else sys.stderr, flush=True)

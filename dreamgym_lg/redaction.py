@@ -1,4 +1,4 @@
-"""Keys and passwords are kept out of what is written: those that a chat model holds, and those of the environment."""
+"""Keeps keys and passwords out of texts."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _SECRET_NAMES = re.compile(r"(?i)(key|token|secret|password|passwd|passphrase)s?
 
 
 def secrets(model: object) -> set[str]:
-    """The keys that a model holds: its `SecretStr` fields and those of what it is bound to, and authorising headers."""
+    """The keys that a model holds. In `SecretStr` fields, those of what it is bound to, and authorising headers."""
     return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
 
 
@@ -37,7 +37,7 @@ def _secrets(value: Any, depth: int) -> Iterator[str]:
 
 
 def redact(text: str, keys: Iterable[str]) -> str:
-    """The text without the keys, and without what an address holds of a user and password."""
+    """The text without the keys, and without credentials in addresses."""
     return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", without_keys(text, keys))
 
 

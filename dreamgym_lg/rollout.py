@@ -1,4 +1,4 @@
-"""Rollouts: run an agent's graph on tasks, many at once, and record every episode exactly once."""
+"""Rollouts: many episodes at once, each recorded exactly once."""
 
 import asyncio
 import contextvars
@@ -108,7 +108,7 @@ async def rollout(
 
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
-    """True for an episode that could not be played, unless something has to be changed first."""
+    """True for a failed episode that needs no change before another try."""
     lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
     return is_missing(trajectory.error) and _cause(trajectory.error) not in lasting
 
@@ -119,7 +119,7 @@ def _cause(error: str | None) -> str:
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
-    """Episodes without which there is no verdict: those that could not be played, or all if every one failed somehow."""
+    """Episodes without which there is no verdict. Those that could not be played, or all if every one failed."""
     failed = [episode for episode in episodes if episode.error]
     return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode.error)]
 
@@ -141,12 +141,12 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 
 
 def real_steps(episodes: Iterable[Trajectory]) -> int:
-    """The number of steps that reached the environment: all but those that its own rules refused."""
+    """The number of steps that reached the environment. All but those that its own rules refused."""
     return sum(step.decided_by != RULES for episode in episodes for step in episode.steps)
 
 
 def _without_secrets(trajectory: Trajectory) -> Trajectory:
-    """Without the keys of the environment, which an agent's errors and its real tools' answers may quote."""
+    """The trajectory without the environment's keys."""
     if not (keys := environment_secrets()):
         return trajectory
     clean = partial(without_keys, keys=keys)
@@ -192,7 +192,7 @@ def _stored(
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Spare the cyclic garbage collector what exists by now: with 512 episodes it takes two fifths of the CPU."""
+    """Spare the cyclic garbage collector what exists by now."""
     threshold = gc.get_threshold()
     # set by the caller or by another rollout; the threshold first, for the count goes through all that is frozen
     if not 0 < threshold[0] < _COLLECTED_AFTER or gc.get_freeze_count():
@@ -231,7 +231,7 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
 async def _play_kept(
     graph: Agent, task: Task, create_environment: CreateEnvironment | None, seed: int, recursion_limit: int
 ) -> tuple[dict[str, Any], list[Segment]]:
-    """`_play`, from the beginning again where the episode's process has died, and the tokens of that play alone."""
+    """`_play`, again where the episode's process has died, and that play's tokens."""
     for _ in range(_PLAYS):
         recorder = TokenRecorder(seed=seed)
         played = await _play(graph, task, create_environment, recorder, recursion_limit)
@@ -243,7 +243,7 @@ async def _play_kept(
 async def _play(
     graph: Agent, task: Task, create_environment: CreateEnvironment | None, recorder: TokenRecorder, recursion_limit: int
 ) -> dict[str, Any]:
-    """Steps, acts, success and error of one episode; what was played before a fault is kept."""
+    """Steps, acts, success and error of one episode."""
     state, cause = dict[str, Any](), None
     try:
         with closing(create_environment()) if create_environment else nullcontext() as environment, recorder:
@@ -276,7 +276,7 @@ def caller_tracing() -> dict[str, Any]:
 def episode_tracing(
     kind: Literal["dream", "real"], about: Mapping[str, str] | None = None, *, caller: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Mark every run in the block, whoever traces it, as of an episode of this kind.
+    """Mark every run in the block as of an episode of this kind.
 
     LangSmith is sent a dreamed one only inside of `tracing_context(enabled=True)`: the environment variable that turns
     production's tracing on is no wish to have thousands of dreams there.

@@ -1,4 +1,4 @@
-"""Validation and test splits by entity: tasks about the same order, customer or amount stay together."""
+"""Validation and test splits by entity."""
 
 import re
 from collections import Counter, defaultdict
@@ -69,7 +69,7 @@ def split_tasks(
 
 
 def entities(text: str) -> frozenset[str]:
-    """The ids and other words with digits, amounts, email addresses, names and quotes of a text.
+    """The ids, amounts, email addresses, names and quotes of a text.
 
     In lower case, and in one form however they are written: `#A-17` and `a17`, `$1,000.00` and `1000`. A number of one or two
     digits is a count, unless decimals or a currency sign say otherwise. Names are runs of capitalised words (Anna Berg); one
@@ -86,7 +86,7 @@ def words(text: str) -> list[str]:
 
 
 def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) -> frozenset[Hashable]:
-    """The entities that more than this share of the tasks, and more than 5 of them, have. Args: `named`, those of each task."""
+    """The entities that more than this share of the tasks have. Args: `named`, those of each task."""
     counts = Counter(entity for each in named for entity in set(each))
     return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
 
@@ -99,7 +99,7 @@ def sharing(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[Task]:
 
 
 def _normal(word: str) -> str:
-    """A word in lower case; an id without what parts it, a number without commas and trailing zeros."""
+    """A word in lower case; ids and numbers in one form."""
     if _NUMBER.fullmatch(word):
         number = word.replace(",", "")
         return number.rstrip("0").rstrip(".") if "." in number else number
@@ -133,7 +133,7 @@ def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
 def _tying_keys(
     tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None, common: float | None
 ) -> list[frozenset[Hashable]]:
-    """What ties each task to others: its entities but for common ones and, without `by`, its words."""
+    """Keys that tie each task to others: uncommon entities, and its words."""
     texts = [first_observation(task) for task in tasks]
     named = [entities(text) for text in texts] if by is None else [_keys(by, task) for task in tasks]
     unspecific = common_entities(named, (COMMON if by is None else 1.0) if common is None else common)
@@ -168,7 +168,7 @@ def tied_groups(keys: Sequence[frozenset[Hashable]]) -> list[list[int]]:
 
 
 def _take(groups: list[list[int]], size: float) -> list[int]:
-    """Tasks of whole groups, as many as bring their number next to `size`, one at least; the groups are taken away."""
+    """Tasks of whole groups, about `size`, taken away from `groups`."""
     taken, wanted = list[int](), max(1, round(size))
     for group in list(groups):
         if abs(len(taken) + len(group) - wanted) < abs(len(taken) - wanted):

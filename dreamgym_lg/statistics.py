@@ -51,7 +51,7 @@ def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, 
 
 
 def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None = None) -> tuple[float, float] | None:
-    """The 95 % interval of a mean over steps, where the steps of one episode may resemble each other.
+    """The 95 % interval of a mean over steps, clustered by episode.
 
     Student's interval of the ratio estimator over whole episodes (Cochran 1977, Sampling Techniques, section 9A).
 
@@ -78,7 +78,7 @@ def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None
 
 
 def _scaled(mean: float, trials: float, top: float, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a mean of values in 0..top, as if they came from so many independent trials."""
+    """Wilson's interval of a mean of values in 0..top."""
     share = min(max(mean / top, 0.0), 1.0)  # rounding may leave 1 + 1e-16
     low, high = wilson(share * trials, trials, z)
     return low * top, high * top
@@ -123,7 +123,7 @@ def difference_of_rates(a: Rate, b: Rate) -> tuple[float, float]:
 
 
 class StepRate(NamedTuple):
-    """The share of steps that something is true of, with the 95 % interval of `clustered_interval`."""
+    """A share of steps, with the interval of `clustered_interval`."""
 
     successes: int
     steps: int
@@ -141,7 +141,7 @@ class StepRate(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean over at least one value, with its 95 % interval; no interval where the values allow none."""
+    """A mean over at least one value, with its 95 % interval, if any."""
 
     value: float
     n: int
@@ -160,7 +160,7 @@ Figure = Rate | StepRate | Mean
 
 
 def rate(outcomes: Iterable[bool]) -> Rate | None:
-    """The share of episodes (or tasks) that something is true of, with its Wilson interval; None of no outcome."""
+    """The share of episodes, with its Wilson interval; None of no outcome."""
     trials = [bool(outcome) for outcome in outcomes]
     return Rate.of(sum(trials), len(trials)) if trials else None
 
@@ -179,7 +179,7 @@ def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
 
 
 def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:
-    """The share of steps that something is true of, with the interval of `clustered_interval`; None of no step."""
+    """The share of steps, with the interval of `clustered_interval`; None of no step."""
     clusters = [outcomes for each in episodes if (outcomes := [bool(outcome) for outcome in each])]
     interval = clustered_interval(clusters, top=1)
     if not clusters or interval is None:
@@ -206,7 +206,7 @@ def normalised(text: str) -> str:
 
 
 def token_f1(answer: str, right: str) -> float:
-    """Harmonic mean of the precision and recall of the words, 0 to 1; two texts without words agree if they are equal."""
+    """Harmonic mean of the precision and recall of the words."""
     answer, right = normalised(answer), normalised(right)
     words, others = Counter(answer.split()), Counter(right.split())
     if not words or not others:

@@ -1,4 +1,4 @@
-"""Reads a task: what its agent is given, its first observation, its tools and which of them write, its world seed."""
+"""Reads a task: its agent's input, first observation, tools and seed."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dreamgym_lg.types import Task
 
 
 def first_observation(task: Task) -> str:
-    """Where a dream of the task begins: its own observation, else the instruction; "" without either."""
+    """The text at which a dream of the task begins. Its observation, else its instruction; "" without either."""
     return task.observation or task.instruction
 
 
@@ -58,18 +58,18 @@ def _system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def is_tool_task(task: Task) -> bool:
-    """Whether an agent with tools plays the task: its actions are calls, and the messages between them."""
+    """True for the task of an agent with tools."""
     return task.tools is not None
 
 
 def schemas(task: Task) -> list[Mapping[str, Any]]:
-    """The functions that the agent can call, by name; of traces that came without schemas, the names alone."""
+    """The functions that the agent can call, by name."""
     functions = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in task.tools or ()]
     return sorted(functions, key=lambda function: str(function["name"]))
 
 
 def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
-    """The task of an agent that was offered these tools; its own schemas stay, new ones are added.
+    """The task with the tools that its agent was offered.
 
     The schema of a tool's answer (`returns`), which no trace holds, is added to the task's own schema.
 
@@ -84,7 +84,7 @@ def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
 
 
 def world_seed(task: Task) -> int:
-    """Decides everything that the task leaves open: its own seed, else a number derived from its id."""
+    """The seed of everything that the task leaves open."""
     return task.seed if task.seed is not None else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
 
 

@@ -1,4 +1,4 @@
-"""Tasks, steps, trajectories and token segments: frozen values, the same in the dream, in reality and in the replay buffer."""
+"""Tasks, steps, trajectories and token segments: frozen values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,7 +194,7 @@ class Trajectory:
 
 
 def is_missing(error: str | None) -> bool:
-    """True for the error of an episode that could not be played, and is left out wherever success is counted.
+    """True for the error of an episode that could not be played.
 
     An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success.
     """

@@ -152,7 +152,7 @@ class Training:
         return {}
 
     def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
-        """Once in a process: what the rest of the run will take of each hosted model's budget."""
+        """Estimate once what the rest of the run costs."""
         left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
         evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
         episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
@@ -196,7 +196,7 @@ class Training:
         return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
 
     def repeat_updates(self, run: str, finished: int) -> None:
-        """Repeat, from the recorded episodes, those of the `finished` iterations' updates that the learner had not saved."""
+        """Repeat the updates that the learner had not saved, from recorded episodes."""
         if self.learner.iteration >= finished:
             return
         self.say(f"iterations {self.learner.iteration} to {finished - 1} are trained again: their updates were not saved")
@@ -206,7 +206,7 @@ class Training:
         self.weights_changed()
 
     def _real_steps(self, run: str, iteration: int) -> int:
-        """Steps of the real rollouts of an iteration, with those that failed and were played again."""
+        """Steps of an iteration's real rollouts, failed ones included."""
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps(each for each in stored if each.run.partition(FAILED)[0] == run)
 
@@ -219,7 +219,7 @@ class Training:
                 self.say(f"iteration {iteration}: {text}")
 
     def _tell_uniform(self, state: TrainingState, after: TrainingState, uniform: int) -> None:
-        """Tell of iterations that taught nothing: at the first of them, and when the run ends."""
+        """Tell of iterations that taught nothing."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
             self.say(f"{uniform} of {finished} iterations taught nothing: {_UNIFORM}")
@@ -257,7 +257,7 @@ class Training:
         return {"iteration": iteration + 1}
 
     def end_cause(self, state: TrainingState) -> str:
-        """The reason why a run in this state ends before its last iteration; "" for none."""
+        """The reason why a run ends early; "" for none."""
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
             return f"in the last {uniform}, {_UNIFORM}, which teaches nothing. {fix}"
@@ -334,7 +334,7 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
 
 
 def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
-    """Run a training, or go on with the one in the SQLite file `checkpoints`, whatever ended it.
+    """Run a training, or go on with the one in the SQLite file.
 
     Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
     call goes on from there. Args: `iterations`, where to stop, in all; it replaces an earlier number.

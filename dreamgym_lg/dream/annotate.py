@@ -130,7 +130,7 @@ def conversation(trajectory: Trajectory) -> list[BaseMessage]:
 
 
 def read_annotation(text: str, steps: int) -> tuple[list[str], dict[str, str]]:
-    """The plan of every step, and plan and modes of the episode; `PredictionFailed` unless the answer is complete."""
+    """The plan of every step, and plan and modes of the episode. Raises `PredictionFailed` if one is missing."""
     answer = read_form(text, _Annotation)
     if (numbers := [plan.step for plan in answer.transition_plans]) != list(range(1, steps + 1)):
         raise PredictionFailed(f"'transition_plans' has the steps {str(numbers)[:200]}; expected 1 to {steps}, each once")

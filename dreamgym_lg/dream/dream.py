@@ -1,4 +1,4 @@
-"""`Dream`: a list of responders, a user and a list of judges; and the one loop that steps them."""
+"""`Dream`: responders, a user and judges; and the one loop that steps them."""
 
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Dream:
         return DreamEnvironment(self)
 
     def resume(self, task: Task, steps: Sequence[Step] = ()) -> "DreamEnvironment":
-        """An episode behind recorded steps, as of a task without traces of its own: to measure the dream on recordings."""
+        """An episode behind recorded steps, as of a task without own traces."""
         environment = DreamEnvironment(self, own_traces=False)
         environment.reset(task)
         schemas = [part for part in self.responders if isinstance(part, Schemas)]
@@ -93,7 +93,7 @@ class Dream:
         raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
-        """The first verdict, and the name of its judge; None and "" if no judge decides."""
+        """The first verdict, and its judge's name; None and "" without one."""
         for judge in self.judges:
             if (verdict := await awaited(judge.judge(episode, answer))) is not None:
                 return verdict, judge.name

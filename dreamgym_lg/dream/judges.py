@@ -40,7 +40,7 @@ RUBRIC = (
 
 
 class _Answer(BaseModel):
-    """Whether the agent did its task."""
+    """The verdict on an agent's episode."""
 
     model_config = ConfigDict(extra="forbid", title="verdict")
     reason: StrictStr
@@ -74,7 +74,7 @@ class Verify:
 
 
 class ModelJudge:
-    """A language model judges a tool agent's whole episode when it ends, in a prompt of its own.
+    """A language model judges a tool agent's whole episode when it ends.
 
     It reads the task, its rule for success, every step, the last message and, where there is one, a recorded success at the
     same task as reference. Text agents are judged by the experience model's own answers (`Answer.verdict`).
@@ -124,7 +124,7 @@ class ModelJudge:
 
     @property
     def version(self) -> str:
-        """Names the model and prompt behind the verdicts; of a shared `Model`, its version for the usual prompt."""
+        """Names the model and prompt behind the verdicts."""
         usual = self._shares and self.prompt == self._usual
         return self.prompter.version if usual else f"{self.prompter.version}/{self.prompt}"
 
@@ -208,6 +208,6 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
 
 
 def ends_with_message(trajectory: Trajectory) -> bool:
-    """True for a tool agent's episode of a known outcome that ends with a message, by which it is judged."""
+    """True for a tool agent's episode of a known outcome that ends with a message."""
     by_tools = is_tool_task(trajectory.task) and bool(trajectory.steps) and trajectory.has_outcome
     return by_tools and is_answer(trajectory.steps[-1].action)

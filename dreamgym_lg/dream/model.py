@@ -1,4 +1,4 @@
-"""The paper's reasoning experience model: a language model answers an agent's actions as the environment would (section 4)."""
+"""The paper's reasoning experience model: a language model plays the environment (section 4)."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ Context = Callable[[Task, Sequence[Step]], Sequence[str]]
 
 
 class Model:
-    """The responder that is a language model: reasoning, observation and reward from task, history, action and examples.
+    """The responder that is a language model, with retrieval and reasoning.
 
     The same prompt is asked once, so that the episodes of a group share a world. `version` names the model and prompt behind
     the answers and is recorded with every trajectory; change it through `refreshed`.
@@ -96,11 +96,11 @@ class Model:
 
     @property
     def retrieves(self) -> bool:
-        """Whether real transitions are shown to it: k is above 0, and the buffer has some."""
+        """True if real transitions are shown to it."""
         return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
 
     def refreshed(self, version: str, model: BaseChatModel | None = None) -> None:
-        """Forget all answers: the weights behind the model have changed, and the buffer may hold more.
+        """Forget all answers, because the weights or the buffer have changed.
 
         Args: `model`, the chat model that answers from now on. Default: the same object.
         """
@@ -108,7 +108,7 @@ class Model:
         self._demonstrations.clear()
 
     def viewing(self, view: "Callable[[Episode], Episode | None]") -> "Model":
-        """The same model, which reads every episode as `view` gives it, and is not asked where that is None."""
+        """The same model, reading every episode as `view` gives it; None: not prompted."""
         other = copy.copy(self)
         other._view = view
         return other
@@ -151,13 +151,13 @@ class Model:
     # --- the prompt -------------------------------------------------------------------------------------------------------
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
-        """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
+        """The prompt of one step: a conversation that only grows, for key-value caches."""
         return self.conversation(episode.task, episode.steps, episode.action)
 
     def conversation(
         self, task: Task, steps: Sequence[Step], action: str | None = None, *, success: bool = False
     ) -> list[BaseMessage]:
-        """Every step as a question with its answer, and the question about `action` if there is one.
+        """Every step as a question with its answer, then the question about `action`.
 
         Args: `success`, whether the last of the steps completed the task.
         """
@@ -176,7 +176,7 @@ class Model:
         return messages
 
     def training_conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
-        """A recorded episode as the model should have answered it; empty if it was asked nothing.
+        """A recorded episode as the model should have answered it, or nothing.
 
         Of a tool agent, its calls alone: messages go to the user or the judge.
         """
@@ -192,7 +192,7 @@ class Model:
         return texts
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
-        """The k stored real transitions nearest to (observation, action), none of them of the same task."""
+        """The k real transitions of other tasks nearest to (observation, action)."""
         if not self.k or self.replay_buffer is None:
             return ()
         key = (observation, action, task.id)
@@ -203,7 +203,7 @@ class Model:
         return self._demonstrations[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
-        """Look up the demonstrations of all these steps at once, a task at a time: much faster than one by one."""
+        """Look up the demonstrations of all these steps at once."""
         queries = defaultdict[tuple[str, str], dict[tuple[str, str], None]](dict)
         for each in trajectories if self.k else ():
             queries[each.task.id, each.task.environment] |= {(step.observation, step.action): None for step in each.steps}

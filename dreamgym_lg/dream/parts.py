@@ -1,4 +1,4 @@
-"""The parts of a dream: responders answer actions, a user replies to messages, judges decide the outcome."""
+"""The parts of a dream: responders, a user and judges."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dreamgym_lg.types import Step, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A dreamed episode as its parts see it: the task, the steps so far, the new action."""
+    """A dreamed episode as its parts see it."""
 
     task: Task
     steps: Sequence[Step] = ()

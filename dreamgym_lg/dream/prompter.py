@@ -28,7 +28,7 @@ _LOOP = "dreamgym-prompts"
 
 
 class Prompter:
-    """A chat model at temperature 0 and its answers so far, shared by the parts of a dream that it plays.
+    """A chat model at temperature 0 and its answers so far.
 
     Args:
         model: A chat model or its name; None for one that is yet to be trained.
@@ -111,7 +111,7 @@ def finish_prompts() -> None:
 async def ask_until_read(
     chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value], *, hosted: Hosted | None, retries: int
 ) -> tuple[Value, str]:
-    """The answer as `read` takes it, and its text; prompted again, with the reason, up to `retries` times."""
+    """The answer as `read` takes it, and its text; prompted again up to `retries` times."""
     messages = list(messages)
     for attempt in range(retries + 1):
         with unrecorded():
@@ -135,7 +135,7 @@ def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
 
 @contextmanager
 def outgrown(episode: Episode) -> Iterator[None]:
-    """Turn an episode that outgrows a model's context into `PredictionFailed`, but for a first prompt that does not fit."""
+    """Turn an episode that outgrows a model's context into `PredictionFailed`. A first prompt stays the settings' fault."""
     try:
         yield
     except ContextExceeded as error:

@@ -1,4 +1,4 @@
-"""Prompt formats of the experience model: lines for a model trained on them, JSON for one that is prompted.
+"""Prompt formats of the experience model: lines for trained models, JSON for prompted ones.
 
 Whatever an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in the
 JSON every text is encoded, so that nothing in it can close its string, or pass for a mark of a chat template.
@@ -138,7 +138,7 @@ class _Answer(BaseModel):
 
 
 class JsonFormat:
-    """The format of models that are prompted: everything but the system prompt's own text is a value in a JSON object.
+    """The format of prompted models: JSON objects behind the system prompt.
 
     Args: as of `LineFormat`; `structured`, by the model's own structured output.
     """
@@ -197,7 +197,7 @@ PromptFormatName = Literal["json_schema", "json", "lines"]
 
 
 def default_format(model: BaseChatModel | None) -> PromptFormatName:
-    """JSON for a model that is reached with a key, else the lines, which a local one may be trained on."""
+    """JSON for a model that is reached with a key, else the lines."""
     if model is None or not (model.profile or model.lc_secrets):
         return "lines"
     return "json_schema" if (model.profile or {}).get("structured_output") else "json"
@@ -216,7 +216,7 @@ def create_format(
 
 
 def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
-    """The model with a JSON schema bound to it, without LangChain's parser, which loses the token counts."""
+    """The model with a JSON schema bound to it, without LangChain's parser."""
     structured = model.with_structured_output(dict(schema), method="json_schema")
     return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
 
@@ -230,7 +230,7 @@ def load_prompt(name: str) -> str:
 
 
 def prompt_name(name: str, instructions: str | None) -> str:
-    """The name of a prompt; of the user's own instructions a digest, `none` for empty ones."""
+    """The name of a prompt, or a digest of the user's own. `none` for an empty one."""
     if instructions is None:
         return name
     return f"own-{blake2b(instructions.encode(), digest_size=4).hexdigest()}" if instructions else "none"
@@ -245,12 +245,12 @@ def tool_lines(task: Task) -> list[str]:
 
 
 def on_one_line(action: str) -> str:
-    """The action on one line, so that nothing in it can pass for a part of the prompt."""
+    """The action on one line, behind the mark of data."""
     return f"> {' '.join(action.split())}"
 
 
 def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:
-    """Demonstrations with their outcomes, long texts cut: the end of what was before, the beginning of what came."""
+    """Demonstrations with their outcomes, long texts cut."""
     pairs = []
     for step in steps:
         right = in_hindsight(step, success=step.terminated and step.reward > 0)

@@ -71,7 +71,7 @@ class Recorded:
 
 
 class References:
-    """Judges a tool agent's episode by the writing calls and last messages of recorded successes at the same task.
+    """Judges a tool agent's episode by the writes and message of recorded successes.
 
     A success needs the same writing calls with the same arguments as one of them, those of one tool in the same order, and no
     others. Its message has to tell the ids and amounts that all of those successes told, and none that occurs nowhere in the
@@ -116,7 +116,7 @@ class References:
         ]
 
     def decides(self, task: Task) -> bool:
-        """True if every outcome of the task is decided here: it has recorded successes, and all of them wrote something."""
+        """True if every outcome of the task is decided here."""
         references = self.references(task) if is_tool_task(task) else []
         return bool(references) and all(each.effects for each in references)
 
@@ -127,7 +127,7 @@ def effects_of(index: TraceIndex, episode: Episode) -> Effects:
 
 
 def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
-    """The difference of the episode's last message from those of successes with the same writing calls; "" for none."""
+    """The fault of the last message beside those of recorded successes; "" for none."""
     message, recorded = message_text(episode.action), [message_text(each.message) for each in successes]
     if not message.strip() and all(map(str.strip, recorded)):
         return "the message is empty, and that of a recorded success is not"

@@ -20,7 +20,7 @@ from dreamgym_lg.types import Task
 
 
 class Schemas:
-    """Refuses a call of an unknown tool or with wrong arguments, in the words of LangGraph's `ToolNode`.
+    """Refuses unknown tools and wrong arguments in the words of LangGraph's `ToolNode`.
 
     In a graph LangChain does so before any dream is asked; this part makes other callers (`fidelity`, `play`) see the same.
 
@@ -79,7 +79,7 @@ def returns_schema(task: Task, action: str) -> Mapping[str, Any] | None:
 
 
 def fits_returns(task: Task, action: str, answer: Answer) -> bool:
-    """True for a valid answer in the structure that the tool returns, as JSON or as its text, and for error texts.
+    """True for an answer in the structure that the tool returns. As JSON or as its text; error texts always fit.
 
     Types, items, required keys, `enum` and `const` are compared, no further keywords.
     """

@@ -146,7 +146,7 @@ class TraceIndex:
                 self.successes.setdefault(key, []).append(success)
 
     def writes(self, tool: str) -> bool:
-        """True if calls of the tool count as writing ones, as those of an unknown tool do."""
+        """True if calls of the tool count as writing ones."""
         if tool in self._pass_through:
             return False
         if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
@@ -164,7 +164,7 @@ class TraceIndex:
         return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
-        """The recorded successes of the task: of its id, else of its instruction in the same world.
+        """The recorded successes of the task's id, else of its words.
 
         Of the same words under another system message (of another customer, say) are none, unless the task names no messages.
 
@@ -177,7 +177,7 @@ class TraceIndex:
 
 
 def worlds_of(task_id: str, environment: str) -> tuple[str, str]:
-    """The keys under which a trace's answers are kept, nearest first: its task, its whole world."""
+    """The keys of a trace's answers, nearest first: its task, its world."""
     return task_id, f"/{environment}"
 
 
@@ -195,7 +195,7 @@ def comparable_call(action: str, received: Mapping[str, Callable[[Mapping[str, A
 
 
 def unordered(effects: Effects) -> Effects:
-    """Effects in an order that does not depend on which tool was called first; one tool's calls keep theirs."""
+    """Effects in one order; one tool's calls keep theirs."""
     return tuple(sorted(effects, key=lambda call: call.tool))
 
 
@@ -246,7 +246,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _find_free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
-    """The (tool, argument) of writing calls that mostly hold several words which were not copied from anything seen."""
+    """The (tool, argument) of writing calls that mostly hold freely worded text."""
     free, total = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for record in records:
         for position, (action, *_) in enumerate(record.steps):

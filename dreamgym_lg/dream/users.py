@@ -38,7 +38,7 @@ class ScriptedUser:
 
 
 class UntilHandOver:
-    """A user that leaves once the agent has called a tool that hands them over, to a person say.
+    """A user that leaves once the agent hands them over by a tool.
 
     Args: `user`, replies until then; `tools`, names of such tools.
     """
@@ -73,7 +73,7 @@ def told_goal(task: Task) -> Goal:
 
 
 class ModelUser:
-    """A user that a language model plays: it pursues a goal that the agent does not see.
+    """A user that a language model plays, with a hidden goal.
 
     The same conversation gets the same reply, in all episodes of a group. It reads the agent's messages alone, no tool call.
 

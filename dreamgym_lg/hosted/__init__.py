@@ -1,4 +1,4 @@
-"""Hosted chat models: by name, with a budget, answers kept on disk, and no key in what is written."""
+"""Hosted chat models: by name, within a budget, their answers kept on disk."""
 
 from dreamgym_lg.hosted.hosted import Hosted, Usage
 

@@ -56,7 +56,7 @@ def name_of(model: object) -> str:
 
 
 def host_of(model: object) -> str:
-    """` at HOST:PORT` of the address that a chat model was given; "" for its provider's own."""
+    """` at HOST:PORT` of a chat model's own address, else ""."""
     fields = vars(getattr(model, "bound", model))  # the model behind bound arguments
     addresses = (value for name, value in fields.items() if re.search(r"(base|url|endpoint)$", name) and isinstance(value, str))
     hosts = (urlsplit(address).netloc.rpartition("@")[2] for address in addresses)

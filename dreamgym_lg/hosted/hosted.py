@@ -1,4 +1,4 @@
-"""Calls of hosted models: bounded, counted against a budget, kept on disk, and without keys in errors."""
+"""Calls of hosted models: bounded, within a budget, kept on disk, without keys."""
 
 import asyncio
 import sqlite3
@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 
 class Store(SqliteCache[str]):
-    """LangGraph's cache of answers, and the sum of what was spent, shared by threads and processes.
+    """LangGraph's cache of answers, and the sum of spending.
 
     Raises `ConfigurationError` for a file that cannot be made, or that holds anything else.
     """
@@ -130,7 +130,7 @@ class Hosted:
             self.keep_in(path)
 
     def keep_in(self, path: str | PathLike[str]) -> None:
-        """Keep answers and spending in this file from now on; does nothing if there is a file already."""
+        """Keep answers and spending in this file from now on, unless there is one."""
         if self.path is None:
             store = Store(fspath(path))
             store.spend(self.usage)
@@ -213,7 +213,7 @@ class Hosted:
         self._own = self._own.plus(usage)
 
     def _tokens(self, messages: list[BaseMessage], answer: AIMessage) -> Usage:
-        """Tokens as the server counts them, else an estimate: a budget without a count would never end."""
+        """Tokens as the server counts them, else an estimate."""
         counted = answer.usage_metadata
         read = counted["input_tokens"] if counted else count_tokens_approximately(messages)
         written = counted["output_tokens"] if counted else count_tokens_approximately([answer])

@@ -1,4 +1,4 @@
-"""The replay buffer: tasks, trajectories and metrics in one SQLite file, and the retrieval of similar steps."""
+"""The replay buffer in one SQLite file, and retrieval of similar steps."""
 
 from dreamgym_lg.replay.buffer import ReplayBuffer
 

@@ -184,7 +184,7 @@ class ReplayBuffer:
         source: Source | None = None,
         split: Split | None = None,
     ) -> int:
-        """How many are stored; tasks filtered by run or source are those with such a trajectory."""
+        """Number of stored items that match. Tasks by run or source are those with such a trajectory."""
         if what not in _COUNTED:
             raise ConfigurationError.unknown("count", what, _COUNTED)
         where, values = _where(run=run, source=source, split=split)
@@ -198,7 +198,7 @@ class ReplayBuffer:
         return newest, held_out
 
     def records(self) -> list[Record]:
-        """Every real or offline trajectory that did not fail, oldest first: ten times as fast as `trajectories`."""
+        """Every real or offline trajectory that did not fail, oldest first."""
         where = f"FROM {WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
         first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
         columns = f"trajectories.id, task_id, environment, instruction, split, messages, coalesce({first}, ''), success"
@@ -253,7 +253,7 @@ class ReplayBuffer:
             )
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
-        """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
+        """One dict for each iteration with metrics, in order. It holds `iteration`, and its figures by name."""
         return load_metrics(self._rows, run)
 
     @contextmanager

@@ -65,7 +65,7 @@ def _hashed(texts: Sequence[str], salt: bytes) -> Vectors:
 
 
 def phi(pairs: Pairs) -> Vectors:
-    """One unit vector of hashed words for each (observation, action), equal in every process and on every machine.
+    """One unit vector of hashed words for each (observation, action). Equal in every process.
 
     A pair without a single word gives zeros.
     """
@@ -143,7 +143,7 @@ class StepIndex:
     def nearest(
         self, vectors: Vectors, k: int, *, environment: str | None = None, exclude_task: str | None = None
     ) -> list[list[int]]:
-        """For each vector the ids of the `k` most similar steps, best first; equal ones by id.
+        """For each vector the ids of the `k` most similar steps. Best first, equal ones by id.
 
         A vector of zeros finds nothing. Args: `environment`, None for all.
         """
@@ -181,7 +181,7 @@ class StepIndex:
 
 
 class Retriever:
-    """`StepIndex` over the tables of a replay buffer, kept up with them; for any number of threads.
+    """`StepIndex` over the tables of a replay buffer, for any number of threads.
 
     The index is built when first used and then takes in only what was stored since, by whichever process.
     """

@@ -70,7 +70,7 @@ def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
 
 
 def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
-    """Rename the run of a failed episode of this key to `RUN/failed/ID`; False where none is stored.
+    """Rename the run of a failed episode of this key to `RUN/failed/ID`.
 
     It is not deleted, because ids of steps must never be used again (`Retriever`).
     """
@@ -221,7 +221,7 @@ def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False)
 
 
 def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
-    """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
+    """One dict for each iteration with metrics, in order. It holds `iteration`, and its figures by name."""
     iterations: dict[int, dict[str, Any]] = {}
     sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
     for iteration, name, value in rows(sql, [run]):
