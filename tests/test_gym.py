@@ -565,7 +565,7 @@ def test_training_refuses_traces_without_any_reward(agent: Agent, buffer: Replay
     ]
     (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.warns(UserWarning, match="none of 3 traces has a reward"):
-        buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+        buffer.extend(load_traces(tmp_path / "traces.jsonl", environment="rooms"))
     gym = gym_of(agent, buffer, experience_model=None)
     for stage in (gym.train_experience, gym.train_base, partial(check_truthful, gym.experiment)):
         with pytest.raises(ConfigurationError, match=r"none of 3 traces has a reward, and .*: give --rewards"):

@@ -12,7 +12,7 @@ from tickets import Shop
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.simulate.agent import final_answer
+from dreamgym_lg.simulate.conversation import final_answer
 
 SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=64)
 """Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
