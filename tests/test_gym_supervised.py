@@ -238,7 +238,7 @@ def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym]
     strange = Trajectory(task=strange.task, steps=[*strange.steps, strange.steps[0]], success=True)  # a call behind the end
     rows = gym.world.policy_rows([TRACES[0], strange], policy.tokenizer, max_new_tokens=60)
     assert len(rows) == 1 and "1 of 2 recorded successes do not replay" in caplog.text
-    assert "asks its policy again after the 4" in caplog.text
+    assert "ends after 3 of the 4" in caplog.text
     with pytest.raises(ConfigurationError, match="1 of 1 recorded successes do not replay"):
         gym.world.policy_rows([strange], policy.tokenizer, max_new_tokens=60)
     with pytest.raises(ConfigurationError, match="raise policy_tokens"):
