@@ -245,6 +245,7 @@ OF_THE_SCRIPT = "def payload(task): return {'messages': [('user', task.instructi
 def test_the_fix_for_a_function_of_the_script_works(app: Path) -> None:
     """The script is refused as it is; what the refusal proposes, is not."""
     (app.parent / "mine.py").write_text(OF_THE_SCRIPT)
+    (app.parent / "orders.db").touch()  # which its import opens: behind the wall it makes none
 
     def run(before: str, options: str = "") -> tuple[int, str]:
         script = app.with_name("run.py")

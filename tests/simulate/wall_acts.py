@@ -169,7 +169,7 @@ def unnamed_file_linked(s: Any) -> None:
 
 @act
 def copied_by_the_kernel(s: Any) -> None:
-    os.copy_file_range(os.open(__file__, os.O_RDONLY), os.open(s.file, os.O_WRONLY), 10)
+    os.copy_file_range(os.open(f"{s.folder}/inner.txt", os.O_RDONLY), os.open(s.file, os.O_WRONLY), 5)
 
 
 # --- libraries ---

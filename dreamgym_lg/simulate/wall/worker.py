@@ -307,7 +307,7 @@ def main() -> None:
         options["allow"] = replace(allow, paths=[*allow.paths, os.environ["TMPDIR"]])  # the scratch folder of `start_walled`
     except Exception as error:
         failure = _failure(error)
-        if _is_of_the_wall(error):
+        if _is_of_the_wall(error) or "unable to open database file" in str(error):
             failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
         return write(to_line(**failure))
     write(to_line(ready=True))
