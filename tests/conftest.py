@@ -159,6 +159,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     out = tmp_path_factory.mktemp("finished") / "run"
     command = [sys.executable, "-m", "dreamgym_lg.cli.app", "demo", "--quick", "--seed", "3", "--out", str(out)]
+    command += ["--model", f"{os.path.dirname(__file__)}/tiny/small_base"]
     kills = list[list[tuple[int, str, int]]]()
     for seconds in (0.7, 2):  # after another episode was stored
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

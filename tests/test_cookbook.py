@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tiny_models import SMALL_BASE
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
 NEEDED = ("bfcl_eval", "mpmath", "langchain", "torch", "trl")
@@ -38,7 +39,7 @@ def test_own_environment() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}")
 def test_bfcl_agent(tmp_path: Path) -> None:
-    shown = run("bfcl_agent.py", "--quick", "--out", str(tmp_path), seconds=180)
+    shown = run("bfcl_agent.py", "--quick", "--model", str(SMALL_BASE), "--out", str(tmp_path), seconds=180)
     assert "problems: 0" in shown and re.search(r"20 tool: simulated", shown)
 
     equal, total = map(int, re.search(r"nearest-recorded: (\d+) of (\d+) answers", shown).groups())  # type: ignore[union-attr]
@@ -62,7 +63,7 @@ def test_from_traces_to_production(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=COOKBOOK / "hotel",
-        env={**os.environ, "SMOKE": "1", "OUT": str(tmp_path)},
+        env={**os.environ, "SMOKE": "1", "OUT": str(tmp_path), "MODEL": str(SMALL_BASE)},
         capture_output=True,
         text=True,
         timeout=280,

@@ -141,7 +141,7 @@ def test_glue_has_fewer_than_forty_lines() -> None:
 def test_a_policy_is_trained_on_the_traces_and_judged_on_the_real_database(desk: Any) -> None:
     """Not the whole story: from so few steps no policy calls a tool, and training refuses to go on from it."""
     pytest.importorskip("trl", reason="needs trl")
-    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+    from tiny_models import SMALL_BASE
 
     gym = desk.gym
     work = gym.experiment

@@ -23,6 +23,8 @@ from dreamgym_lg.rollout import check_played, is_missing, real_steps
 from dreamgym_lg.types import Source
 
 DESK = Path(__file__).parent.parent / "support_desk"
+SMALL_BASE = str(Path(__file__).parents[2] / "tests/tiny/small_base")
+"""The model of 3 M parameters that the recorded cells began with."""
 KINDS = ("offline", "training", "validation", "proof")
 """What real steps are spent on. `training`: rollouts of the policy; the paper counts these and the offline ones."""
 CURVE = ("iteration", "train_success", "reward_mean", "real_steps")
@@ -72,7 +74,8 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
     method = METHODS[cell.method]
     s = replace(world, **{
         "seed": cell.seed, "evaluate_every": 5, "stop_after_uniform": 0, "max_gap": None,
-        "max_false_success": None, **(PECKINGORDER if cell.world == "peckingorder" else {}), **scale.settings,
+        "max_false_success": None, "model": SMALL_BASE,
+        **(PECKINGORDER if cell.world == "peckingorder" else {}), **scale.settings,
     })  # fmt: skip
     s = s if world.episodes else replace(s, tasks=None, episodes={})  # recorded already
     if method.without == "replay":

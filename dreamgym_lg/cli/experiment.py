@@ -46,6 +46,8 @@ ReferencesOnly = Annotated[
 Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
+MODEL_HELP = "Weights that policy and experience model begin with: a folder, a GGUF file, a hub name. Default: smollm2-135m."
+Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to.")]
 Temperature = Annotated[float, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: as in training.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
@@ -143,10 +145,11 @@ def demo(
     iterations: Iterations = None,
     refresh: Refresh = None,
     learner: Learner = None,
+    model: Model = None,
     report_to: ReportTo = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in reality, write the report."""
-    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "model": model}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train()
@@ -175,6 +178,7 @@ def train(
     force: Force = False,
     references_only: ReferencesOnly = False,
     lora: Lora = False,
+    model: Model = None,
     servers: Servers = None,
     report_to: ReportTo = None,
 ) -> None:
@@ -183,7 +187,7 @@ def train(
     A dream that pays what it must not is refused, with the figure.
     """
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
-    chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None}
+    chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train(servers=servers or (), force=force)

@@ -19,6 +19,7 @@ from dreamgym_lg.event_loop import finish_in_loop, lasting_loop
 from dreamgym_lg.hosted.chat_model import APART, Chat, load_chat_model, name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.text import split_thought
 from dreamgym_lg.token_recorder import unrecorded
 
 Value = TypeVar("Value")
@@ -117,7 +118,7 @@ async def ask_until_read(
         with unrecorded():
             answer = await (hosted.aask(chat, messages) if hosted is not None else chat.ainvoke(messages, APART))
         try:
-            return read(answer.text), answer.text
+            return read(text := split_thought(answer.text)[1]), text
         except PredictionFailed as error:
             if attempt == retries:
                 raise

@@ -57,7 +57,7 @@ def load_experience_model(
 def _settings_beside(path: Path, settings: Settings) -> Settings | None:
     """The settings that a folder's model was trained with; None for any other model."""
     if path.parent.is_dir() and not path.is_dir():
-        known = [str(each) for each in path.parent.iterdir() if (each / "config.json").exists()]
+        known = [str(each) for each in path.parent.iterdir() if (each / "version").exists()]
         raise ConfigurationError.unknown("experience model", str(path), known)
     stored = read_settings(path.parent.parent)
     names = ("retrieved", "retrieved_characters", "experience_tokens")

@@ -104,7 +104,7 @@ class Experiment(Workspace):
         It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
 
         Args:
-            model: Initial weights: a local chat model, its path or hub name. Default: the small base.
+            model: Initial weights: a local chat model, its path or hub name. Default: `Settings.model`.
             annotator: A chat model that writes the reasoning of steps that have none, or its name. With a
                 budget: `partial(annotate, model=..., hosted=Hosted(...))`; called again after a crash or with more budget,
                 nothing is asked twice. Default: rules, for a tool agent's.

@@ -41,6 +41,9 @@ class Settings:
     episodes: Mapping[str, int] = field(default_factory=dict)
     """Offline trajectories to collect by each of the world's scripted policies."""
 
+    model: str = "smollm2-135m"
+    """Weights that the policy and the local experience model begin with: a folder, a GGUF file or a hub name."""
+
     retrieved: int = 3
     """Real transitions in every prompt of the experience model: k of the paper's top-k."""
     retrieved_characters: int = 1000
@@ -57,7 +60,7 @@ class Settings:
     batch_size: int = 16
     """Conversations of an optimiser step, in all supervised training."""
     supervised_learning_rate: float | None = None
-    """Learning rate of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
+    """Learning rate of all supervised training. None: 7e-4 up to 50 M parameters, at 7 B 2e-4, without `lora` 1e-5."""
 
     environment: Place = "dream"
     """Where training episodes are played: `dream`; `real`; or `s2r` (the paper's sim-to-real), `iterations` in the dream and
@@ -77,13 +80,13 @@ class Settings:
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Learning rate of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger
-    one, ten times that under `lora`."""
+    """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 (`rft`: 1e-5) at 7 B; ten times
+    that under `lora`."""
     beta: float | None = None
     """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `rft` 0, of `dpo` 0.1."""
-    lora: bool = False
-    """Whether `train` trains adapters (`default_adapters`, or the `peft_config` given to it) beside frozen weights of the saved
-    precision; else all weights, in float32. Saved policies have the adapters merged."""
+    lora: bool | None = None
+    """Whether all training is of adapters (`default_adapters`, or the `peft_config` given to `train`) beside frozen weights of
+    the saved precision; else of all weights, in float32. None: above 50 M parameters."""
     references_only: bool = False
     """Train only on tasks whose outcome recorded successes decide (`References`), never the experience model: for tool agents
     whose dream answers well and judges badly. Nothing is generated then: no recorded success judges a new task."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
     StartModel = LocalChatModel | str | Path | None
-    """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
+    """A local model, its path or hub name; None for `Settings.model`."""
 
 FIRST_LINES_WEIGHT = 4.0
 """Loss weight of the experience model's verdict, reward and status."""
@@ -182,20 +182,15 @@ def tokenizer_of(start: str | Path) -> Any:
 def _tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> "list[TokenizedConversation]":
     from dreamgym_lg.integrations.trl.rows import tokenize
 
-    roles = {"human": "user", "ai": "assistant"}
-    dicts = [
-        [{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in conversations if messages
-    ]
-    return tokenize(tokenizer_of(start), dicts) if dicts else []
+    return tokenize(tokenizer_of(start), list(filter(None, conversations))) if conversations else []
 
 
 def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
-    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
     from dreamgym_lg.integrations.trl.sft import save_model
 
     if model is None or isinstance(model, str | Path):
-        return model or SMALL_BASE
+        return model or work.settings.model
     if model.model is None:
         raise ConfigurationError("the model has a process of its own, which trains nothing: load it without own_process")
     save_model(model.model, model.tokenizer, work.models / "start")
@@ -236,5 +231,6 @@ def fine_tune(
         seed=s.seed,
         checkpoints=checkpoints,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
+        lora=s.lora,
         **{"batch_size": s.batch_size, "learning_rate": s.supervised_learning_rate, **options},
     )

@@ -39,10 +39,12 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
 
     Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
     """
-    from dreamgym_lg.integrations.trl.adapters import default_adapters
+    from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters
+    from dreamgym_lg.integrations.trl.adapters import default_adapters, wants_adapters
     from dreamgym_lg.integrations.trl.learners import LEARNERS
 
     name, episodes = settings.learner, settings.num_generations
+    adapted = wants_adapters(policy.model, settings.lora)
     if episodes < 2 and name not in ("ppo", "rft"):
         raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
     defaults = {
@@ -50,7 +52,7 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
         "beta": settings.beta,
         "temperature": policy.temperature,
         "seed": settings.seed,
-        "peft_config": default_adapters() if settings.lora else None,
+        "peft_config": default_adapters() if adapted and loaded_adapters(policy.model) is None else None,
     }
     return LEARNERS[name](policy.model, policy.tokenizer, path, **{**defaults, **options})
 

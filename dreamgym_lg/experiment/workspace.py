@@ -276,9 +276,12 @@ class Workspace:
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
         """A model folder or hub name as a policy, with weights that can be trained: float32, under LoRA as they were saved."""
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+        from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
-        dtype, tokens = "auto" if self.settings.lora else "float32", self.settings.policy_tokens
-        policy = LocalChatModel.from_path(path, dtype=dtype, temperature=temperature, max_new_tokens=tokens)
+        tokens = self.settings.policy_tokens
+        policy = LocalChatModel.from_path(path, temperature=temperature, max_new_tokens=tokens)
+        if policy.model is not None and not wants_adapters(policy.model, self.settings.lora):
+            policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def dream(self, name: str | None = None, *, own_process: bool = True) -> Dream:

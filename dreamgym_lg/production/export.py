@@ -154,13 +154,15 @@ async def agent() -> Any:
 def _write(
     policy: "LocalChatModel", draft: Path, folder: Path, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None
 ) -> None:
+    from dreamgym_lg.integrations.transformers.adapter_files import write_model
+
     model: Any = policy.model
     tokenizer = policy.tokenizer
     draft.mkdir(parents=True)
-    model.save_pretrained(draft, state_dict=_merged(model))
+    write_model(model, draft, place=folder)
     tokenizer.save_pretrained(draft)
     _generation_config(policy).save_pretrained(draft)
-    _edit(draft / "config.json", {"_name_or_path": None})
+    _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
     # the server reads calls by it; of paths on this machine nothing stays
     template = _response_template(policy)
     _edit(draft / "tokenizer_config.json", {"response_template": template, "name_or_path": None, "tokenizer_file": None})
@@ -192,15 +194,6 @@ def _write(
         file.chmod(mode)
 
 
-def _merged(model: Any) -> dict[str, Any] | None:
-    """The weights with LoRA adapters merged into them; None without adapters."""
-    if not hasattr(model, "peft_config"):
-        return None
-    from dreamgym_lg.integrations.trl.adapters import merged_weights
-
-    return merged_weights(model)
-
-
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
     """The policy's sampling: from the whole distribution, without the base model's own cuts and penalties."""
     from transformers import GenerationConfig
@@ -228,7 +221,8 @@ def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
     if (known := get_response_template(tokenizer, policy.model)) is not None:
         return dict(known)
     ends = "|".join(re.escape(tokenizer.decode([end])) for end in sorted(policy.engine.ends))
-    before, _ = ToolDialect(tokenizer, policy.engine.ends).template_format or ("", "")
+    known_format = ToolDialect(tokenizer, policy.engine.ends).template_format
+    before = known_format.before if known_format is not None else ""
     if not re.fullmatch(r'\s*<tool_call>\s*\{"name": "', before):
         return None
     call = {"type": "function", "function": "{content}"}
@@ -257,7 +251,8 @@ def _edit(file: Path, values: Mapping[str, Any]) -> None:
 def _code(draft: Path) -> str:
     """Names of files that run code when loaded, or are no part of a model."""
     foreign = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in _SUFFIXES]
-    mapped = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in json.loads((draft / name).read_text())]
+    mapped = [path.name for path in draft.rglob("*config.json") if "auto_map" in json.loads(path.read_text())]
+    mapped = [name for name in mapped if name in ("config.json", "tokenizer_config.json")]
     return ", ".join([*foreign, *mapped])
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import (
@@ -26,6 +27,7 @@ from dreamgym_lg.integrations.transformers.prefix_cache import (
 )
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
+from dreamgym_lg.text import split_thought
 
 PASSES = 10_000
 """Number of forward passes whose times are remembered."""
@@ -34,9 +36,10 @@ BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the lea
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
-    """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
+    """The tokens that end a reply: those of tokenizer and chat template, and of the model's generation settings."""
+    template = ChatTemplate(tokenizer).end if tokenizer.chat_template else None
     ends = model.generation_config.eos_token_id if model is not None else None
-    return frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+    return frozenset({tokenizer.eos_token_id, template, *(ends if isinstance(ends, list) else [ends])} - {None})
 
 
 class Decoder:
@@ -209,15 +212,20 @@ def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: in
 def stream_settled_text(request: Request, streamed: str, text: str, *, over: bool) -> str:
     """Stream the new text that cannot change any more; returns all that has been streamed.
 
-    Half a character, the beginning of a stop string and a tool call may still change.
+    Half a character, the beginning of a stop string and a tool call may still change; reasoning is not streamed.
     """
+    if request.on_text is None or request.is_read_whole:
+        return streamed
+    if not over and text.strip() and "<think>".startswith(text.strip()):
+        return streamed
+    text = split_thought(text)[1]
     settled = len(text)
     if not over:
         starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
         settled = len(streamed) if text.endswith("�") else settled - max(starts, default=0)
     if request.tool_names is not None:
         settled = min(settled, safe_length(text))
-    if request.on_text is None or settled <= len(streamed):
+    if settled <= len(streamed) or not text.startswith(streamed):
         return streamed
     request.on_text(text[len(streamed) : settled])
     return text[:settled]

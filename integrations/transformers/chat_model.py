@@ -92,8 +92,9 @@ class LocalChatModel(TrainablePolicy):
     guided: bool | Literal["train"] = False
     """Holds tool calls to the schemas of the tools (extra `guided`).
 
-    A `ServedEngine` cannot. Such tokens have other probabilities than a learner computes: `True` plays, and training refuses
-    it; `train` lets it train all the same. `Segment.guided` records it."""
+    A `ServedEngine` needs `vllm serve ... --structured-outputs-config.backend guidance`, and guides no forced call. Such tokens
+    have other probabilities than a learner computes: `True` plays, and training refuses it; `train` lets it train all the
+    same. `Segment.guided` records it."""
     streaming: bool = False
     """True: `invoke` passes each piece of text to callbacks as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -232,9 +233,9 @@ class LocalChatModel(TrainablePolicy):
         seed = kwargs.get("seed")
         tools, choice = kwargs.get("tools") or (), kwargs.get("tool_choice")
         answer, guided = kwargs.get("response_format"), bool(self.guided)
-        plain = not tools and choice is None and answer is None and not any(map(has_calls, messages))
+        plain = self._tools.is_plain and not tools and choice is None and answer is None and not any(map(has_calls, messages))
         request = Request(
-            conversation=[to_entry(message) for message in messages] if plain else (),
+            conversation=self._tools.template.fitted([to_entry(message) for message in messages]) if plain else (),
             temperature=kwargs.get("temperature", self.temperature),
             max_new_tokens=kwargs.get("max_new_tokens", self.max_new_tokens),
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
@@ -294,9 +295,9 @@ class LocalChatModel(TrainablePolicy):
         request.on_text = pieces.put
         future = self.engine.submit(request)
         future.add_done_callback(lambda _: pieces.put(None))
-        streamed = 0
+        streamed = ""
         while (piece := pieces.get()) is not None:
-            streamed += len(piece)
+            streamed += piece
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager:
                 run_manager.on_llm_new_token(piece, chunk=chunk)
@@ -321,9 +322,9 @@ class LocalChatModel(TrainablePolicy):
         request.on_text = deliver
         future = self.engine.submit(request)
         future.add_done_callback(lambda _: deliver(None))
-        streamed = 0
+        streamed = ""
         while (piece := await pieces.get()) is not None:
-            streamed += len(piece)
+            streamed += piece
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager:
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
@@ -344,7 +345,7 @@ def _result(message: AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _last_chunk(message: AIMessage, streamed: int) -> ChatGenerationChunk:
+def _last_chunk(message: AIMessage, streamed: str) -> ChatGenerationChunk:
     """The rest of a streamed reply: text that was held back, calls, metadata."""
     chunks = [
         tool_call_chunk(name=call["name"], args=json.dumps(call["args"], ensure_ascii=False), id=call["id"], index=i)
@@ -356,7 +357,7 @@ def _last_chunk(message: AIMessage, streamed: int) -> ChatGenerationChunk:
     ]
     return ChatGenerationChunk(
         message=AIMessageChunk(
-            content=message.text[streamed:],
+            content=message.text[len(streamed) :] if message.text.startswith(streamed) else "",
             tool_call_chunks=chunks,
             additional_kwargs=message.additional_kwargs,
             response_metadata=message.response_metadata,

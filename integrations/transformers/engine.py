@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
-from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, PrefixCache, SharedPromptBlocks
+from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache, SharedPromptBlocks, cache_budget
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 IDLE_SECONDS = 0.0005
@@ -46,9 +46,10 @@ class LocalEngine:
         if max_batch_size < 1:
             raise ConfigurationError(f"max_batch_size={max_batch_size}: a batch holds one call or more")
         self.max_batch_size = max_batch_size
-        self.prefixes = PrefixCache()
-        self._prompts = SharedPromptBlocks()
         self._decoder = Decoder(model, tokenizer)
+        budget = cache_budget(self._decoder.model.device)
+        self.prefixes = PrefixCache(budget)
+        self._prompts = SharedPromptBlocks(budget // 4)
         self.ends = self._decoder.ends
         """The tokens that end a reply."""
         self.passes = self._decoder.passes
@@ -89,7 +90,7 @@ class LocalEngine:
             model.eval()
             try:
                 with self._decoder.autocast():
-                    room = CACHED_BYTES
+                    room = self.prefixes.budget
                     for row in rows:
                         room -= read_ahead(self._decoder, self._prompts, row, room)
                     Batch(self._decoder, self.prefixes, rows).run()

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO
 
+import torch
+
 from dreamgym_lg.child_process import Child, Pipes, portable
 from dreamgym_lg.errors import ProcessLost
 from dreamgym_lg.integrations.transformers.batch import PASSES
@@ -42,11 +44,12 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
+        threads = {"OMP_NUM_THREADS": str(max(torch.get_num_threads() // 2, 1))}  # of as many, both processes would wait
         self._child = Child(
             __name__,
             name=f"the process of the model {str(path)!r}",
             advice="load it again, or run the same command once more, which goes on where it was",
-            environment={name: os.environ.get(name, value) for name, value in _MEMORY_SETTINGS.items()},
+            environment={name: os.environ.get(name, value) for name, value in {**_MEMORY_SETTINGS, **threads}.items()},
         )
         weakref.finalize(self, self._child.kill)  # the thread that reads holds the child
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)

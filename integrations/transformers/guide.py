@@ -62,18 +62,13 @@ class Guides:
 
         Raises `ConfigurationError` for an impossible schema.
         """
-        grammar = _lark(guide, self._special(guide.trigger))
+        grammar = lark_grammar(self._tokenizer, guide)
         if error := self._library.LLMatcher.validate_grammar(grammar, self._words):
             raise ConfigurationError(f"no call can be guided to the schemas of these tools: {error}; leave out guided=")
         matcher = self._library.LLMatcher(self._words, grammar)
         if not matcher.consume_tokens(self._tokenizer(forced, add_special_tokens=False)["input_ids"]):
             raise ConfigurationError(f"a reply that begins with {forced!r} is no call of these tools: {matcher.get_error()}")
         return matcher
-
-    def _special(self, trigger: str) -> int | None:
-        """The number of the special token that the trigger is; None if it is text."""
-        tokens = self._tokenizer.added_tokens_decoder.items()
-        return next((number for number, token in tokens if token.special and token.content == trigger), None)
 
 
 def mask(matcher: Any, logits: torch.Tensor) -> None:
@@ -83,8 +78,10 @@ def mask(matcher: Any, logits: torch.Tensor) -> None:
         logits.masked_fill_(~allowed, -torch.inf)
 
 
-def _lark(guide: Guide, special: int | None) -> str:
-    """The guide in llguidance's grammar language."""
+def lark_grammar(tokenizer: PreTrainedTokenizerBase, guide: Guide) -> str:
+    """The guide in llguidance's grammar language; a trigger that is a special token is named by its number."""
+    tokens = tokenizer.added_tokens_decoder.items()
+    special = next((number for number, token in tokens if token.special and token.content == guide.trigger), None)
     trigger = json.dumps(guide.trigger) if special is None else f"<[{special}]>"
     more = "" if guide.trigger == MISTRAL else f"(BETWEEN {trigger} call)*"  # Mistral's list is read to its end, and no further
     if special is None:

@@ -1,5 +1,8 @@
 """Load a causal language model and its tokenizer from a folder or the hub."""
 
+import os
+import time
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, base_of
+from dreamgym_lg.integrations.transformers.gguf_files import as_folder
 from dreamgym_lg.launch import launched
 
 HUB_OPTIONS = frozenset({"revision", "token", "trust_remote_code"})
@@ -27,7 +32,7 @@ def load_tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     if _is_path(str(path)) and not Path(path).exists():
         raise ConfigurationError.missing_folder(Path(path))
     try:
-        return AutoTokenizer.from_pretrained(path, **{name: options[name] for name in HUB_OPTIONS & options.keys()})
+        return AutoTokenizer.from_pretrained(as_folder(path), **{name: options[name] for name in HUB_OPTIONS & options.keys()})
     except (OSError, ValueError) as error:
         raise _not_loaded(path, error) from error
 
@@ -47,9 +52,9 @@ def load_model(
     """Load a model's weights onto a device.
 
     Args:
-        path: Folder or hub name.
+        path: Folder, with adapters or not, hub name, `*.gguf` file, or `smollm2-135m` (`gguf_files.as_folder`).
         device: `auto`: the GPU if there is one, else the CPU; or a name of PyTorch's, like `cuda:1`.
-        dtype: Of the weights: `auto` as they were saved, or one of `DTYPES`.
+        dtype: Of the weights: `auto` as they were saved, but float32 on a CPU that computes no bfloat16; or one of `DTYPES`.
         options: Of `HUB_OPTIONS` and `MODEL_OPTIONS`, as `from_pretrained` takes them.
 
     Raises `ConfigurationError` if the path is no model, and for a device or dtype that cannot be had.
@@ -59,10 +64,16 @@ def load_model(
     if "device_map" in options and device != "auto":
         raise ConfigurationError(f"device={device!r} and device_map={options['device_map']!r} both place the model: give one")
     device = resolve_device(device)
+    if device == "cpu" and "device_map" not in options:
+        use_free_cores()
+        dtype = "float32" if dtype == "auto" and not trains_bfloat16() else dtype
     if "quantization_config" in options:  # quantized weights cannot be moved: they are loaded where they shall be
         options.setdefault("device_map", {"": device})
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        folder = as_folder(path)
+        model = AutoModelForCausalLM.from_pretrained(base_of(folder) or folder, dtype=dtype, **options)
+        if base_of(folder) is not None:
+            add_adapters(model, folder)
     except (OSError, ValueError, ImportError) as error:
         raise _not_loaded(path, error) from error
     model.config._commit_hash = options.get("revision")  # what a learner loads as its reference; never written to a file
@@ -86,6 +97,26 @@ def trains_bfloat16() -> bool:
 def _has_instructions(*names: str) -> bool:
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has none to tell
     return resolve_device("auto") == "cpu" and any(capabilities.get(name) for name in names)
+
+
+@cache
+def use_free_cores() -> None:
+    """Compute on the cores that are idle now, unless OMP_NUM_THREADS says on how many. Looks once, for a tenth of a second.
+
+    PyTorch's threads wait for each other: two on two cores, beside a busy process, take ten times as long as one.
+    """
+    if "OMP_NUM_THREADS" in os.environ or not Path("/proc/stat").exists():
+        return
+    before = _idle_seconds()
+    time.sleep(0.1)
+    idle = round((_idle_seconds() - before) / 0.1)
+    torch.set_num_threads(min(max(idle, 1), torch.get_num_threads()))
+
+
+def _idle_seconds() -> float:
+    """Seconds that all cores together have been idle."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def resolve_device(device: str) -> str:

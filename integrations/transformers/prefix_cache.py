@@ -1,10 +1,13 @@
 """The conversations of an engine: their tokens as sampled, with keys and values."""
 
+import os
+import re
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +17,6 @@ from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
-CACHED_BYTES = 1 << 30
-"""Bytes of keys and values kept over all conversations; the least recently used go first."""
-
-SHARED_BYTES = CACHED_BYTES // 4
-"""Bytes of keys and values of shared prompts, beside those."""
-
 BLOCK = 32
 """Tokens of a shared block."""
 
@@ -27,6 +24,17 @@ TOKENS_ONLY = 10_000
 """Number of conversations whose tokens alone are remembered."""
 
 _Key = tuple[Any, ...]
+
+
+def cache_budget(device: torch.device) -> int:
+    """Bytes for keys and values of conversations: a third of the memory that is free on the device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] // 3)
+    table = Path("/proc/meminfo")
+    available = re.search(r"MemAvailable:\s*(\d+) kB", table.read_text() if table.exists() else "")
+    if available is None:  # no Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 6
+    return int(available[1]) * 1024 // 3
 
 
 def with_room(tokens: int) -> int:
@@ -57,9 +65,13 @@ class Prefix:
 
 
 class PrefixCache:
-    """Conversations by owner, roles and contents. Not thread-safe: the engine uses it between batches."""
+    """Conversations by owner, roles and contents. Not thread-safe: the engine uses it between batches.
 
-    def __init__(self) -> None:
+    Args: `budget`, bytes of keys and values over all conversations; the least recently used go first.
+    """
+
+    def __init__(self, budget: int = 0) -> None:
+        self.budget = budget
         self.prefixes: OrderedDict[_Key, Prefix] = OrderedDict()
         self.cached_bytes = 0
         """Of all buffers, their room to grow included; one that several conversations share is counted once."""
@@ -154,7 +166,7 @@ class PrefixCache:
         self._sharing[id(cached)] += 1
         if self._sharing[id(cached)] == 1:
             self.cached_bytes += cached.buffer.nbytes
-        while self.cached_bytes > CACHED_BYTES:
+        while self.cached_bytes > self.budget:
             self._drop_keys(next(iter(self.prefixes)))
 
     def clear(self) -> None:
@@ -188,9 +200,12 @@ class SharedPromptBlocks:
     """Keys and values of prompts, by their tokens: instructions, tools, a group's first message.
 
     In blocks of `BLOCK` tokens, each known by all tokens up to its end. Not thread-safe, as `PrefixCache`.
+
+    Args: `budget`, in bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
         self._blocks: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self.bytes = 0
 
@@ -214,7 +229,7 @@ class SharedPromptBlocks:
             if name not in self._blocks:
                 block = self._blocks[name] = buffer[..., end - BLOCK : end, :].clone()
                 self.bytes += block.nbytes
-        while self.bytes > SHARED_BYTES:
+        while self.bytes > self.budget:
             self.bytes -= self._blocks.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
@@ -242,4 +257,4 @@ def check_length(request: Request, ids: Sequence[int], max_tokens: int) -> None:
 def _key(owner: int | None, conversation: Sequence[dict[str, Any]]) -> _Key:
     """Names a conversation up to its last reply."""
     end = max((i + 1 for i, message in enumerate(conversation) if message["role"] == "assistant"), default=0)
-    return owner, *((message["role"], message.get("sampled") or message["content"]) for message in conversation[:end])
+    return owner, *((message["role"], message.get("sampled") or str(message["content"])) for message in conversation[:end])

@@ -46,6 +46,8 @@ class Request:
     """The beginning of the reply, given and not sampled."""
     skipped_ids: frozenset[int] | None = None
     """Special tokens to leave out of the text; None: all."""
+    is_read_whole: bool = False
+    """True: the reply is read at its end, and not streamed."""
     on_text: Callable[[str], None] | None = None
     """Called from the engine's thread with each new piece of text."""
 

@@ -4,14 +4,14 @@ A sampled tool call is never written again from its parsed arguments: key order 
 them. The template writes a placeholder in its place, which is replaced by the sampled text.
 """
 
-import base64
-import hashlib
 import json
+import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -20,46 +20,50 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from transformers import PreTrainedTokenizerBase
 
-from dreamgym_lg.actions import parse_action
+from dreamgym_lg.actions import parse_action, render_call
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.call_format import (
+    HERMES,
+    MARK,
+    RESULT_HEAD,
+    RESULT_TAIL,
+    CallFormat,
+    call_text,
+    probe,
+    read_response,
+    rendered_call,
+    tools_section,
+)
+from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate, Message, apply_template, call_id
 from dreamgym_lg.integrations.transformers.guide import Guide
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
-from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
-from dreamgym_lg.text import clean
+from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Reply, parse_reply
+from dreamgym_lg.text import split_thought
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED = 10_000
 """Replies whose sampled text is remembered, over all conversations."""
 
+REASONING = "reasoning_content"
+"""Key of a message's `additional_kwargs` with what was thought before it, as reasoning models of OpenAI's format have it."""
+
+OPEN_THOUGHT, CLOSE_THOUGHT = "<think>", "</think>"
+_TAIL = 64
+"""Tokens of a prompt's end, in which its turn is opened."""
+
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
 
-TOOLS_HEAD = "# Tools\n\nThese functions can be called:\n<tools>\n"
-TOOLS_TAIL = (
-    "\n</tools>\n\nTo call one, reply with its name and arguments as a JSON object in <tool_call></tool_call> tags:\n"
-    '<tool_call>\n{"name": <its name>, "arguments": <JSON object>}\n</tool_call>'
-)
-CALL_HEAD, CALL_MIDDLE, CALL_TAIL = '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"
-RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
-
-Message = dict[str, Any]
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 """The argument of `convert_to_openai_tool`."""
-
-
-class CallFormat(NamedTuple):
-    """A template's text of a call without arguments: `before`, the tool's name, `after`."""
-
-    before: str
-    after: str
-
-
-HERMES = CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
 
 
 def has_calls(message: BaseMessage) -> bool:
     """True for a message that needs more than its role and text to be rendered."""
     return isinstance(message, ToolMessage) or (
-        isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
+        isinstance(message, AIMessage)
+        and bool(message.tool_calls or message.invalid_tool_calls or message.additional_kwargs.get(REASONING))
     )
 
 
@@ -72,18 +76,30 @@ class ToolDialect:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
+        self.template = ChatTemplate(tokenizer)
         self._sampled: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._warned = threading.Lock(), False
 
     @cached_property
     def template_format(self) -> CallFormat | None:
         """The template's own format; None if it has none that is read here."""
-        return _probe(self._tokenizer, [self._tokenizer.decode([end]) for end in self._ends])
+        return probe(self.template, [self._tokenizer.decode([end]) for end in self._ends])
+
+    @property
+    def is_plain(self) -> bool:
+        """True if replies without tools are their text."""
+        return self._reader is None
+
+    @property
+    def _reader(self) -> dict[str, Any] | None:
+        return self.template_format.reader if self.template_format is not None else None
 
     @cached_property
     def _skipped_ids(self) -> frozenset[int] | None:
         """The special tokens that are no part of a call; None: all of them."""
         special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        if self._reader is not None:
+            return self._ends
         skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
         return None if len(skipped) == len(special) else skipped
 
@@ -107,41 +123,60 @@ class ToolDialect:
         forced = _chosen(choice, names)
         sections = []
         if functions and self.template_format is None:
+            self._warn()
             sections.append(tools_section(functions))
         elif functions:
             request.tools = functions
         if functions and forced != "none":
-            request.tool_names, request.skipped_ids = names, self._skipped_ids
+            request.tool_names = names
             request.forced = self._beginning(forced, names)
+            if guided and self._reader is not None:
+                raise ConfigurationError("guided= is for calls in JSON, and this chat template writes others: leave it out")
             if guided:
                 called = [each for each in functions if forced in (None, "any", each["function"]["name"])]
-                request.guide = Guide.of(called, *(self.template_format or HERMES))
+                request.guide = Guide.of(called, *(self.template_format or HERMES)[:2])
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True
             request.forced = request.forced or ("" if request.tool_names else "{")
         write = self._placed if self.template_format is not None else self._plain
-        request.conversation = _with_sections(write(request, messages), sections)
+        request.conversation = self.template.fitted(_with_sections(write(request, messages), sections))
+        if names or self._reader is not None:
+            request.skipped_ids, request.is_read_whole = self._skipped_ids, self._reader is not None
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
         """The fields of the `AIMessage` of a sampled reply: content, tool calls, parsed JSON."""
-        fields: dict[str, Any] = {"content": generated.text}
-        if request.tool_names is not None:
-            reply = parse_reply(generated.text, request.tool_names)
-            tokens = hash((*generated.prompt_ids, -1, *generated.sampled_ids))
-            salt = uuid4() if request.seed is None else request.seed, tokens
-            calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
-            bad = [
+        reply = self._parsed(request, generated)
+        fields: dict[str, Any] = {"content": reply.content}
+        if reply.reasoning:
+            fields["additional_kwargs"] = {REASONING: reply.reasoning}
+        tokens = hash((*generated.prompt_ids, -1, *generated.sampled_ids))
+        salt = uuid4() if request.seed is None else request.seed, tokens
+        if reply.calls or reply.invalid:
+            fields["tool_calls"] = [
+                tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)
+            ]
+            fields["invalid_tool_calls"] = [
                 invalid_tool_call(name=invalid.name, args=invalid.text, id=_id(salt, -i), error=invalid.reason)
                 for i, invalid in enumerate(reply.invalid, 1)
             ]
-            if calls or bad:
-                fields |= {"content": reply.content, "tool_calls": calls, "invalid_tool_calls": bad}
-                self._remember(_fingerprint(AIMessage(**fields)), generated.text)
-                return fields
-        if request.wants_json and isinstance(parsed := parse_json(generated.text), dict):
-            fields["additional_kwargs"] = {"parsed": parsed}
+        elif request.wants_json and isinstance(parsed := parse_json(reply.content), dict):
+            fields["additional_kwargs"] = {**fields.get("additional_kwargs", {}), "parsed": parsed}
+        if has_calls(message := AIMessage(**fields)):
+            self._remember(_fingerprint(message), generated.text)
         return fields
+
+    def _parsed(self, request: Request, generated: Generated) -> Reply:
+        """The reply as reasoning, text and calls. A call that reasoning names is none."""
+        begun = self._tokenizer.decode(generated.prompt_ids[-_TAIL:])
+        if self._reader is not None:
+            return read_response(self._tokenizer, self._reader, generated.text, prompt=begun, tools=request.tools)
+        unfinished = CLOSE_THOUGHT in generated.text or generated.finish_reason == "length"
+        opened = begun.rstrip().endswith(OPEN_THOUGHT) and unfinished
+        thought, text = split_thought(f"{OPEN_THOUGHT}{generated.text}" if opened else generated.text)
+        if request.tool_names is None:
+            return Reply(text, [], [], _bare(thought))
+        return parse_reply(text, request.tool_names)._replace(reasoning=_bare(thought))
 
     def reply(self, action: str) -> str:
         """The text of a reply that acts so, as the template writes it.
@@ -151,18 +186,41 @@ class ToolDialect:
         parsed = parse_action(action)
         if isinstance(parsed, str):
             return parsed
-        before, after = self.template_format or HERMES
-        return before + parsed.name + after.replace("{}", json.dumps(dict(parsed.arguments), ensure_ascii=False), 1)
+        call = {"name": parsed.name, "arguments": dict(parsed.arguments)}
+        if self.template_format is None:
+            return call_text(call)
+        ends = [self._tokenizer.decode([end]) for end in self._ends]
+        rendered = rendered_call(self.template, call, ends)
+        return rendered[1] if rendered is not None else call_text(call)
+
+    def written(self, message: AIMessage) -> str:
+        """The text that a policy samples for this message: its own where it did, else as the template writes it."""
+        if (sampled := self._recall(message)) is None:
+            calls = [self.reply(render_call(call["name"], call["args"])) for call in message.tool_calls]
+            thought = message.additional_kwargs.get(REASONING)
+            begun = f"{OPEN_THOUGHT}\n{thought}\n{CLOSE_THOUGHT}\n\n" if thought else ""
+            sampled = begun + "\n".join(filter(None, [message.text, *calls]))
+            self._remember(_fingerprint(message), sampled)  # further prompts go on from it
+        return sampled
 
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, after = self.template_format or HERMES
+        before, _, opened, *_ = self.template_format or HERMES
         if forced == "any":
             if len(names) > 1:
                 return before
             (forced,) = names
-        return before + forced + after[: after.index("{}")].rstrip(" ")  # tokens seldom end in a space
+        return before + forced + opened.rstrip("{ ")  # tokens seldom end in a space
+
+    def _warn(self) -> None:
+        if not self._warned:
+            logger.warning(
+                "the chat template of %s has no format of tool calls that is read here: tools are described in the system "
+                "message, and calls are <tool_call> JSON </tool_call>",
+                self._tokenizer.name_or_path or "this tokenizer",
+            )
+        self._warned = True
 
     def _remember(self, fingerprint: str, text: str) -> None:
         with self._lock:
@@ -183,9 +241,12 @@ class ToolDialect:
         request.splices = {}
         for i, message in enumerate(messages):
             entry = _entry(message, names)
-            if (sampled := self._recall(message)) is not None:
-                mark = f"\ue000{i}"
-                request.splices[self.template_format.before + mark + self.template_format.after] = sampled
+            sampled = self._recall(message)
+            if sampled is not None and not entry.get("tool_calls") and "sampled" not in entry:
+                entry = {"role": "assistant", "content": sampled}  # reasoning: the template decides what of it stays
+            elif sampled is not None:
+                mark, form = f"{MARK}{i}", self.template_format
+                request.splices[form.before + mark + form.after] = form.gap + sampled
                 call = {"type": "function", "id": "000000000", "function": {"name": mark, "arguments": {}}}
                 entry = {"role": "assistant", "content": "", "tool_calls": [call], "sampled": sampled, "parsed": entry}
             written.append(entry)
@@ -211,59 +272,18 @@ class ToolDialect:
 
 def render(tokenizer: PreTrainedTokenizerBase, request: Request) -> str:
     """The conversation as the model reads it, up to the first token to sample."""
-    text = _apply(tokenizer, list(request.conversation), request.tools, **request.template_kwargs)
+    text = apply_template(tokenizer, request.conversation, request.tools, **request.template_kwargs)
     if any(text.count(placeholder) != 1 for placeholder in request.splices):  # the template writes this one otherwise
         written = [message.get("parsed", message) for message in request.conversation]
-        text = _apply(tokenizer, written, request.tools, **request.template_kwargs)
+        text = apply_template(tokenizer, written, request.tools, **request.template_kwargs)
     else:
         for placeholder, sampled in request.splices.items():
             text = text.replace(placeholder, sampled)
     return text + request.forced
 
 
-def tools_section(tools: Sequence[dict[str, Any]]) -> str:
-    """The tools for a system message, in Hermes' format."""
-    return TOOLS_HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + TOOLS_TAIL
-
-
-def call_text(function: dict[str, Any]) -> str:
-    """A call in Hermes' format."""
-    return f"{CALL_HEAD}{function['name']}{CALL_MIDDLE}{json.dumps(function['arguments'], ensure_ascii=False)}{CALL_TAIL}"
-
-
-def _apply(
-    tokenizer: PreTrainedTokenizerBase,
-    conversation: list[Message],
-    tools: list[Any] | None,
-    *,
-    prompt: bool = True,
-    **template: Any,
-) -> str:
-    text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt, **template)
-    return str(clean(text))  # no tokenizer reads half an emoji
-
-
-def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> CallFormat | None:
-    """Find the text around a call's name by rendering one."""
-    name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
-    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
-    call = {"type": "function", "id": id, "function": {"name": name, "arguments": {}}}
-    question: list[Message] = [{"role": "user", "content": "?"}]
-    answers: list[Message] = [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "!", "name": name, "tool_call_id": id},
-    ]
-    try:
-        begun = _apply(tokenizer, question, [tool])
-        if begun == _apply(tokenizer, question, None):
-            return None
-        whole = _apply(tokenizer, [*question, *answers], [tool], prompt=False)
-    except Exception:  # a template is a program: what it makes of roles it does not know is anything
-        return None
-    before, _, after = whole.removeprefix(begun).partition(name)
-    after = after[: min((at for end in ends if (at := after.find(end)) >= 0), default=0)]
-    known = whole.startswith(begun) and parse_reply(before + name + after, frozenset([name])).calls == [Call(name, {})]
-    return CallFormat(before, after) if known and "{}" in after else None
+def _bare(thought: str) -> str:
+    return thought.strip().removeprefix(OPEN_THOUGHT).removesuffix(CLOSE_THOUGHT).strip()
 
 
 def to_entry(message: BaseMessage) -> Message:
@@ -278,13 +298,16 @@ def _entry(message: BaseMessage, names: dict[str, str]) -> Message:
     """A message with its tool calls or result; `names` are those of the tools called, by the call's id."""
     entry = to_entry(message)
     if isinstance(message, ToolMessage):
-        entry |= {"tool_call_id": message.tool_call_id, "name": message.name or names.get(message.tool_call_id, "")}
+        name = message.name or names.get(message.tool_call_id, "")
+        entry |= {"tool_call_id": _short(message.tool_call_id), "name": name}
     elif isinstance(message, AIMessage) and has_calls(message):
         unread = (call["args"] for call in message.invalid_tool_calls)
         entry["content"] = "\n".join(filter(None, [message.text, *unread]))
         calls = [(call["id"], {"name": call["name"], "arguments": call["args"]}) for call in message.tool_calls]
         if calls:
-            entry["tool_calls"] = [{"type": "function", "id": id, "function": function} for id, function in calls]
+            entry["tool_calls"] = [{"type": "function", "id": _short(id), "function": function} for id, function in calls]
+        if reasoning := message.additional_kwargs.get(REASONING):
+            entry[REASONING] = reasoning
     return entry
 
 
@@ -296,13 +319,18 @@ def _called(messages: Sequence[BaseMessage]) -> dict[str, str]:
 def _fingerprint(message: AIMessage) -> str:
     """Identifies a message by its content, which a copy keeps and an edit changes."""
     calls = [*message.tool_calls, *message.invalid_tool_calls]
-    content = [message.text, *((call["id"], call["name"], call["args"]) for call in calls)]
+    thought = message.additional_kwargs.get(REASONING, "")
+    content = [thought, message.text, *((call["id"], call["name"], call["args"]) for call in calls)]
     return json.dumps(content, sort_keys=True, default=str)
 
 
 def _id(salt: Any, number: int) -> str:
-    digest = hashlib.blake2b(repr((salt, number)).encode(), digest_size=10).digest()
-    return base64.b32encode(digest).decode().lower()[:9]  # what Mistral's templates take
+    return call_id(repr((salt, number)))
+
+
+def _short(id: str | None) -> str:
+    """An id of a call of another model in the form that every template takes."""
+    return id if id and re.fullmatch("[A-Za-z0-9]{9}", id) else call_id(str(id))
 
 
 def _checked(tool: Tool) -> dict[str, Any]:

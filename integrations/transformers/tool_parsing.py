@@ -38,6 +38,7 @@ class Reply(NamedTuple):
     """The text before the first call, as it was sampled; what follows a call is in no message."""
     calls: list[Call]
     invalid: list[InvalidCall]
+    reasoning: str = ""
 
 
 def parse_reply(text: str, names: frozenset[str]) -> Reply:
@@ -52,7 +53,7 @@ def parse_reply(text: str, names: frozenset[str]) -> Reply:
     reply = Reply(text[:start], [], [])
     for raw, value in read(text[start:]):
         try:
-            reply.calls.append(_call(value))
+            reply.calls.append(to_call(value))
         except ValueError as error:
             name = _NAME.search(raw)
             reply.invalid.append(InvalidCall(name and name[1], raw.removeprefix("{"), str(error)))
@@ -115,7 +116,8 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
         return ValueError(str(error)), at
 
 
-def _call(value: Any) -> Call:
+def to_call(value: Any) -> Call:
+    """The call that a JSON value is. Raises `ValueError` for any other."""
     if isinstance(value, ValueError):
         raise value
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

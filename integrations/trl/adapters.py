@@ -3,22 +3,44 @@
 PEFT puts them into the model's own layers, so the policy's model, which the engine generates with, is trained as it is.
 """
 
-from copy import deepcopy
-
-import torch
-from peft import LoraConfig, PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.adapter_files import ADAPTER, adapter_layers, keep_adapters, loaded_adapters
+from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS
 
-ADAPTER_RATE_FACTOR = 10
-"""Default learning rate of adapters over that of whole weights (Schulman 2025, "LoRA Without Regret")."""
+REFERENCE = "ref"
+"""TRL's name of its copy of the adapters that a training began with."""
 
 
 def default_adapters() -> LoraConfig:
     """Rank 16, alpha 32, on every linear layer but the output's; no dropout, which would change probabilities in training."""
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def wants_adapters(model: PreTrainedModel, lora: bool | None) -> bool:
+    """True if adapters are trained. Args: `lora`; None: for a policy that has some, and above 50 M parameters."""
+    has_some = loaded_adapters(model) is not None
+    if lora is False and has_some:
+        raise ConfigurationError("lora=False, and the policy has adapters, which training goes on with: leave it out")
+    return has_some or bool(model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS if lora is None else lora)
+
+
+def adapt(model: PreTrainedModel) -> None:
+    """Freeze the model's weights and put new adapters beside them, unless it has some."""
+    if loaded_adapters(model) is None:
+        keep_adapters(model, get_peft_model(model, default_adapters()))
+
+
+def restart(view: PeftModel) -> None:
+    """Give a policy the adapters with which an earlier learner of this process began."""
+    if REFERENCE in view.peft_config:
+        for name, value in view.named_parameters():
+            if f".{ADAPTER}." in name:
+                value.data.copy_(view.get_parameter(name.replace(f".{ADAPTER}.", f".{REFERENCE}.")))
+        view.delete_adapter(REFERENCE)
+        view.set_adapter(ADAPTER)
 
 
 def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> None:
@@ -36,8 +58,12 @@ def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> No
             "the model is quantized: its weights cannot be trained, and adapters merged into them would be rounded to as few "
             'bits when the policy is saved; load it with dtype="bfloat16" and without quantization_config, and give lora=True'
         )
+    if loaded_adapters(model) is not None:
+        if peft_config is not None:
+            raise ConfigurationError("the policy has adapters, and training goes on with them: leave out peft_config")
+        return
     if peft_config is None:
-        if _layers(model):
+        if adapter_layers(model):
             raise ConfigurationError(
                 "the model has the adapters of an earlier training: give lora=True (or peft_config=) again, or load it anew"
             )
@@ -51,27 +77,7 @@ def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> No
                 f"peft_config has {name}={value!r}, which trains weights of the model itself; the reference policy and the "
                 "export know adapters alone: leave it out"
             )
-    if earlier := _layers(model):
+    if earlier := adapter_layers(model):
         for name, layer in earlier.items():
             model.set_submodule(name, layer.get_base_layer())
         del model.peft_config  # by which PEFT would think that they are still there
-
-
-def merged_weights(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
-    """The state dict with adapters added to the weights, in their dtype; None without adapters.
-
-    The model stays as it is. One layer at a time is copied before it is changed.
-    """
-    if not (adapted := _layers(model)):
-        return None
-    state = {name: value for name, value in model.state_dict().items() if not name.startswith(tuple(f"{n}." for n in adapted))}
-    for name, layer in adapted.items():
-        merged = deepcopy(layer)
-        merged.merge()
-        state |= {f"{name}.{key}": value for key, value in merged.get_base_layer().state_dict().items()}
-    return state
-
-
-def _layers(model: PreTrainedModel) -> dict[str, BaseTunerLayer]:
-    """The layers with adapters, by their names."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}

@@ -1,5 +1,6 @@
 """The options of TRL that a user may set, and the precision of a training."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -121,12 +122,17 @@ def check_learner(
 
 
 FROM_SCRATCH_MAX_PARAMETERS = 50_000_000
-"""Size up to which a model is trained at the rates of models from scratch."""
+"""Size up to which all weights are trained, at the rates of models from scratch."""
+_LARGE_PARAMETERS = 7_000_000_000
+ADAPTER_RATE_FACTOR = 10
+"""Default learning rate of adapters over that of whole weights in RL (Schulman 2025, "LoRA Without Regret")."""
 
 
 def default_rate(model: PreTrainedModel, *, small: float, large: float) -> float:
-    """The learning rate for a model of this size where none is given."""
-    return small if model.num_parameters() <= FROM_SCRATCH_MAX_PARAMETERS else large
+    """The learning rate for a model of this size: `small` up to 50 M parameters, `large` from 7 B, a power law between."""
+    size = min(max(model.num_parameters(), FROM_SCRATCH_MAX_PARAMETERS), _LARGE_PARAMETERS)
+    share = math.log(size / FROM_SCRATCH_MAX_PARAMETERS) / math.log(_LARGE_PARAMETERS / FROM_SCRATCH_MAX_PARAMETERS)
+    return float(small * (large / small) ** share)
 
 
 def check_reference(model: PreTrainedModel, beta: float) -> None:

@@ -15,10 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import GRPOConfig
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain, writing
-from dreamgym_lg.integrations.trl.adapters import ADAPTER_RATE_FACTOR, check_adapters
+from dreamgym_lg.integrations.transformers.adapter_files import ADAPTER, loaded_adapters
+from dreamgym_lg.integrations.trl.adapters import check_adapters, restart
 from dreamgym_lg.integrations.trl.long_training import LongTraining, Result
 from dreamgym_lg.integrations.trl.memory import check_memory, estimate_memory
 from dreamgym_lg.integrations.trl.options import (
+    ADAPTER_RATE_FACTOR,
     FROM_SCRATCH_MAX_PARAMETERS,
     check_learner,
     check_reference,
@@ -66,11 +68,12 @@ class PolicyLearner:
             decides the memory that a step needs, not its gradient: the passes of a step are added up.
         save_every: Iterations between two checkpoints, which hold 12 bytes for each trained number. Updates that a crash loses
             are repeated by the training graph, from the recorded episodes.
-        learning_rate: Default: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one; of adapters, ten times that.
+        learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters, ten times that.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`. The KL term's
-            reference is the model without them, and they alone are in the checkpoints. Default: all weights are trained.
+            reference is the model without them, and they alone are in the checkpoints. Default: all weights are trained, or
+            the adapters that the policy has; the reference has those that training began with.
         config: Other arguments of TRL's `GRPOConfig` that concern an optimiser step (`weight_decay`, `max_grad_norm`, ...).
 
     Raises `ConfigurationError` for an option that is unknown, set already or without effect here, and for a model in half
@@ -105,13 +108,17 @@ class PolicyLearner:
         beta = self.BETA if beta is None else beta
         check_learner(type(self).__name__, self.OPTIONS, updates, micro_batch_tokens, save_every, temperature, config)
         check_adapters(model, peft_config)
-        if peft_config is None:
+        self._view = loaded_adapters(model)
+        if self._view is not None:
+            restart(self._view)
+        elif peft_config is None:
             check_reference(model, beta)
         self.model, self.path, self.temperature = model, Path(path), temperature
         self._updates, self._save_every = updates, save_every
         self._tokenizer, self._micro_batch_tokens, self._peft_config = tokenizer, micro_batch_tokens, peft_config
+        self._lora = peft_config or (self._view.peft_config[ADAPTER] if self._view is not None else None)
         if learning_rate is None:
-            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (ADAPTER_RATE_FACTOR if peft_config else 1)
+            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (ADAPTER_RATE_FACTOR if self._lora else 1)
         own = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
         self._ranks = join_ranks(model.device)
         self.is_worker = self._ranks is not None and self._ranks.rank > 0
@@ -125,10 +132,10 @@ class PolicyLearner:
     def _create_trainer(self, config: dict[str, Any]) -> PolicyTrainer:
         if self.is_worker:
             config = {**config, "report_to": "none"}
-        args = _arguments(self.model, self.path, config, frozen=self._peft_config is not None)
+        args = _arguments(self.model, self.path, config, frozen=self._lora is not None)
         self._check_memory(args)
         trainer = self.trainer(
-            model=self.model,
+            model=self._view or self.model,
             reward_funcs=_scored_elsewhere,
             args=args,
             processing_class=self._tokenizer,
@@ -146,7 +153,7 @@ class PolicyLearner:
         estimate = estimate_memory(
             self.model,
             dtype=self.model.dtype,
-            peft_config=self._peft_config,
+            peft_config=self._lora,
             tokens=self._micro_batch_tokens,
             reference=args.beta > 0,
             autocast=args.bf16 or args.fp16,
@@ -154,7 +161,7 @@ class PolicyLearner:
         )
         if self.model.device.type == "cuda" or self.model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
             logger.warning("an update on %s needs %s", self.model.device, estimate)
-        lora = self._peft_config is not None
+        lora = self._lora is not None
         check_memory(estimate, self.model.device, micro_batch_tokens=self._micro_batch_tokens, lora=lora)
 
     def _parts(self, groups: Groups) -> Sequence[Any]:

@@ -8,9 +8,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import pad, use_adapter
 
 from dreamgym_lg.errors import MissingDependency, writing
+from dreamgym_lg.integrations.trl.adapters import REFERENCE
 from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
@@ -238,10 +239,10 @@ class PolicyTrainer(GRPOTrainer):
             self._scored = None
 
     def reference_log_probs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """As `log_probs`, of the policy that training began with; under LoRA that is the policy without its adapters."""
+        """As `log_probs`, of the policy that training began with; under LoRA with the adapters that it had then, or none."""
         if self.ref_model is not None:
             return self.log_probs(self.ref_model, batch)
-        with self.model.disable_adapter():
+        with use_adapter(self.model, REFERENCE if REFERENCE in self.model.peft_config else None):
             return self.log_probs(self.model, batch)
 
 

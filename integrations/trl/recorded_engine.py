@@ -13,7 +13,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
-from dreamgym_lg.integrations.trl.rows import TokenizedConversation
+from dreamgym_lg.integrations.trl.rows import TokenizedConversation, labelled, replied, reply_end
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.replay import Replayed, Script, replay
 from dreamgym_lg.types import Trajectory
@@ -30,7 +30,7 @@ class RecordedEngine:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._end = int(tokenizer.eos_token_id)
+        self._end = reply_end(tokenizer)
         self._dialect = ToolDialect(tokenizer, self.ends)
         self._prefixes = PrefixCache()
 
@@ -51,18 +51,16 @@ class RecordedEngine:
         """Nothing to do: no keys and values are cached."""
 
     def _reply(self, request: Request) -> Generated:
-        text, ids, _ = self._prefixes.encode(self.tokenizer, request, 1 << 30)
         reply = self._dialect.reply(Script.current().next_action())
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
-        sampled = [*self.tokenizer(reply[len(request.forced) :], add_special_tokens=False)["input_ids"], self._end]
-        if len(sampled) > request.max_new_tokens:
+        generated = replied(self.tokenizer, self._prefixes, request, reply, self._end)
+        if (length := len(generated.sampled_ids)) > request.max_new_tokens:
             raise ConfigurationError(
-                f"the recorded reply {reply[:80]!r} has {len(sampled)} tokens, and a reply may have {request.max_new_tokens}: "
+                f"the recorded reply {reply[:80]!r} has {length} tokens, and a reply may have {request.max_new_tokens}: "
                 "raise policy_tokens"
             )
-        reply, _ = self._prefixes.keep_reply(self.tokenizer, request, text=text, ids=ids, sampled=sampled, ended=True)
-        return Generated(reply, ids, sampled, [0.0] * len(sampled), "stop")
+        return generated
 
 
 def replayed_rows(
@@ -91,11 +89,4 @@ def replayed_rows(
         raise ConfigurationError(f"{text}; there is nothing to fine-tune a policy on: record traces with this graph")
     if misfits:
         logger.warning("%s; they are left out", text)
-    segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
-    return [
-        {
-            "input_ids": list(each.token_ids),
-            "labels": [id if sampled else -100 for id, sampled in zip(each.token_ids, each.sampled, strict=True)],
-        }
-        for each in segments
-    ]
+    return [labelled(segment) for each in replayed if each.misfit is None for segment in each.segments]

@@ -1,15 +1,23 @@
 """The rows of supervised training: conversations as tokens, with labels and loss weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
+from langchain_core.messages import AIMessage, MessageLikeRepresentation, convert_to_messages
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import get_training_chat_template
 
-Conversation = Sequence[Mapping[str, str]]
-"""Messages with `role` and `content`."""
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
+from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
+from dreamgym_lg.types import Segment
+
+Conversation = Sequence[MessageLikeRepresentation]
+"""Messages as LangChain takes them: its own, or `{"role", "content"}` with `tool_calls`."""
 
 
 class TokenizedConversation(TypedDict):
@@ -22,21 +30,50 @@ class TokenizedConversation(TypedDict):
     """The loss weight of each token; 1 without it."""
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation]) -> list[TokenizedConversation]:
-    """Conversations as training rows, whose labels are the assistant's replies.
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, tools: Sequence[Any] = ()
+) -> list[TokenizedConversation]:
+    """Conversations as training rows, whose labels are the assistant's replies with their ends.
 
-    A chat template without `{% generation %}` marks is replaced by TRL's training version of it, where TRL has one.
+    Each reply stands behind the prompt that a policy would read there, so that any chat template will do. Where a template
+    renders a reply otherwise in later prompts (Qwen3 drops what was thought), a conversation is several rows.
+
+    Args: `tools`, that the model is given, as `LocalChatModel.bind_tools` takes them.
     """
-    template = tokenizer.chat_template
-    if "{% generation %}" not in template:
-        template = get_training_chat_template(tokenizer)
-    encoded = tokenizer.apply_chat_template(
-        list(conversations), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
-    )
-    return [
-        {"input_ids": ids, "labels": [x if learned else -100 for x, learned in zip(ids, mask, strict=True)]}
-        for ids, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
-    ]
+    end = reply_end(tokenizer)
+    dialect = ToolDialect(tokenizer, {end})
+    rows: list[TokenizedConversation] = []
+    for conversation in conversations:
+        messages, prefixes, recorder = convert_to_messages(conversation), PrefixCache(), TokenRecorder()
+        for i, message in enumerate(messages):
+            if isinstance(message, AIMessage):
+                request = Request((), owner=0, max_new_tokens=0)
+                dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
+                reply = replied(tokenizer, prefixes, request, dialect.written(message), end)
+                recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
+        rows += [labelled(segment) for segment in recorder.segments()]
+    return rows
+
+
+def reply_end(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that ends a reply. Raises `ConfigurationError` where neither chat template nor tokenizer has one."""
+    if (end := ChatTemplate(tokenizer).end) is None:
+        raise ConfigurationError("neither the chat template nor the tokenizer ends a reply: set tokenizer.eos_token")
+    return int(end)
+
+
+def replied(tokenizer: PreTrainedTokenizerBase, prefixes: PrefixCache, request: Request, text: str, end: int) -> Generated:
+    """The reply of a policy that samples this text, as tokens. Args: `text`, with the request's forced beginning."""
+    prompt, ids, _ = prefixes.encode(tokenizer, request, 1 << 30)
+    sampled = [*tokenizer(text[len(request.forced) :], add_special_tokens=False)["input_ids"], end]
+    kept, _ = prefixes.keep_reply(tokenizer, request, text=prompt, ids=ids, sampled=sampled, ended=True)
+    return Generated(kept, ids, sampled, [0.0] * len(sampled), "stop")
+
+
+def labelled(segment: Segment) -> TokenizedConversation:
+    """A row in which what was sampled is learned."""
+    ids = list(segment.token_ids)
+    return {"input_ids": ids, "labels": [id if own else -100 for id, own in zip(ids, segment.sampled, strict=True)]}
 
 
 def reply_lengths(row: TokenizedConversation) -> list[int]:

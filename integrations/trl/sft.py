@@ -17,8 +17,6 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -28,9 +26,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from dreamgym_lg.errors import ConfigurationError, NothingToTrain, writing
-from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
-from dreamgym_lg.integrations.trl.adapters import merged_weights
+from dreamgym_lg.errors import NothingToTrain, writing
+from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters, write_model
+from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer, trains_bfloat16
+from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
     TokenizedConversation,
@@ -70,7 +69,8 @@ class EarlyStopping:
         self.losses[step] = self.loss(model)
         best = min(self.losses, key=lambda at: self.losses[at])
         if best == step:
-            self._best = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+            trained = (pair for pair in model.named_parameters() if pair[1].requires_grad)
+            self._best = {name: value.detach().to("cpu", copy=True) for name, value in trained}
         return step - best >= self.patience * self.every
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class EarlyStopping:
     def restore(self, model: PreTrainedModel) -> None:
         """Give the model the best weights seen."""
         if self._best:
-            model.load_state_dict(self._best)
+            model.load_state_dict(self._best, strict=False)
 
 
 def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
@@ -145,13 +145,21 @@ SAVE_SECONDS = 300.0
 
 
 class _Progress(TrainerCallback):
-    """Keeps and reports the loss of each step; ends the training where `until` says so; `saves` at times."""
+    """Keeps and reports the loss of each step; ends the training early; saves at times.
+
+    Args: `until`, True after the last step; `enough`, the mean loss that ends it; `saves`, whether it saves.
+    """
 
     def __init__(
-        self, on_step: Callable[[int, float], None] | None, until: Callable[[int], bool] | None, *, saves: bool
+        self,
+        on_step: Callable[[int, float], None] | None,
+        until: Callable[[int], bool] | None,
+        *,
+        enough: float,
+        saves: bool,
     ) -> None:
         self.losses: list[float] = []
-        self._on_step, self._until = on_step, until
+        self._on_step, self._until, self._enough = on_step, until, enough
         self._saves, self._saved = saves, time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
@@ -163,9 +171,16 @@ class _Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: object) -> None:
         if logs and "loss" in logs:
             self.losses.append(logs["loss"])
+            if sum(self.losses[-_MEASURED:]) < self._enough * _MEASURED and len(self.losses) >= _MEASURED:
+                control.should_training_stop = True
             if self._on_step is not None:
                 self._on_step(state.global_step, logs["loss"])
 
+
+SATURATED_LOSS = 0.1
+"""Nats a token: a policy that is trained further has too little entropy left to explore."""
+_MEASURED = 4
+"""Steps whose mean loss says that it is low enough."""
 
 _SETTINGS: Mapping[str, Any] = {
     "lr_scheduler_type": "cosine",
@@ -209,6 +224,7 @@ def train_sft(
     on_step: Callable[[int, float], None] | None = None,
     until: Callable[[int], bool] | None = None,
     checkpoints: Path | None = None,
+    enough: float = 0.0,
     **config: Any,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
@@ -221,6 +237,7 @@ def train_sft(
         until: `until(step)`, called after every step; True ends the training early.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
+        enough: Mean loss of the last steps below which it ends early.
         config: Further arguments of TRL's `SFTConfig`.
 
     Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
@@ -231,12 +248,13 @@ def train_sft(
     usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
     if not usable:
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
-    progress = _Progress(on_step, until, saves=checkpoints is not None)
+    progress = _Progress(on_step, until, enough=enough, saves=checkpoints is not None)
+    trained = loaded_adapters(model) or model  # of adapters, checkpoints hold nothing else
     with tempfile.TemporaryDirectory() if checkpoints is None else nullcontext(str(checkpoints)) as folder:
         options = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
         options["per_device_train_batch_size"] = min(batch_size, len(usable))
         trainer = _WeightedTrainer(
-            model=model,
+            model=trained,
             args=_arguments(model, options),
             train_dataset=Dataset.from_list(usable),
             data_collator=create_collator(tokenizer.pad_token_id, _longest(model)),
@@ -247,8 +265,8 @@ def train_sft(
         try:
             trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if Path(folder).exists() else None)
         finally:  # else all that the model computes later is under this training's autocast, and the next one has none
-            trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-            model._is_accelerate_prepared = False
+            trainer.accelerator.unwrap_model(trained, keep_fp32_wrapper=False)
+            trained._is_accelerate_prepared = False
     model.eval()
     if checkpoints is not None:
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -275,6 +293,7 @@ def fine_tune(
     learning_rate: float | None = None,
     slower: float = 1.0,
     batch_size: int = 24,
+    lora: bool | None = None,
     first_lines_weight: float = 1.0,
     seed: int = 0,
     until: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], bool] | None = None,
@@ -283,31 +302,37 @@ def fine_tune(
 ) -> float:
     """Fine-tune the model at `start` on rows drawn in random order; returns the loss.
 
-    The model is loaded in float32, on the first GPU where there is one, and written to the folder `to`, which is either whole
-    or not there.
+    The model is loaded on the first GPU where there is one, in float32 or, under adapters, as it was saved. It is written to
+    the folder `to`, which is either whole or not there.
 
     Args:
         rows: Conversations as tokens of this model (`tokenize`).
-        learning_rate: Default: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one.
-        slower: Divides the learning rate, where a training goes on from weights made from such data.
+        learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters to 2e-4.
+        lora: Whether adapters are trained, until the loss is `SATURATED_LOSS`. None: above 50 M parameters.
+        slower: Divides the default rate, where a training goes on from weights made from such data.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         until: `until(model, tokenizer, step)` may end it early.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
         options: Of `train_sft`.
 
-    Raises `ConfigurationError` for a learning rate that suits small models alone, and what `train_sft` raises.
+    Raises what `load_model` and `train_sft` raise.
     """
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    # "auto", the default, would be bfloat16 for most models
-    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    learning_rate = (default_rate(model, small=7e-4, large=1e-5) if learning_rate is None else learning_rate) / slower
-    _check_learning_rate(model, learning_rate)
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer, model = load_tokenizer(start), load_model(start)
+    adapters = wants_adapters(model, lora)
+    if adapters:
+        adapt(model)
+    else:
+        model = model.float()  # of bfloat16 weights, small steps are lost by rounding
+    if learning_rate is None:
+        learning_rate = default_rate(model, small=7e-4, large=2e-4 if adapters else 1e-5) / slower
+    elif not adapters and learning_rate > 1e-4 and model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
+        logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
     drawn = list(rows)
     Random(seed).shuffle(drawn)
     watched = EarlyStopping(tokenizer, weigh_first_lines(tokenizer, held_out, weight=first_lines_weight))
     ends = [partial(until, model, tokenizer)] if until else []
     ends += [partial(watched, model)] if held_out else []
+    enough = SATURATED_LOSS if adapters else 0.0
     loss = train_sft(
         model,
         tokenizer,
@@ -317,6 +342,7 @@ def fine_tune(
         learning_rate=learning_rate,
         seed=seed,
         until=(lambda step: any([end(step) for end in ends])) if ends else None,
+        enough=enough,
         **options,
     )
     watched.restore(model)
@@ -343,16 +369,8 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
     return kept
 
 
-def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
-    if (parameters := model.num_parameters()) > FROM_SCRATCH_MAX_PARAMETERS and learning_rate > 1e-4:
-        raise ConfigurationError(
-            f"a learning rate of {learning_rate:g} for a model of {parameters // 10**6} M parameters would undo what it was "
-            "pretrained for: give 1e-5 or so (Settings.supervised_learning_rate)"
-        )
-
-
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder with tokenizer and chat template, whole or not at all; adapters are merged.
+    """Write a model folder with tokenizer and chat template, whole or not at all; adapters stand beside their base.
 
     Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
     disk does not take them.
@@ -362,7 +380,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
         shutil.rmtree(left, ignore_errors=True)
     try:
         with writing(path, SafetensorError):
-            model.save_pretrained(draft, state_dict=merged_weights(model))
+            write_model(model, draft, place=path)
             tokenizer.save_pretrained(draft)
             (draft / "version").write_text(uuid4().hex[:8])
     except BaseException:

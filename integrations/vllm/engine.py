@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.integrations.transformers.batch import end_tokens
+from dreamgym_lg.integrations.transformers.guide import lark_grammar
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
@@ -193,7 +194,8 @@ class ServedEngine:
         sampled, logprobs, reason, version = await self._retried(lambda: self._sample(request, ids, begins))
         ended = sampled[-1] in self.ends
         reply, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
-        return Generated(reply, ids, sampled, logprobs, "stop" if ended or cut else reason, version)
+        reason = "stop" if ended or cut else reason
+        return Generated(reply, ids, sampled, logprobs, reason, version, guided=_is_guided(request))
 
     async def _sample(self, request: Request, ids: list[int], begins: bool) -> tuple[list[int], list[float], str, str]:
         server = self._choose(request.owner, begins)
@@ -224,7 +226,7 @@ class ServedEngine:
         return before
 
     async def _complete(self, server: Server, request: Request, ids: list[int]) -> Any:
-        body = {
+        body: dict[str, Any] = {
             "model": self._sync.name(server),
             "prompt": ids,
             "max_tokens": request.max_new_tokens,
@@ -237,6 +239,9 @@ class ServedEngine:
             "logprobs": 0,
             "return_token_ids": True,
         }
+        if _is_guided(request):
+            assert request.guide is not None
+            body["structured_outputs"] = {"grammar": lark_grammar(self._tokenizer, request.guide)}
         return await server.post("/v1/completions", body)
 
     async def _retried(self, call: Any) -> Any:
@@ -262,6 +267,11 @@ class ServedEngine:
                 f"{text}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
                 "again: it goes on where it was"
             ) from error
+
+
+def _is_guided(request: Request) -> bool:
+    """True where the server holds the reply to a grammar. A grammar begins with the reply, so a forced beginning has none."""
+    return request.guide is not None and not request.forced
 
 
 async def _created(api_key: str | None, timeout: float) -> aiohttp.ClientSession:

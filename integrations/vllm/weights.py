@@ -10,16 +10,11 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import torch
-from peft import get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.integrations.transformers.adapter_files import adapter_layers, write_adapters
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered
-
-_ADAPTER = "default"
-"""PEFT's name of the adapters that a learner trains."""
 
 
 class Transfer(Protocol):
@@ -65,10 +60,7 @@ class AdapterSync(WeightSync):
     def publish(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f".draft-{uuid4().hex[:8]}"
-        self.model.peft_config[_ADAPTER].save_pretrained(draft)
-        state = get_peft_model_state_dict(self.model, adapter_name=_ADAPTER)
-        named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        save_file(named, draft / "adapter_model.safetensors", metadata={"format": "pt"})
+        write_adapters(self.model, draft)
         with (draft / "adapter_model.safetensors").open("rb") as file:
             version = f"dreamgym-{hashlib.file_digest(file, 'blake2b').hexdigest()[:16]}"
         path = self.folder / version
@@ -95,10 +87,17 @@ class AdapterSync(WeightSync):
             except Refused as refused:
                 if "already been loaded" not in refused.text:
                     raise _not_loaded(refused, path) from refused
+            except Unanswered as failed:
+                if "rank" in str(failed):  # of which another try changes nothing
+                    raise ConfigurationError(f"{failed}. {_RANK}") from failed
+                raise
         server.held = version
         if before in server.adapters and before != version:
             with contextlib.suppress(Refused, Unanswered):  # it takes up a place, no more
                 await server.post("/v1/unload_lora_adapter", {"lora_name": before})
+
+
+_RANK = "It has to be started with a --max-lora-rank of at least the adapters' rank"
 
 
 def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
@@ -108,8 +107,7 @@ def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
             "vllm serve ... --enable-lora --max-lora-rank 16 (or the rank of peft_config)"
         )
     return ConfigurationError(
-        f"{refused}. It has to see the folder {path} (on other machines by a shared file system: out=, --out), and to be "
-        "started with a --max-lora-rank of at least the adapters' rank"
+        f"{refused}. It has to see the folder {path} (on other machines by a shared file system: out=, --out). {_RANK}"
     )
 
 
@@ -201,11 +199,13 @@ class TRLTransfer:
 def _named(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights by the names of the checkpoint's, in the server's dtype; activation checkpointing wraps layers."""
     for name, parameter in model.named_parameters():
+        if name.startswith("value_head."):  # PPO's critic, which a server's model has not
+            continue
         yield name.replace("_checkpoint_wrapped_module.", ""), parameter.detach().to(dtype)
 
 
 def create_sync(model: Any, folder: Path, create: CreateTransfer) -> WeightSync:
     """The way to bring this model's weights to servers: adapters if it has any."""
-    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+    if adapter_layers(model):
         return AdapterSync(model, folder)
     return TransferSync(model, create)

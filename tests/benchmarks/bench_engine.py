@@ -9,16 +9,21 @@ Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_engine.py
 """
 
 import asyncio
+import sys
 import time
+from pathlib import Path
 from random import Random
 from statistics import median
 
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from dreamgym_lg.integrations.transformers import engine
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_models import SMALL_BASE  # noqa: E402
+
+from dreamgym_lg.integrations.transformers import engine  # noqa: E402
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel  # noqa: E402
 
 TASKS, EPISODES, TURNS, AT_ONCE, ROUNDS = 8, 8, 6, 32, 3
 

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import torch
 
-from dreamgym_lg import Experiment
-from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_models import SMALL_BASE  # noqa: E402
+
+from dreamgym_lg import Experiment  # noqa: E402
+from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld  # noqa: E402
 
 
 def prepared(folder: Path, experience_steps: int, base_steps: int, prepare: Callable[[Experiment], None]) -> float:
     """Seconds from recorded episodes to both models."""
     world = TextWorldExpressWorld("peckingorder")
-    settings = replace(world.settings, seed=1, experience_steps=experience_steps, base_steps=base_steps)
+    settings = replace(world.settings, seed=1, model=str(SMALL_BASE), experience_steps=experience_steps, base_steps=base_steps)
     run = Experiment(world, folder, settings, progress=lambda *_: None, say=lambda _: None)
     run.collect()
     start = time.perf_counter()

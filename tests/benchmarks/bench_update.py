@@ -8,6 +8,7 @@ the group. Where there is no Triton, TRL puts every token through the head, and 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_update.py
 """
 
+import sys
 import tempfile
 import time
 from copy import deepcopy
@@ -21,11 +22,14 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
-from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
-from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-from dreamgym_lg.integrations.trl.learners import GRPOLearner
-from dreamgym_lg.learner import group_advantages
-from dreamgym_lg.types import Segment, Step, Task, Trajectory
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_models import SMALL_BASE  # noqa: E402
+
+from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer  # noqa: E402
+from dreamgym_lg.integrations.trl.learners import GRPOLearner  # noqa: E402
+from dreamgym_lg.learner import group_advantages  # noqa: E402
+from dreamgym_lg.types import Segment, Step, Task, Trajectory  # noqa: E402
 
 EPISODES, PROMPT, ROUNDS, BLOCK = 8, 120, 3, 6
 RATE = 1e-6

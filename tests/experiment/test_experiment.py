@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import create_model, create_tokenizer
+from tiny_models import SMALL_BASE, create_model, create_tokenizer
 
 from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Settings, Step, Task, Trajectory, World
 from dreamgym_lg.environment import play_action, refused
@@ -116,7 +116,7 @@ class Door(Environment):
 
 class Doors(World):
     name = "tests/doors"
-    settings = Settings(episodes={"opens": 3, "fails": 2}, evaluate_tasks=2, policy_tokens=8)
+    settings = Settings(episodes={"opens": 3, "fails": 2}, evaluate_tasks=2, policy_tokens=8, model=str(SMALL_BASE))
     max_steps = 2
 
     def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:

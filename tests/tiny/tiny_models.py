@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
-from dreamgym_lg.integrations.transformers.tool_format import (
+from dreamgym_lg.integrations.transformers.call_format import (
     CALL_HEAD,
     CALL_MIDDLE,
     CALL_TAIL,
     RESULT_HEAD,
     RESULT_TAIL,
 )
+
+SMALL_BASE = Path(__file__).parent / "small_base"
+"""A pretrained model of 3.0 M parameters, for tests and the demo that need a trained model in seconds."""
 
 ROLES = ("system", "user", "assistant")
 PAD, END = "<|pad|>", "<|end|>"

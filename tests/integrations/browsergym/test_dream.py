@@ -125,8 +125,9 @@ def test_the_dream_keeps_the_environment_contract(scripted: Any) -> None:
 
 def test_traces_are_learned_from_as_the_policy_calls() -> None:
     pytest.importorskip("torch")
+    from tiny_models import SMALL_BASE
+
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
-    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 
     steps = [
         Step(observation=PAGE, action="fill('3', 'ada')", next_observation=FILLED),

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessageChunk
+from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.messages.tool import tool_call_chunk
 
 from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply, safe_length
+from dreamgym_lg.token_recorder import TokenRecorder
 
 NAMES = frozenset({"look", "wait"})
 LOOK = '{"name": "look", "arguments": {"place": "box"}}'
@@ -100,3 +101,30 @@ def test_what_is_streamed_is_never_taken_back(text: str) -> None:
     assert content.startswith(text[: shown[-1]])
     if "Well" in text:
         assert shown[-1] == len(content), "words before a call are not held back"
+
+
+THOUGHT = '<think>\nMaybe <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>?\n</think>\n\n'
+
+
+@pytest.mark.parametrize("reply", ["Nothing there.", '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'])
+@pytest.mark.parametrize("lone", [False, True])
+async def test_a_call_that_reasoning_names_is_none(reply: str, lone: bool, of_template: Any, steer: Any) -> None:
+    """Its tokens are trained, and the next prompt goes on from them."""
+    thought = THOUGHT.removeprefix("<think>") if lone else THOUGHT
+    policy = of_template("qwen2.5")
+    steer(lambda request: thought + reply)
+    model = policy.bind_tools([{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "wait")])
+    with TokenRecorder(seed=0) as recorder:
+        message = await model.ainvoke("Look.")
+        called = [ToolMessage("Time passes.", tool_call_id=call["id"]) for call in message.tool_calls]
+        await model.ainvoke([HumanMessage("Look."), message, *called, HumanMessage("And now?")])
+    assert [call["name"] for call in message.tool_calls] == (["wait"] if called else [])
+    assert "<think>" not in message.text and message.additional_kwargs["reasoning_content"].startswith("Maybe <tool_call>")
+    (segment,) = recorder.segments()
+    assert segment.trainable == sum(len(call.sampled_ids) for call in recorder.calls)
+    assert "Maybe" in policy.tokenizer.decode(recorder.calls[0].sampled_ids)
+
+    pieces = [chunk async for chunk in model.astream("Look.")]
+    if not lone:
+        assert "Maybe" not in "".join(piece.text for piece in pieces)
+        assert sum(pieces[1:], pieces[0]).text == message.text

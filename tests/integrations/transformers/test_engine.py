@@ -169,7 +169,7 @@ async def test_a_full_cache_is_exact_and_splits_no_segment(
     converse_all: Callable[..., Any],
     forward_error: Callable[..., float],
 ) -> None:
-    monkeypatch.setattr(transformers_cache, "CACHED_BYTES", 300_000)
+    policy.engine.prefixes.budget = 300_000
     recorders = await converse_all(policy, 16, turns=4)
     kept = [prefix.cached for prefix in policy.engine.prefixes.prefixes.values()]
     held = {id(each): each.buffer.nbytes for each in kept if each is not None}  # several conversations may share one
@@ -302,14 +302,14 @@ async def test_what_conversations_begin_with_is_read_once(
 
     engine = policy.engine
     assert isinstance(engine, LocalEngine)
-    monkeypatch.setattr(transformers_cache, "SHARED_BYTES", 100_000)
+    engine._prompts.budget = 100_000
     third = await told("the fridge", 3)
     assert forward_error(policy, third.segments()[0]) < 1e-4
     assert 0 < engine._prompts.bytes <= 100_000, "the least recently used are forgotten"
     policy.weights_changed()
     assert not engine._prompts.bytes, "they were made by other weights"
 
-    monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 1000)
+    engine.prefixes.budget = 1000
     with counted_tokens(policy.model) as lengths:
         fourth = await told("in the box", 4)
     assert max(lengths) == len(fourth.calls[0].prompt_ids), "where memory is short the batch reads it"

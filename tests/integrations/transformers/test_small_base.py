@@ -3,10 +3,10 @@
 from random import Random
 
 import pytest
+from tiny_models import SMALL_BASE
 from transformers import AutoTokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 
 SYLLABLES = ["bround", "claim", "drield", "flance", "gryle", "plurk", "quoast", "sheep", "skorn", "strick", "thoom", "xern"]
 

@@ -9,17 +9,26 @@ import pytest
 import torch
 from grpo_parts import adapters, gradient, groups_of, learner_of, model_of, trained, weights
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.loading import load_model
+from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.options import default_rate
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.production.export import export_policy, load_policy
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory
+
+RECORD: dict[str, Any] = {
+    **{"policy_version": "v1", "base_model": "tiny", "training": None, "experience_model": None, "evaluation": []},
+    **{"data": {"trajectories": 0, "steps": 0, "sha256": ""}, "versions": {"dreamgym-lg": "0.1.0"}},
+}
 
 
 def greedy(policy: LocalChatModel) -> list[list[int]]:
@@ -32,11 +41,23 @@ def greedy(policy: LocalChatModel) -> list[list[int]]:
     return found
 
 
+@torch.no_grad()
+def log_probs(model: Any) -> torch.Tensor:
+    return torch.log_softmax(model.eval()(torch.arange(2, 42)[None]).logits.float(), dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_a_saved_policy_says_what_the_adapted_one_says(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName, play: Callable[..., list[list[Trajectory]]]
+def test_a_saved_and_an_exported_policy_are_bit_for_bit_the_trained_one(
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    name: LearnerName,
+    dtype: torch.dtype,
+    play: Callable[..., list[list[Trajectory]]],
 ) -> None:
-    model = model_of(tokenizer)
+    """Adapters stand beside their base: merged into bfloat16, most of an update would be rounded away."""
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "begun")  # a model cast in memory has cast rotary frequencies, too
+    model = load_model(tmp_path / "begun", dtype=dtype)
     policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=12)
     before, base = greedy(policy), weights(model)
     learner = create_trl_learner(policy, tmp_path / "run", Settings(learner=name, lora=True, learning_rate=5e-2))
@@ -46,10 +67,61 @@ def test_a_saved_policy_says_what_the_adapted_one_says(
     learner.close()
     adapted = weights(model)
     save_model(model, tokenizer, tmp_path / "policy")
-    loaded = LocalChatModel.from_path(tmp_path / "policy", max_new_tokens=12)
-    assert greedy(loaded) == greedy(policy) != before
-    assert weights(loaded.model).shape == base.shape and not torch.equal(weights(loaded.model), base)
+    export_policy(policy, tmp_path / "exported", provenance=RECORD)
     assert torch.equal(weights(model), adapted), "saving changes nothing"
+    assert greedy(policy) != before
+    for loaded in (LocalChatModel.from_path(tmp_path / "policy", max_new_tokens=12), load_policy(tmp_path / "exported")):
+        assert torch.equal(log_probs(loaded.model), log_probs(model))
+        assert greedy(loaded) == greedy(policy)
+    # other readers find the base by its path; transformers' own rounds adapters to the precision of the base
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert (log_probs(other) - log_probs(model)).abs().mean() < (1e-6 if dtype == torch.float32 else 0.05)
+    assert torch.equal(weights(load_model(tmp_path / "policy" / "base")), base)
+
+
+def test_a_policy_with_adapters_is_trained_on_and_its_reference_is_where_it_began(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """As GRPO goes on from supervised training; a second learner of the process begins there too."""
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "begun")
+    model = load_model(tmp_path / "begun", dtype="bfloat16")
+    adapt(model)
+    for number, (name, value) in enumerate(model.named_parameters()):
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.05, generator=torch.Generator().manual_seed(number))
+    save_model(model, tokenizer, tmp_path / "start")
+    start, groups = log_probs(model), [groups_of(model, i) for i in range(3)]
+    whole = load_model(tmp_path / "start")
+    assert torch.equal(log_probs(whole), start)
+    learner = learner_of(whole, tokenizer, tmp_path / "whole", beta=0.5, learning_rate=1e-2)
+    kl = [learner.update(each)["kl"] for each in groups]
+    learner.close()
+    assert abs(kl[0]) < 1e-6 < kl[1] < kl[2], "the reference has the adapters that training began with"
+    assert not torch.equal(log_probs(whole), start)
+
+    parts, found = load_model(tmp_path / "start"), list[float]()
+    for part in (groups[:1], groups[1:]):
+        learner = learner_of(parts, tokenizer, tmp_path / "parts", beta=0.5, learning_rate=1e-2)
+        found += [learner.update(each)["kl"] for each in part]
+        learner.close()
+    assert found == kl and torch.equal(log_probs(parts), log_probs(whole))
+    with pytest.raises(ConfigurationError, match="policy has adapters.*leave out peft_config"):
+        learner_of(parts, tokenizer, tmp_path / "other", peft_config=adapters())
+    with pytest.raises(ConfigurationError, match="lora=False, and the policy has adapters"):
+        wants_adapters(parts, False)
+
+
+@pytest.mark.parametrize(("parameters", "lora"), [(50_000_000, False), (60_000_000, True)])
+def test_adapters_are_the_default_above_fifty_million_parameters(
+    tokenizer: PreTrainedTokenizerFast, parameters: int, lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tokenizer)
+    monkeypatch.setattr(type(model), "num_parameters", lambda *_: parameters)
+    assert wants_adapters(model, None) == lora and not wants_adapters(model, False) and wants_adapters(model, True)
+    rates = [default_rate(model, small=2e-4, large=1e-6) for _ in range(1)]
+    assert 1e-4 < rates[0] <= 2e-4, "no step at the limit"
+    monkeypatch.setattr(type(model), "num_parameters", lambda *_: 7_000_000_000)
+    assert default_rate(model, small=2e-4, large=1e-6) == pytest.approx(1e-6)
 
 
 def test_adapters_alone_are_trained_and_saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

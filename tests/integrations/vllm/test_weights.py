@@ -14,7 +14,7 @@ from vllm_server import VLLMServer
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.vllm import server as vllm_client
-from dreamgym_lg.integrations.vllm.weights import AdapterSync
+from dreamgym_lg.integrations.vllm.weights import AdapterSync, _named
 from dreamgym_lg.token_recorder import TokenRecorder
 
 Serve = Callable[..., VLLMServer]
@@ -140,6 +140,32 @@ def test_what_servers_lack_is_said(adapted: LocalChatModel, serve: Serve, tmp_pa
     sync.version = "dreamgym-nowhere"
     with pytest.raises(ConfigurationError, match="has to see the folder .*dreamgym-nowhere"):
         policy.weights_changed()
+
+
+def test_a_rank_that_a_server_does_not_take_is_said_at_once(adapted: LocalChatModel, serve: Serve, tmp_path: Path) -> None:
+    server = serve(max_rank=2)
+    with pytest.raises(ConfigurationError, match="LoRA rank 4 is greater.*--max-lora-rank of at least the adapters' rank"):
+        served(adapted, server, adapters=tmp_path).weights_changed()
+    assert server.refused == 1
+
+
+def test_a_critic_stays_here(here: LocalChatModel) -> None:
+    expected = [name for name, _ in here.model.named_parameters()]
+    here.model.value_head = torch.nn.Linear(32, 1)
+    assert [name for name, _ in _named(here.model, torch.bfloat16)] == expected
+
+
+async def test_guided_calls_are_held_to_their_grammar_by_the_server(here: LocalChatModel, serve: Serve) -> None:
+    server = serve()
+    policy = served(here, server).model_copy(update={"guided": True})
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with TokenRecorder(seed=0) as recorder:
+        await policy.bind_tools([tool]).ainvoke("say a colour")
+    (segment,) = recorder.segments()
+    assert segment.guided
+    assert '"name\\": \\"look\\"' in server.requests[-1]["structured_outputs"]["grammar"]
+    with pytest.raises(ConfigurationError, match="guides no tool calls"):
+        await policy.bind_tools([tool], tool_choice="look").ainvoke("say a colour")
 
 
 def test_all_weights_need_vllm_here(here: LocalChatModel, serve: Serve) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -51,6 +52,7 @@ class VLLMServer:
         processed: Whether log-probabilities are after temperature, as with `--logprobs-mode processed_logprobs`.
         token_ids: Whether it knows `return_token_ids`.
         lora: Whether adapters can be loaded.
+        max_rank: Of adapters; beyond it vLLM's engine fails, and its server answers 500.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class VLLMServer:
         processed: bool = True,
         token_ids: bool = True,
         lora: bool = True,
+        max_rank: int = 16,
         max_model_len: int = 512,
         key: str = "",
     ) -> None:
         self.started_with, self.tokenizer, self.name = deepcopy(model), tokenizer, name
         self.fault, self.processed, self.token_ids, self.lora, self.key = fault, processed, token_ids, lora, key
-        self.max_model_len = max_model_len
+        self.max_model_len, self.max_rank = max_model_len, max_rank
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.refused = 0
         self.port = 0
 
     @property
@@ -128,6 +132,10 @@ class VLLMServer:
             return _error(400, f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput")
         if not path.is_dir():
             return _error(404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError")
+        rank = json.loads((path / "adapter_config.json").read_text())["r"]
+        if rank > self.max_rank:
+            self.refused += 1
+            return _error(500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}.", "InternalServerError")
         self.engines[name] = IdsEngine(PeftModel.from_pretrained(deepcopy(self.model), path), self.tokenizer)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 

