@@ -1,23 +1,28 @@
 """tau-bench's agent, an ordinary LangChain graph with the policy as system message, and the worlds that play it."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.graph.state import CompiledStateGraph
 
+from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.dream.users import ModelUser, RecordedUser, UntilHandOver
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.integrations.tau.common import Database
-from dreamgym_lg.integrations.tau.domain import Domain, DomainName, load_domain, load_tasks
-from dreamgym_lg.types import Task
+from dreamgym_lg.integrations.tau.domain import HAND_OVER, Domain, DomainName, load_conversations, load_domain, load_tasks
+from dreamgym_lg.types import Task, Trajectory
 
 try:
     from langchain.agents import create_agent
@@ -63,27 +68,57 @@ def create_agent_graph(model: str | BaseChatModel, desk: ServiceDesk) -> Compile
     return create_agent(model, desk.tools, system_prompt=desk.domain.policy)
 
 
+class _AnyModel(FakeListChatModel):
+    """Stands in the graph where the policy will; it is never asked."""
+
+    responses: list[str] = []
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=tool_schemas(tools), **kwargs)
+
+
 class TauWorld(AgentWorld):
     """The tasks of one domain for the `create_agent` graph; real episodes run on its database and earn the official reward.
 
     Args:
         domain: `airline` or `retail`.
         data: The folder of the packed files (`load_domain`). Default: $TAU_DATA, else ~/.cache/tau-bench.
+        user: The chat model that plays the customers, by name or not. Default: $TAU_USER, else the recorded customers of
+            `load_conversations`, whose episodes end as failed where the agent leaves the record.
         options: Further ones of `AgentWorld`.
+
+    Raises `ConfigurationError` as `load_domain`, also where no customer is recorded.
     """
 
-    def __init__(self, domain: DomainName, data: str | Path | None = None, **options: Any) -> None:
-        where = data or os.environ.get("TAU_DATA") or Path("~/.cache/tau-bench")
+    settings = replace(AgentWorld.settings, episodes={"recorded": 1000})
+
+    def __init__(
+        self, domain: DomainName, data: str | Path | None = None, *, user: BaseChatModel | str | None = None, **options: Any
+    ) -> None:
+        where = Path(data or os.environ.get("TAU_DATA") or "~/.cache/tau-bench").expanduser()
+        model = user or os.environ.get("TAU_USER")
         self.desk = ServiceDesk(load_domain(domain, where))
+        recorded = model is None or (where / f"tau_{domain}_conversations.json.xz").exists()
+        self.conversations = load_conversations(domain, where) if recorded else []
+        customer = (
+            ModelUser(model, goal=lambda task: task.metadata["user_scenario"]) if model else RecordedUser(self.conversations)
+        )
         super().__init__(
-            create_agent_graph(FakeListChatModel(responses=[]), self.desk),  # the policy is put in its place
-            tasks=load_tasks(domain, where),
+            create_agent_graph(_AnyModel(), self.desk),
+            tasks=load_tasks(domain, where) if model else [each.task for each in self.conversations],
+            payload=lambda task: {"messages": [HumanMessage(task.instruction)]},  # the graph has the policy that a record holds
             reset_real=self.desk.reset_real,
             verify_real=self.desk.verify_real,
-            **options,
+            user=UntilHandOver(customer, [HAND_OVER]),
+            **{"recursion_limit": 100, **options},  # of a turn: an official episode has 30 steps
         )
         self.name = f"tau-{domain}"
-        self.arguments = {"data": str(where)}
+        self.arguments = {"data": str(where), "user": model if isinstance(model, str | None) else name_of(model)}
+
+    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
+        """At most `episodes["recorded"]` recorded conversations of the split `train`."""
+        trained = (each for each in self.conversations if each.task.split == "train")
+        return islice(trained, episodes.get("recorded", 0))
 
 
 airline, retail = partial(TauWorld, "airline"), partial(TauWorld, "retail")

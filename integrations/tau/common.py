@@ -48,4 +48,3 @@ def transfer_to_human_agents(database: Database, summary: str) -> str:
 
 
 SHARED: tuple[Tool, ...] = (calculate, think, transfer_to_human_agents)
-"""Tools of both domains."""

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import ToolException
 
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.worlds import load_world
-from dreamgym_lg.integrations.tau import Domain, load_domain, load_tasks
+from dreamgym_lg.integrations.tau import Domain, load_conversations, load_domain, load_tasks
 from dreamgym_lg.integrations.tau.agent import ServiceDesk, TauWorld, create_agent_graph
 from dreamgym_lg.integrations.tau.domain import OPENING, DomainName
-from dreamgym_lg.types import Task
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Trajectory
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "tau"
 NAMES: tuple[DomainName, ...] = get_args(DomainName)
@@ -81,22 +84,22 @@ def test_recorded_walks_are_answered_to_the_letter(name: DomainName) -> None:
 
 
 def test_recorded_conversations_get_the_recorded_answers_and_rewards() -> None:
-    """All but the answers of `get_user_details`, whose records have changed since, and one reward (task 2, trial 1)."""
+    """All but the answers of `get_user_details`, whose records have changed since."""
     domain, tasks = load_domain("airline", folder()), {task.id: task for task in load_tasks("airline", DATA)}
-    answers, others = 0, list[tuple[int, int]]()
+    answers = 0
     for talk in packed("tau_airline_conversations.json.xz"):
         database, calls, said = domain.create_database(), dict[str, Any](), list[str]()
         for message in talk["messages"]:
             calls |= {call["id"]: call["function"] for call in message.get("tool_calls") or ()}
-            said += [message["content"]] if message["role"] == "assistant" and message["content"] else []
+            spoken = message["role"] == "assistant" and not message.get("tool_calls")
+            said += [message["content"]] if spoken else []
             if message["role"] == "tool":
                 call = calls[message["tool_call_id"]]
                 answer = domain.call(database, call["name"], json.loads(call["arguments"]))
                 assert answer == message["content"] or call["name"] == "get_user_details"
                 answers += 1
-        if domain.reward(tasks[f"tau-airline-{talk['task']}"], database, said) != talk["reward"]:
-            others.append((talk["task"], talk["trial"]))
-    assert (answers, others) == (895, [(2, 1)])
+        assert domain.reward(tasks[f"tau-airline-{talk['task']}"], database, said) == talk["reward"]
+    assert answers == 895
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -231,12 +234,60 @@ def test_a_hand_over_ends_the_graph(shop: Domain) -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_worlds_are_found_by_name(name: DomainName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worlds_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAU_DATA", str(folder()))
-    world = load_world(f"tau-{name}")
-    assert isinstance(world, TauWorld) and world.name == f"tau-{name}"
-    assert isinstance(load_world(f"tau-{name}", **json.loads(json.dumps(world.arguments))), TauWorld)
-    tasks: list[Task] = [task for split in ("train", "validation", "test") for task in world.tasks(split)]  # type: ignore[arg-type]
-    assert {task.id for task in tasks} == {task.id for task in load_tasks(name, DATA)}
-    assert {task.environment for task in tasks} == {world.name} and tasks[0].tools
+    recorded = load_world("tau-airline")
+    assert isinstance(recorded, TauWorld) and recorded.name == "tau-airline" and len(recorded.all_tasks) == 132
+    monkeypatch.setenv("TAU_USER", "openai:gpt-5.4-mini")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for name in NAMES:
+        arguments = {"data": str(DATA), "user": "openai:gpt-5.4-mini"}
+        world = load_world(f"tau-{name}", **arguments)
+        assert isinstance(world, TauWorld) and json.loads(json.dumps(world.arguments)) == arguments
+        assert [task.id for task in world.all_tasks] == [task.id for task in load_tasks(name, DATA)]
+        assert {task.environment for task in world.all_tasks} == {world.name} and world.all_tasks[0].tools
+    monkeypatch.delenv("TAU_USER")
+    with pytest.raises(ConfigurationError, match="tau_retail_conversations.json.xz cannot be read"):
+        load_world("tau-retail")
+
+
+def test_the_world_collects_the_recorded_conversations_of_its_training_customers() -> None:
+    world = TauWorld("airline", folder())
+    collected = list(world.collect([], {"recorded": 50}, seed=0))
+    assert len(collected) == 50 and {each.task.split for each in collected} == {"train"}
+    everyone = load_conversations("airline", DATA)
+    assert sum(each.success for each in everyone) == 40 and len({each.task.id for each in everyone}) == 132
+
+
+class Repeats(BaseChatModel):
+    """Says again what was recorded."""
+
+    recorded: Trajectory
+    said: int = 0
+
+    @property
+    def _llm_type(self) -> str:
+        return "repeats"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        action = parse_action(self.recorded.steps[self.said].action)
+        self.said += 1
+        message = AIMessage(action) if isinstance(action, str) else call(action.name, **action.arguments)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@pytest.mark.parametrize("some", [slice(0, 8), pytest.param(slice(8, None), marks=pytest.mark.slow)], ids=["first", "others"])
+async def test_recorded_conversations_are_held_again_by_the_agent(some: slice) -> None:
+    """All end as recorded, with the recorded reward; the answers are, but those of `get_user_details`."""
+    world, played = TauWorld("airline", folder()), 0
+    for recorded in world.conversations[some]:
+        agent = world.agent(Repeats(recorded=recorded), real=True)
+        (episode,) = await rollout(agent, [recorded.task], source="real")
+        said, known = ([parse_action(step.action) for step in each.steps] for each in (episode, recorded))
+        assert episode.error is None and said == known
+        assert episode.steps[-1].terminated and episode.reward == recorded.reward and episode.success == recorded.success
+        for step, then in zip(episode.steps[:-1], recorded.steps, strict=False):
+            changed = getattr(parse_action(step.action), "name", "") == "get_user_details"
+            assert step.next_observation == then.next_observation or changed
+        played += 1
+    assert played == len(range(132)[some])
