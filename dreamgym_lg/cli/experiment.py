@@ -152,7 +152,7 @@ def demo(
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "model": model}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()
-        work.train()
+        work.train(force=True)  # a demonstration says what the gate finds, and goes on
         work.prove()
         _show(work)
 
