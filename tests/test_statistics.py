@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 
@@ -6,8 +8,10 @@ from dreamgym_lg.statistics import (
     FEW_EPISODES,
     Rate,
     clustered_interval,
+    clustered_rate,
     difference_interval,
     intervals_apart,
+    paired_interval,
     wilson,
 )
 
@@ -133,3 +137,34 @@ def test_difference_of_rates_has_newcombes_published_interval():
     low, high = difference_interval((10, 10), (0, 10))
     assert 0 < low < 1 and high == 1
     assert difference_interval((0, 10), (0, 20))[0] < 0 < difference_interval((0, 10), (0, 20))[1]
+
+
+def test_intervals_over_several_episodes_of_a_task_hold_the_truth_as_often_as_they_say() -> None:
+    """Eight episodes a task, of tasks that are easy or hard: Wilson's interval over all episodes covers 0.65 of the time."""
+    rng, covered, naive = random.Random(0), 0, 0
+    for _ in range(300):
+        tasks = [(str(number), rng.choice((0.1, 0.9))) for number in range(30)]
+        played = [(task, rng.random() < easy) for task, easy in tasks for _ in range(8)]
+        clustered, independent = clustered_rate(played), Rate.of(sum(won for _, won in played), len(played))
+        assert clustered and clustered[:2] == independent[:2]
+        covered += clustered.low <= 0.5 <= clustered.high
+        naive += independent.low <= 0.5 <= independent.high
+    assert covered >= 0.92 * 300 > 0.75 * 300 > naive
+    assert clustered_rate([]) is None
+
+
+@pytest.mark.parametrize(("a", "b", "both"), [(0.7, 0.7, 0.0), (0.6, 0.6, 0.3), (0.9, 0.9, 0.1)])
+def test_paired_intervals_hold_the_truth_as_often_as_they_say(a: float, b: float, both: float) -> None:
+    rng, covered = random.Random(1), 0
+    for _ in range(1000):
+        pairs = []
+        for _ in range(60):
+            same = rng.random()  # with the probability `both` the two policies share their luck
+            one = rng.random()
+            other = one if same < both else rng.random()
+            pairs.append((one < a, other < b))
+        low, high = paired_interval(pairs)
+        covered += low <= a - b <= high
+    assert covered >= 940
+    low, high = paired_interval([(True, True)] * 10)
+    assert low < 0 < high and paired_interval([(True, False)] * 30)[0] > 0.8

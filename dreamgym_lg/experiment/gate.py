@@ -113,7 +113,7 @@ def refusals(judgement: Judgement, limit: float) -> Iterator[str]:
     """The reasons against training in a dream, each of one part. Args: `limit`, of `Settings.max_false_success`.
 
     A judge must not reward more than `limit` of any kind of failure nor miss more than `MAX_ERROR` of the real successes, and
-    has to be measured on `MIN_CASES` of both unless recorded traces decide. A responder must not err in more than `MAX_ERROR`
+    has to be measured on `MIN_CASES` of both if it is a language model. A responder must not err in more than `MAX_ERROR`
     of any kind, nor answer everything alike. Of fewer than `MIN_CASES` cases the lower end of the interval counts.
     """
     for part in judgement.parts:
@@ -126,7 +126,7 @@ def refusals(judgement: Judgement, limit: float) -> Iterator[str]:
         if part.alike:
             yield f"{name} answers everything alike"
         failures, successes = part.cases(*REAL_FAILURES), part.cases(MISSED)
-        if part.role == "judge" and not part.by_traces and min(failures, successes) < MIN_CASES:
+        if part.role == "judge" and part.by_model and min(failures, successes) < MIN_CASES:
             yield (
                 f"{name} was measured on {failures} real failures and {successes} real successes that its model was not "
                 f"trained on; fewer than {MIN_CASES} of either prove nothing"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, awaited
-from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Verdict
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
@@ -46,8 +46,8 @@ class PartJudgement:
     """By kind, at most 3 errors in words."""
     alike: bool = False
     """True of a responder that gave one answer to lookups with different recorded answers."""
-    by_traces: bool = False
-    """True of a judge that decides by recorded traces alone (`DecidesTasks`)."""
+    by_model: bool = False
+    """True of a part that asks a language model; others are code or recorded traces."""
 
     def cases(self, *kinds: str) -> int:
         """Number of episodes of these kinds that the part decided."""
@@ -283,9 +283,9 @@ def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     parts = []
     for role, group in (("responder", dream.responders), ("judge", dream.judges)):
         for key, part in zip(_keys(group, role), group, strict=True):
-            parts.append(_part(key, isinstance(part, DecidesTasks), [each for each in outcomes if each.part == key]))
+            parts.append(_part(key, getattr(part, "model", None) is not None, [each for each in outcomes if each.part == key]))
     if _OWN not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN]):
-        parts.append(_part(_OWN, False, own))
+        parts.append(_part(_OWN, True, own))
     return Judgement(
         version=dream.version,
         parts=parts,
@@ -298,7 +298,7 @@ def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     )
 
 
-def _part(key: str, by_traces: bool, outcomes: Sequence[_Outcome]) -> PartJudgement:
+def _part(key: str, by_model: bool, outcomes: Sequence[_Outcome]) -> PartJudgement:
     role, _, name = key.partition(":")
     groups = _by_kind(outcomes)
     answers = [each.answer for each in outcomes if each.kind == LOOKUP]
@@ -310,7 +310,7 @@ def _part(key: str, by_traces: bool, outcomes: Sequence[_Outcome]) -> PartJudgem
         errors={kind: rate for kind, cases in sorted(groups.items()) if (rate := _rate(cases)) is not None},
         examples={kind: examples for kind, examples in wrong.items() if examples},
         alike=len(recorded) >= _ALIKE and len(answered) == 1,
-        by_traces=by_traces,
+        by_model=by_model,
     )
 
 

@@ -24,7 +24,7 @@ from dreamgym_lg import (
     World,
 )
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Verdict
+from dreamgym_lg.dream import Answer, Verdict, Verify
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
@@ -226,6 +226,12 @@ def test_few_cases_are_enough_to_refuse_and_too_few_to_begin_without_force(make:
     assert "measured on 0 real failures and 0 real successes" in refused(make(truthful, []))
 
 
+def test_a_check_of_ones_own_needs_no_number_of_cases(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Verify(lambda task, steps: any("refund" in step.action for step in steps))
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[check]))
+    gate.check_truthful(make(truthful, []))
+
+
 def test_a_dream_that_answers_everything_alike_is_refused(make: Make) -> None:
     def own_status(each: Trajectory) -> Trajectory:
         answer = json.dumps({"status": f"shelf {each.task.id}"})
@@ -326,7 +332,7 @@ def test_a_figure_a_little_above_the_limit_is_measured_on_more_episodes(
         asked.append(limit)
         paid, of = (2, 24) if limit == 50 else more
         errors = {"recorded failures": Rate(paid, of, *wilson(paid, of)), MISSED: Rate(0, 30, *wilson(0, 30))}
-        return Judgement(version="v", parts=[PartJudgement(name="model", role="judge", errors=errors)])
+        return Judgement(version="v", parts=[PartJudgement(name="model", role="judge", errors=errors, by_model=True)])
 
     monkeypatch.setattr(gate, "measure", measure)
     said = list[str]()
