@@ -250,7 +250,7 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
 
 
 def _with_validation(tasks: Sequence[Task], traced: Sequence[Task], say: Callable[[str], None]) -> Sequence[Task]:
-    """The traces' tasks, a fifth of them held out for validation where no task is held out (`split_tasks`)."""
+    """The traces' tasks, a fifth of them held out where none is (`split_tasks`)."""
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
         return traced

@@ -102,7 +102,7 @@ def _summary(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
 
 
 def read_proposals(text: str) -> list[Proposal]:
-    """Raises `PredictionFailed` unless the answer holds at least one variation, each with task, rubric and change."""
+    """The variations of an answer. Raises `PredictionFailed` without one, or for one without task, rubric or change."""
     tasks = json_object(text).get("tasks")
     if not isinstance(tasks, list) or not tasks:
         raise PredictionFailed("the answer has no 'tasks', a list of variations")

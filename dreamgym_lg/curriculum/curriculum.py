@@ -79,7 +79,7 @@ class Curriculum:
             self.update(groups[key])
 
     def update(self, group: Sequence[Trajectory]) -> float:
-        """Store the episodes of a task's group, drop those of earlier iterations and return its V.
+        """Store a group's episodes, drop those of earlier iterations and return its V.
 
         Failed episodes count for nothing.
         """
@@ -93,7 +93,7 @@ class Curriculum:
         return variance
 
     def propose(self, rng: random.Random) -> Task | None:
-        """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if there is none.
+        """A variation of one of the last iteration's tasks with the highest V. None if there is none.
 
         Where no task had variance, those that were always solved are varied: a variation may be harder.
         """

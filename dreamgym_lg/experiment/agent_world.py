@@ -154,7 +154,7 @@ class AgentWorld(World):
         return self.tasks(split)
 
     def with_tools(self, task: Task) -> Task:
-        """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
+        """The task with the schemas of all the graph's tools."""
         return replace(task, tools=self.tools)
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
@@ -180,7 +180,7 @@ class AgentWorld(World):
         return self._index[1]
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
-        """Names of the tools that change the world, by the buffer's traces and the tools themselves."""
+        """Names of the tools that change the world."""
         index = self.index(replay_buffer)
         index.refresh()
         return frozenset(filter(index.writes, index.uses))
@@ -200,7 +200,7 @@ class AgentWorld(World):
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> "list[TokenizedConversation]":
-        """The tokens that rollouts of the graph would record if its policy acted as in these episodes.
+        """Tokens that rollouts would record if the policy acted as in these episodes.
 
         Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none does.
         """
@@ -261,7 +261,7 @@ class AgentWorld(World):
 
 
 def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, object]:
-    """The functions and parts that decide how an episode is dreamed and what it earns, by name."""
+    """Names of the functions and parts that decide a dreamed episode and its reward."""
     names: dict[str, object] = {
         key: getattr(getattr(function, "func", function), "__name__", type(function).__name__)
         for key, function in functions.items()

@@ -37,7 +37,7 @@ STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
-    """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph.
+    """Play the validation tasks, dreamed and, as far as `real_budget` goes, real. Returns metrics of the training graph.
 
     With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
     is real (`dream` is None).
@@ -84,7 +84,7 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
 
 
 def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
-    """The gap between dream and reality on the same tasks, and how right the dream is about the real episodes."""
+    """The gap to reality on the same tasks, and the dream's errors about the real episodes."""
     steps = run_lasting(measure_steps(dream, real))
     one, other = (sum(episode.success for episode in episodes) for episodes in (dreamed, real))
     low, high = difference_interval((one, len(dreamed)), (other, len(real)))
@@ -104,7 +104,7 @@ def _of(episodes: Sequence[Trajectory]) -> str:
 
 
 def _affordable(work: Workspace, iteration: int) -> int | None:
-    """How many validation tasks this evaluation may play in the real environment; None for all of them."""
+    """Number of real validation tasks of this evaluation. None for all of them."""
     s = work.settings
     if s.real_budget is None:
         return None
@@ -128,7 +128,7 @@ def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class BestPolicy:
-    """The policy that did best on the validation tasks so far, in `models/NAME`; ties go to the newest."""
+    """The best policy on the validation tasks so far, in `models/NAME`. Ties go to the newest."""
 
     def __init__(self, work: Workspace, name: str) -> None:
         self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
@@ -139,11 +139,11 @@ class BestPolicy:
 
     @property
     def risen_at(self) -> int:
-        """The iteration or step at which success last rose, or the mean reward while there was no success; 0 before any."""
+        """Step at which success last rose (without success, the mean reward). 0 before any."""
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
-        """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward.
+        """Keep this policy unless an earlier one has more successes or, with as many, more reward.
 
         Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
         """
@@ -207,7 +207,7 @@ def kept_policy(work: Workspace) -> str:
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dream | None) -> None:
-    """One policy in every mode on all panels, dreamed meanwhile; an episode that is stored already is not played again."""
+    """Play one policy in every mode on all panels, dreamed meanwhile. Stored episodes are not played again."""
     loaded, held_out = work.policy(name), work.tasks("test")[: work.settings.proof_tasks]
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in MODES.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
@@ -239,7 +239,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dr
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
-    """Successes with their Wilson 95 % interval, invalid-action share and failed rollouts (which count as no success)."""
+    """Successes with Wilson's 95 % interval, invalid-action share and failed rollouts (no successes)."""
     successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     steps = sum(len(trajectory.steps) for trajectory in trajectories)
     return {
@@ -253,7 +253,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | lis
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
-    """All real steps of the experiment, counted from its records, by what they were spent on."""
+    """All real steps of the experiment's records, by their purpose."""
     counts, own = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}, work.run_name("")
     for trajectory in work.replay_buffer.trajectories(source="offline"):
         counts["offline"] += real_steps([trajectory])
@@ -270,7 +270,7 @@ def filtered(work: Workspace) -> int | None:
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:
-    """Some dreamed episodes of the first and last iterations, and the trained policy's first real ones."""
+    """Some dreamed episodes of the first and last iterations, and the trained policy's real ones."""
     buffer, train = work.replay_buffer, work.run_name(TRAIN)
     iterations = [row["iteration"] for row in buffer.metrics(train)]
     dreamed = [

@@ -12,7 +12,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 
 
 def is_local_model(name: str) -> bool:
-    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:gpt-5.4-mini`."""
+    """True for the name of a folder or of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
     return Path(name).is_dir() or ("/" in name and ":" not in name)
 
 
@@ -22,7 +22,7 @@ def load_experience_model(
     settings: Settings | None = None,
     context: Context | None = None,
 ) -> Model:
-    """An experience model that retrieves from a replay buffer, by the name of a hosted or local one, or from a chat model.
+    """Load an experience model that retrieves from a replay buffer, by name or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
     any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.

@@ -81,7 +81,7 @@ class Experiment(Workspace):
         self.train_filtered()
 
     def collect(self) -> None:
-        """Store the world's tasks and, where it has scripted policies, real offline trajectories of the train split."""
+        """Store the world's tasks and, by its scripted policies, real offline trajectories of train tasks."""
         s = self.settings
         with self.stage("collect") as todo:
             if not todo:
@@ -213,7 +213,7 @@ class Experiment(Workspace):
         return self.trained
 
     def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":
-        """The policy that `train` returns; a training that has ended is not begun again, and says so."""
+        """The policy that `train` returns. A training that has ended is not begun again."""
         if self.training_ended(self.settings):
             self.say(f"the training in {self.out} has ended, and these settings train nothing; more iterations= go on")
             return sampling_like(self._policy, self.policy("trained"))
@@ -224,7 +224,7 @@ class Experiment(Workspace):
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
     def _check_trainable(self) -> None:
-        """Raise `ConfigurationError` without a task, and for refreshes of an experience model that is not trained here."""
+        """Raise `ConfigurationError` without a task, or for refreshes of a given experience model."""
         if not self.tasks("train"):
             raise ConfigurationError(
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
@@ -283,7 +283,7 @@ class Experiment(Workspace):
         return local
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
-        """What the dream pays of recorded episodes and edits of them, and whether its answers agree (`gate.measure`).
+        """Measure the dream's verdicts and answers on recorded episodes (`gate.measure`).
 
         The same experience model and the same episodes are measured once. Args: `limit`, episodes of each kind at most.
 

@@ -51,7 +51,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/parts"  # one stored with other figures is measured again
+    key = f"{dream.version}/{keys_of(episodes)}/parts-2"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -69,7 +69,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
 
 
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
-    """Measure the dream and raise `UntruthfulDream` for a part that must not be trained against (`refusals`).
+    """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
     Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or

@@ -35,7 +35,7 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
 
 
 def train_filtered_policy(work: Workspace) -> None:
-    """Train `models/filtered` on `best_episodes`, from the base policy's start and as long as validation success rises.
+    """Train `models/filtered` on `best_episodes`, as the base policy is trained and from its start.
 
     Where the best episodes are the successes, which the base policy imitates already, it says so and trains nothing.
     """
@@ -50,7 +50,7 @@ def train_filtered_policy(work: Workspace) -> None:
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
-    """Episodes without an invalid action that succeeded or have at least `FILTER` of the highest reward.
+    """Successes and episodes with `FILTER` of the highest reward, without an invalid action.
 
     Left out are those whose last action ended them as a failure: that action must not be imitated.
     """
@@ -61,7 +61,7 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
-    """Train `models/NAME` on these episodes until its validation success stops rising; the best one is kept."""
+    """Train `models/NAME` on these episodes until validation success stops rising. The best is kept."""
     s = work.settings
     best, options = BestPolicy(work, _name_of_best(work, name)), dict(POLICY_OPTIONS)
     if _can_evaluate(work, name):
@@ -94,7 +94,7 @@ def _name_of_best(work: Workspace, name: str) -> str:
 
 
 def _can_evaluate(work: Workspace, name: str) -> bool:
-    """Whether validation success can end the training; else it says why not.
+    """True if validation success can end the training. Else it says why not.
 
     Raises `ConfigurationError` where only a dream could judge it, and there is no experience model yet.
     """
@@ -115,7 +115,7 @@ def _can_evaluate(work: Workspace, name: str) -> bool:
 
 
 def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the policy's validation success has stopped rising; the best one is kept on the way.
+    """True once validation success has stopped rising. The best policy is kept on the way.
 
     It is real success unless `real_budget` is 0, else that in the dream.
     """

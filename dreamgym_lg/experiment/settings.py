@@ -32,7 +32,7 @@ _SHARES = ("synthetic_share", "max_false_success")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The numbers of an experiment, written to its folder and held fixed there; only `iterations` may be raised later."""
+    """The numbers of an experiment, fixed in its folder. Only `iterations` may be raised later."""
 
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""
@@ -140,7 +140,7 @@ class Settings:
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """The settings, `world` and `arguments` that a folder was made with; None for a new one.
+    """The settings, `world` and `arguments` of a folder. None for a new one.
 
     A setting that there was not yet has its default, which changes nothing.
     """

@@ -94,7 +94,7 @@ def _to_annotate(annotator: object) -> Annotate | None:
 
 
 def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate) -> None:
-    """Let a chat model write the reasoning of all steps that have none; failures are said, and left to rules."""
+    """Let a chat model write missing reasoning. Failures are said, and left to rules."""
     source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
     done = run_lasting(annotated(replay_buffer, source=source))
     if done.failed:
@@ -117,7 +117,7 @@ def _edited(work: Workspace, taught: Sequence[Trajectory], annotated: Annotate |
 def _rows(
     work: Workspace, start: str | Path, recorded: Sequence[Trajectory], edited: Sequence[Trajectory] = ()
 ) -> "list[TokenizedConversation]":
-    """The conversations of these episodes, as many of the judge as of the responder, and of successes as of failures.
+    """Conversations of responder and judge in equal number, of successes and failures likewise.
 
     Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
@@ -132,13 +132,13 @@ def _rows(
 
 
 def _balanced(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
-    """All of these rows, those of the smaller group repeated until it is as large as the other."""
+    """All rows, those of the smaller group repeated up to the size of the other."""
     most = max(map(len, groups))
     return [rows[number % len(rows)] for rows in groups if rows for number in range(most)]
 
 
 def _check_judged(work: Workspace, taught: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
-    """Raise `ConfigurationError` without a success to learn verdicts from; say where failures or data are few."""
+    """Raise `ConfigurationError` without a success. Say where failures or data are few."""
     judged = [trajectory for trajectory in taught if ends_with_message(trajectory)]
     successes = sum(trajectory.success for trajectory in judged)
     if not successes:
@@ -212,7 +212,7 @@ def fine_tune(
     steps: int,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`; killed, it goes on with the same rows from `checkpoints/TO`.
+    """Fine-tune the model at `start` and write `models/TO`. Killed, it goes on from `checkpoints/TO`.
 
     Args: `options`, of `sft.fine_tune`.
     """

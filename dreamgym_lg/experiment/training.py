@@ -69,7 +69,7 @@ def join_launch() -> "Ranks | None":
 def serve_learner(
     work: Workspace, base_policy: Callable[[], "LocalChatModel"], create_learner: CreateLearner, ranks: "Ranks"
 ) -> NoReturn:
-    """Take a share of each update of rank 0's learner until its training is over; then the process ends."""
+    """Take a share of each update of rank 0's learner. Then the process ends."""
     from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 
     work.engine = None
@@ -133,7 +133,7 @@ def train_policy(
 
 
 def _announce_calls(work: Workspace, dream: Dream) -> None:
-    """Estimate the calls of hosted models of the whole training before the first; the gate counts its own."""
+    """Estimate the training's calls of hosted models before the first. The gate counts its own."""
     s, steps = work.settings, [len(each.steps) for each in work.offline() if each.steps]
     if not dream.hosted:
         return
@@ -175,7 +175,7 @@ def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
 def create_training(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, real: bool = False
 ) -> tuple["Training", Callable[[], None]]:
-    """The parts of the training graph, as the folder has them by now, and what closes them. Args: `real`, not dreamed."""
+    """The parts of the training graph by now, and a function that closes them. Args: `real`, not dreamed."""
     from dreamgym_lg.graphs.training import Training
 
     s, dream = work.settings, None if real else work.dream()

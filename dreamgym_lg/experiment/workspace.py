@@ -122,11 +122,11 @@ class Workspace:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a stage has begun in the folder."""
+        """True once a stage has begun in the folder."""
         return (self.out / "settings.json").exists()
 
     def stored_settings(self) -> Settings | None:
-        """The settings that the folder was made and trained with; None for a new one, and for another world's."""
+        """The folder's settings. None for a new one, and for another world's."""
         if (stored := read_settings(self.out)) is None or stored.pop("world", "") != self.world.name:
             return None
         try:
@@ -147,13 +147,13 @@ class Workspace:
         return current
 
     def training_ended(self, settings: Settings) -> bool:
-        """Whether a training with these settings has nothing left to do here."""
+        """True if a training with these settings has nothing left to do here."""
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
         same_end = all(done.get(name) == getattr(settings, name) for name in STOP_CRITERIA)
         return same_end and done.get("iterations", 0) >= settings.iterations
 
     def run_name(self, name: str) -> str:
-        """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""
+        """Run name of episodes and metrics. In a shared buffer it begins with this folder's."""
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
@@ -163,7 +163,7 @@ class Workspace:
 
     @contextmanager
     def stage(self, name: str, **start: object) -> Iterator[bool]:
-        """Yield whether the stage is still to do, by this process alone; its wall time is recorded at its end.
+        """Yield whether the stage is still to do. Its wall time is recorded at its end.
 
         Args: `start`, models that it begins with. Raises `ConfigurationError` where a finished one began with others.
         """
@@ -243,7 +243,7 @@ class Workspace:
         return int(next((row["trajectories"] for row in self.replay_buffer.metrics(self.run_name(DATA))), now))
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
-        """The offline trajectories that the experience model is trained on, and those held out from it.
+        """Offline trajectories that the experience model is trained on, and those held out.
 
         As many as its steps take; where that would be all of them, a tenth of the tasks is held out, and up to three tenths
         until the gate has `MIN_CASES` failures and successes.
@@ -293,7 +293,7 @@ class Workspace:
 
     @property
     def can_dream(self) -> bool:
-        """Whether there is an experience model, or the world needs none."""
+        """True if there is an experience model, or the world needs none."""
         return not self.world.needs_model or self._given is not None or bool(self.newest_experience())
 
     def experience(self, name: str | None = None, *, own_process: bool = True) -> Model:
@@ -382,7 +382,7 @@ class Workspace:
         )
 
     def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:
-        """The agent that plays episodes, and the factory of their environments where they are here; real without `dream`."""
+        """The agent of episodes, and the factory of their environments. Real without `dream`."""
         if self.rollouts is None:
             agent, create = self.world.agent(policy, real=dream is None), self.world.create_environment
         else:
@@ -390,7 +390,7 @@ class Workspace:
         return agent, create if dream is None else dream.create_environment
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
-        """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""
+        """Say how many dreamed episodes are no success since an answer could not be read."""
         failed = [str(episode.error) for episode in episodes if episode.error]
         if failed:
             self.say(
@@ -400,14 +400,14 @@ class Workspace:
 
 
 def policy_version(policy: "BaseChatModel | Path") -> str:
-    """Which weights a policy has: the stamp of its folder, else its path or name, else its class."""
+    """Version of a policy's weights: the stamp of its folder, else its path or name, else its class."""
     name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 
 
 def _model_name(model: object) -> str:
-    """A model's name or path, or that of the model by which a partial function annotates."""
+    """A model's name or path, also of a partial function's `model`."""
     model = getattr(model, "keywords", {}).get("model", model)
     if model is None or isinstance(model, str | Path):
         return str(model)

@@ -104,7 +104,7 @@ class World(ABC):
         return None
 
     def check_task(self, task: Task) -> str | None:
-        """The reason against training on a generated task, in a word under which refusals are counted; None if it may."""
+        """Reason against training on a generated task, as one word. None if there is none."""
         return None
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
@@ -116,7 +116,7 @@ class World(ABC):
         return self.as_dreamed(recorded)
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
-        """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
+        """Names of a tool agent's tools that change the world. Default: none."""
         return ()
 
     def policy_rows(

@@ -33,7 +33,7 @@ class Comparison:
 
 
 def compare_success_rates(trajectories: Sequence[Trajectory]) -> tuple[Comparison, ...]:
-    """Compare the success rates of policies that were recorded both in the dream and in the real environment.
+    """Compare success rates of policies recorded both in the dream and in reality.
 
     Runs belong together that have the same name but for a part `real` or `dream`, the same iteration and policy version.
     Only tasks that were played in both count; a failed rollout counts as no success.
@@ -75,7 +75,7 @@ class Leaks:
 
 
 def find_leaks(buffer: ReplayBuffer | None) -> Leaks | None:
-    """Search a buffer's real training tasks for what its evaluation tasks name; None without a buffer.
+    """Search a buffer's training tasks for what its evaluation tasks name. None without one.
 
     An entity that many tasks name (`splits.common_entities`) is no leak.
     """

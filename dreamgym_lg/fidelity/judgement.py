@@ -1,4 +1,4 @@
-"""The verdicts and answers of a dream and of each of its parts alone, on recorded episodes of known outcome.
+"""A dream's verdicts and answers, and each part's alone, on recorded episodes of known outcome.
 
 Every question is put behind the recorded history, with the traces of its own task left out: else each would confirm itself.
 """
@@ -139,7 +139,7 @@ async def ajudge(
 
 
 def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int]:
-    """Number of actions and of ends of an episode that each responder and each judge is asked about by `ajudge`."""
+    """Number of questions of `ajudge` to each responder and to each judge."""
     asked, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
     actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in asked)
     return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in asked) if by_tools else 0
@@ -194,7 +194,7 @@ def _kind(trajectory: Trajectory) -> str:
 
 
 async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
-    """The answer of each responder that has one, and under "" the dream's, which is the first of them."""
+    """Answers by responder, and under "" the first of them, which is the dream's."""
     answers = dict[str, Answer]()
     for key, responder in zip(_keys(dream.responders, "responder"), dream.responders, strict=True):
         try:
@@ -225,7 +225,7 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
 
 
 def _keys(parts: Sequence[Any], role: str) -> list[str]:
-    """A key for each part, by its name; a second part of a name has its number too."""
+    """A key for each part by its name. A second one of a name has its number too."""
     names = [part.name for part in parts]
     return [f"{role}:{name}" + (f" {number}" if name in names[:number] else "") for number, name in enumerate(names)]
 
@@ -243,7 +243,7 @@ class _Lookup(NamedTuple):
 
 
 def _lookups(trajectory: Trajectory, writes: Collection[str]) -> Iterator[_Lookup]:
-    """The first lookup, made again before anything is written or said, and those that show what was written."""
+    """The first lookup, again before anything is written; and those that show what was written."""
     if not is_tool_task(trajectory.task) or trajectory.run.startswith("edited/"):
         return
     steps = trajectory.steps
@@ -266,7 +266,7 @@ def _lookups(trajectory: Trajectory, writes: Collection[str]) -> Iterator[_Looku
 
 
 def _shows(lookup: _Lookup, observation: str) -> bool:
-    """Whether the answer is the recorded one or, after a write, says all that is new."""
+    """True if the answer is the recorded one or, after a write, has all new words."""
     new = set(normalised(lookup.right).split()) - set(normalised(lookup.before or "").split())
     if lookup.before is None or not new:  # without a new word, something is gone or in another order
         return normalised(observation) == normalised(lookup.right)

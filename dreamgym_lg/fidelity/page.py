@@ -54,7 +54,7 @@ def _figure(value: Figure | None) -> str:
 
 
 def _samples(value: Figure | None) -> str:
-    """What a figure is of, such as "45/60 steps of 12 episodes"; of a rate over episodes or tasks the counts alone."""
+    """Samples of a figure, such as "45/60 steps of 12 episodes". Of a rate over episodes the counts alone."""
     if value is None:
         return "none"
     if isinstance(value, Rate):

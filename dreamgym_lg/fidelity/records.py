@@ -41,7 +41,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """How far a dream can be trusted; a figure that was not measured is None or empty, never a number."""
+    """How far a dream can be trusted. A figure that was not measured is None or empty."""
 
     experience_model: str
     version: str
@@ -61,7 +61,7 @@ class Fidelity:
 
     @property
     def grounded(self) -> bool:
-        """Whether there was a real trajectory to measure against."""
+        """True if there was a real trajectory to measure against."""
         return bool(self.groups)
 
     @property

@@ -119,14 +119,14 @@ async def step_or_none(environment: DreamEnvironment, action: str) -> StepResult
 
 
 def with_observation(trajectory: Trajectory) -> Trajectory:
-    """The trajectory with its first observation in its task, where a dream begins; imported traces may lack it."""
+    """The trajectory with its first observation in its task. Imported traces may lack it."""
     if trajectory.task.observation or not trajectory.steps:
         return trajectory
     return replace(trajectory, task=replace(trajectory.task, observation=trajectory.steps[0].observation))
 
 
 def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
-    """The steps, numbered from 1, that reached the real world; without messages that no user of the dream hears.
+    """Steps, numbered from 1, that reached the real world. Without messages that no user hears.
 
     The last message is for its judges, if it has any: a world's own check may stand in their place.
     """

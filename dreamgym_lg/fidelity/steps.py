@@ -76,7 +76,7 @@ async def measure_steps(
 
 
 def one_step(episodes: Sequence[Sequence[Answered]]) -> OneStep:
-    """The figures of all steps, episode by episode; intervals allow for correlated steps of an episode."""
+    """The figures of all steps. Intervals allow for correlated steps of an episode."""
 
     def share(right: Callable[[Answered], bool], among: Callable[[Answered], bool] = lambda each: True) -> StepRate | None:
         return step_rate([[right(each) for each in episode if among(each)] for episode in episodes])

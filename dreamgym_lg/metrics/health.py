@@ -57,7 +57,7 @@ def mostly_failed(episodes: Sequence[Trajectory]) -> bool:
 
 
 def check_trainable(episodes: Sequence[Trajectory]) -> None:
-    """Raise `NothingToTrain` if every episode of an iteration failed, or if not one action of the others was understood."""
+    """Raise `NothingToTrain` if every episode failed, or no action of the others was valid."""
     if any(step.valid for episode in episodes if episode.error is None for step in episode.steps):
         return
     errors = sorted({episode.error for episode in episodes if episode.error})
@@ -134,7 +134,7 @@ def _splits(rows: Sequence[Row]) -> list[Alarm]:
 
 
 def rewritten_segments(episode: Trajectory) -> list[Segment]:
-    """Segments that begin as an earlier one up to its first reply, and repeat it in other tokens than were sampled."""
+    """Segments that repeat an earlier one in other tokens than were sampled."""
 
     def repeats(segment: Segment, earlier: Segment) -> bool:
         # the tokens before a reply may be encoded in another way where the whole conversation is
@@ -152,7 +152,7 @@ def _prompt_length(segment: Segment) -> int:
 
 
 def is_collapsed(rows: Sequence[Row]) -> bool:
-    """True if the mean reward of the last `WINDOW` iterations is below a quarter of the best of any before them.
+    """True if the last `WINDOW` iterations' mean reward is below a quarter of the best.
 
     Only iterations that were played where the last one was (dream or reality) are compared; a best below 0.1 says nothing.
     """
