@@ -85,7 +85,9 @@ class DreamGym:
         stored = replay_buffer.tasks(origin="real")
         self.experiment = Experiment(self.world, out, settings, **given)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
-        self.world.add_traced(traced if self.experiment.has_begun else _with_validation(self.world.all_tasks, traced, say))
+        if not self.experiment.is_worker_rank and not self.experiment.has_begun:
+            traced = _with_validation(self.world.all_tasks, traced, replay_buffer, say)
+        self.world.add_traced(traced)
         if not self.experiment.is_worker_rank:  # rank 0 alone writes
             self._store_tasks(stored)
             if experience_model is not None:
@@ -249,18 +251,19 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
     return [task for task in traced if task.split == "train" and task.environment in environments]
 
 
-def _with_validation(tasks: Sequence[Task], traced: Sequence[Task], say: Callable[[str], None]) -> Sequence[Task]:
-    """The traces' tasks, a fifth of them held out where none is (`split_tasks`)."""
+def _with_validation(
+    tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None]
+) -> list[Task]:
+    """The traces' tasks, a fifth of them held out where none is (`split_tasks`), in the replay buffer too."""
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
         return traced
     try:
         split = split_tasks(training, validation=0.2, test=0)
+        replay_buffer.add_tasks(held_out := [task for task in split if task.split == "validation"])
     except ConfigurationError as error:
         say(f"no task is held out for validation: {error}")
         return traced
-    held_out = sum(task.split == "validation" for task in split)
-    say(
-        f"no task is held out: {held_out} of the {len(training)} tasks of the traces are for validation now, and not trained on"
-    )
+    which = f"{len(held_out)} of the {len(training)} tasks of the traces"
+    say(f"no task is held out: {which} are for validation now, and not trained on")
     return [*split, *(task for task in traced if task not in training)]

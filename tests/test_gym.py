@@ -545,7 +545,11 @@ def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_a
     (begun := gym_of(agent, buffer, tasks=[], out=tmp_path / "begun")).experiment.open()
     buffer.extend(map(recorded, range(9, 20)))
     assert not gym_of(agent, buffer, tasks=[], out=begun.experiment.out).tasks("validation")
-    buffer.add_tasks([replace(recorded(3).task, split="test")])
+    said: list[str] = []
+    buffer.extend([replace(recorded(n), source="synthetic", run="elsewhere/train") for n in range(20)])
+    assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "after", say=said.append).tasks("validation")
+    assert "no task is held out for validation" in said[0] and "the run 'elsewhere/train'" in said[0]
+    buffer.add_tasks([Task(id="own", instruction="Book room R-99.", environment="traces", split="test")])
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "own").tasks("validation")
 
 
