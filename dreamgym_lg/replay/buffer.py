@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Self
 from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
 from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
@@ -72,6 +71,8 @@ class ReplayBuffer:
 
     def __init__(self, path: str | os.PathLike[str], *, embeddings: Embeddings | None = None) -> None:
         self._lock, self._name = RLock(), os.fspath(path)
+        from dreamgym_lg.replay import schema  # sqlite-utils imports pandas where that is installed: half a second
+
         self._connection = schema.connect(self._name)
         self.path = None if self._name in ("", ":memory:") else Path(self._name)
         """The file; None in memory."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.rows import WITH_TASK, explained, load_metrics, load_trajectories
 from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
@@ -110,6 +109,8 @@ class ReplayReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._name = os.fspath(path)
+        from dreamgym_lg.replay import schema
+
         self._connection = schema.connect_read_only(self._name)
         with explained(self._name):
             self._connection.create_function("is_missing", 1, is_missing, deterministic=True)

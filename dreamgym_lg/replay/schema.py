@@ -1,12 +1,20 @@
-"""The tables of a replay buffer's SQLite file, and connections to it."""
+"""How the replay buffer lies in its SQLite file: whose file it is, its tables, and connections to it.
 
+Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
+"""
+
+import json
 import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
 from dreamgym_lg.errors import ReplayBufferError
 from dreamgym_lg.replay.rows import explained
+from dreamgym_lg.text import clean
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -17,86 +25,138 @@ _BUSY_SECONDS = 60.0
 _READER_BUSY_SECONDS = 2.0
 """Somebody waits for the page."""
 
-MIGRATIONS = (
-    """
-    CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
-        environment TEXT NOT NULL, messages TEXT NOT NULL, observation TEXT NOT NULL, tools TEXT, rubric TEXT NOT NULL,
-        seed INTEGER, panel TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT, split TEXT NOT NULL);
-    CREATE INDEX tasks_split ON tasks (split);
-    CREATE TABLE trajectories (id INTEGER PRIMARY KEY, run TEXT NOT NULL, iteration INTEGER NOT NULL,
-        task_id TEXT NOT NULL REFERENCES tasks(id), rollout_index INTEGER NOT NULL, source TEXT NOT NULL,
-        success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL,
-        annotation TEXT, acts TEXT);
-    CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
-    CREATE INDEX trajectories_task ON trajectories (task_id);
-    CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
-        position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
-        reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
-        reasoning TEXT NOT NULL, decided_by TEXT NOT NULL, judged_by TEXT NOT NULL, line TEXT NOT NULL);
-    CREATE UNIQUE INDEX steps_key ON steps (trajectory_id, position);
-    CREATE TABLE segments (trajectory_id INTEGER NOT NULL REFERENCES trajectories(id), position INTEGER NOT NULL,
-        token_ids BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL, temperature REAL,
-        policy_version TEXT NOT NULL, guided INTEGER NOT NULL);
-    CREATE UNIQUE INDEX segments_key ON segments (trajectory_id, position);
-    CREATE TABLE metrics (run TEXT NOT NULL, iteration INTEGER NOT NULL, name TEXT NOT NULL, value,
-        PRIMARY KEY (run, iteration, name)) WITHOUT ROWID
-    """,
-)
-"""Scripts that every file has run in order, counted by `PRAGMA user_version`.
+migrations = Migrations("dreamgym_lg")
 
-Never edited once released, because files made by them exist: a change of the tables is a further script.
-"""
+
+@migrations(name="0001_tables")
+def _tables(db: Database) -> None:
+    # Never edited once released, because files made by it exist: a change of the tables is a further migration.
+    db.executescript("""
+        CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
+            environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
+            split TEXT NOT NULL);
+        CREATE TABLE trajectories (id INTEGER PRIMARY KEY, run TEXT NOT NULL, iteration INTEGER NOT NULL,
+            task_id TEXT NOT NULL REFERENCES tasks(id), rollout_index INTEGER NOT NULL, source TEXT NOT NULL,
+            success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
+        CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
+        CREATE INDEX trajectories_task ON trajectories (task_id);
+        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+            position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
+            reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
+            reasoning TEXT NOT NULL);
+        CREATE UNIQUE INDEX steps_key ON steps (trajectory_id, position);
+        CREATE TABLE segments (trajectory_id INTEGER NOT NULL REFERENCES trajectories(id), position INTEGER NOT NULL,
+            token_ids BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL);
+        CREATE UNIQUE INDEX segments_key ON segments (trajectory_id, position);
+        CREATE TABLE metrics (run TEXT NOT NULL, iteration INTEGER NOT NULL, name TEXT NOT NULL, value,
+            PRIMARY KEY (run, iteration, name)) WITHOUT ROWID;
+    """)
+
+
+@migrations(name="0002_annotation")
+def _annotation(db: Database) -> None:
+    db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
+
+
+@migrations(name="0003_temperature")
+def _temperature(db: Database) -> None:
+    # NULL for what was recorded before: nobody knows at which temperature.
+    db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
+
+
+@migrations(name="0004_decided_by")
+def _decided_by(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN decided_by TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE INDEX tasks_split ON tasks (split)")
+
+
+@migrations(name="0005_acts")
+def _acts(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN line TEXT NOT NULL DEFAULT ''")
+    # JSON: they are few, and only ever read with their trajectory. NULL for none.
+    db.execute("ALTER TABLE trajectories ADD COLUMN acts TEXT")
+
+
+@migrations(name="0006_policy_version")
+def _policy_version(db: Database) -> None:
+    db.execute("ALTER TABLE segments ADD COLUMN policy_version TEXT NOT NULL DEFAULT ''")
+
+
+@migrations(name="0007_guided")
+def _guided(db: Database) -> None:
+    db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
+
+
+@migrations(name="0008_judged_by")
+def _judged_by(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN judged_by TEXT NOT NULL DEFAULT ''")
+
+
+@migrations(name="0009_task_fields")
+def _task_fields(db: Database) -> None:
+    kinds: dict[str, tuple[type, str]] = {
+        "observation": (str, "TEXT NOT NULL DEFAULT ''"),
+        "tools": (list, "TEXT"),
+        "rubric": (str, "TEXT NOT NULL DEFAULT ''"),
+        "seed": (int, "INTEGER"),
+        "panel": (str, "TEXT NOT NULL DEFAULT ''"),
+    }
+    for name, (_, column) in kinds.items():
+        db.execute(f"ALTER TABLE tasks ADD COLUMN {name} {column}")
+    # They were keys of the metadata before. What is of another kind was never the library's and stays there.
+    for position, text in db.execute("SELECT position, metadata FROM tasks").fetchall():
+        metadata = json.loads(text)
+        moved = {name: metadata.pop(name) for name, (kind, _) in kinds.items() if type(metadata.get(name)) is kind}
+        if moved:
+            values = [clean(value) if isinstance(value, str) else value for value in moved.values()]
+            values = [json.dumps(value) if isinstance(value, list) else value for value in values]
+            columns = ", ".join(f"{name} = ?" for name in ("metadata", *moved))
+            db.execute(f"UPDATE tasks SET {columns} WHERE position = ?", [json.dumps(metadata), *values, position])
+
+
+@migrations(name="0010_messages")
+def _messages(db: Database) -> None:
+    db.execute("ALTER TABLE tasks ADD COLUMN messages TEXT NOT NULL DEFAULT '[]'")
+
+
+def _wrapped(connection: sqlite3.Connection) -> Database:
+    # Plugins of sqlite-utils are the user's own affair and could change what a query means.
+    return Database(connection, execute_plugins=False, recursive_triggers=False)
 
 
 def connect(name: str) -> sqlite3.Connection:
-    """A connection to the file, made if missing. Raises `ReplayBufferError` for a file that is not ours."""
     _check_file(name)
     with explained(name):
         if name != ":memory:" and (path := Path(name)).exists() and path.stat().st_size:
             # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
             with closing(_open_read_only(name, _BUSY_SECONDS)) as probe:
-                _check_ours(probe, name)
+                _check_ours(_wrapped(probe), name)
         return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
 
 
 def connect_read_only(name: str) -> sqlite3.Connection:
-    """A connection that cannot write, to a file with tables."""
+    """A connection that cannot write, to an existing file of this release's format."""
     _check_file(name)
-    path, connection = Path(name), None
+    path = Path(name)
+    if not path.exists() or not path.stat().st_size:
+        raise ReplayBufferError(
+            f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
+            "(`replay.db` in its folder), or fill one with `dreamgym import`"
+        )
     with explained(name):
+        connection = _open_read_only(name, _READER_BUSY_SECONDS)
         try:
-            if path.exists() and path.stat().st_size:
-                connection = _open_read_only(name, _READER_BUSY_SECONDS)
-                if _check_ours(connection, name):
-                    return connection
+            db = _wrapped(connection)
+            _check_ours(db, name)
+            if pending := migrations.pending(db):
+                raise ReplayBufferError(
+                    f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
+                    f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
+                )
         except BaseException:
-            if connection is not None:
-                connection.close()
+            connection.close()
             raise
-    raise ReplayBufferError(
-        f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
-        "(`replay.db` in its folder), or fill one with `dreamgym import`"
-    )
-
-
-def prepare(connection: sqlite3.Connection, name: str) -> None:
-    """Make the tables, or bring them up to this release. Raises `ReplayBufferError` as `connect` does."""
-    with explained(name):
-        version = _check_ours(connection, name)
-        with suppress(sqlite3.OperationalError):
-            # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
-            connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version == len(MIGRATIONS):
-            return
-        # One transaction: a process opening the file meanwhile finds it either empty or complete.
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            for script in MIGRATIONS[_check_ours(connection, name) :]:
-                for statement in script.split(";"):
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        return connection
 
 
 def _check_file(name: str) -> None:
@@ -117,19 +177,36 @@ def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=seconds, check_same_thread=False)
 
 
-def _check_ours(connection: sqlite3.Connection, name: str) -> int:
-    """The number of migrations in the file. Raises `ReplayBufferError` for a foreign or newer one; only reads."""
-    pragmas = (connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("application_id", "user_version"))
-    (application_id, version), (objects,) = pragmas, connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    ours = application_id == APPLICATION_ID and version
-    if not ours and (objects or application_id not in (0, APPLICATION_ID)):
+def prepare(connection: sqlite3.Connection, name: str) -> None:
+    """Make the tables, or bring them up to this release. Raises `ReplayBufferError` as `connect` does."""
+    db = _wrapped(connection)
+    with explained(name):
+        _check_ours(db, name)
+        with suppress(sqlite3.OperationalError):
+            # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
+            db.enable_wal()
+        db.execute("PRAGMA synchronous = NORMAL")
+        if migrations.pending(db):
+            # One transaction: a process opening the file meanwhile finds it either empty or complete.
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                migrations.apply(db)
+
+
+def _check_ours(db: Database, name: str) -> None:
+    """Raise `ReplayBufferError` for a foreign file or a newer release's; only reads."""
+    ((application_id,),) = db.execute("PRAGMA application_id")
+    ((objects,),) = db.execute("SELECT count(*) FROM sqlite_master")
+    applied = [migration.name for migration in migrations.applied(db)]
+    if not applied and (objects or application_id not in (0, APPLICATION_ID)):
         raise ReplayBufferError(
-            f"{name} is another application's SQLite file, or an unreleased version's, and was left as it is; give the path "
-            "of a replay buffer, or one where no file exists yet"
+            f"{name} is another application's SQLite file (no migration of dreamgym_lg is recorded in it) and was left "
+            "as it is; give the path of a replay buffer, or one where no file exists yet"
         )
-    if version > len(MIGRATIONS):
+    known = {migration.name for migration in migrations.pending(Database(memory=True, execute_plugins=False))}
+    if newer := [migration for migration in applied if migration not in known]:
         raise ReplayBufferError(
-            f"{name} was made by a newer dreamgym-lg (format {version}, here {len(MIGRATIONS)}) and was left as it is; "
+            f"{name} was made by a newer dreamgym-lg (it has migration {newer[-1]!r}) and was left as it is; "
             "upgrade with: pip install -U dreamgym-lg"
         )
-    return int(version) if ours else 0
