@@ -96,7 +96,7 @@ def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgres
 
 
 def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds: int, on_progress: OnProgress) -> str:
-    """The module of a chat model that replays the traces it was shown best; counts what it makes of the others."""
+    """The best module of a chat model. Counts its answers to the traces that it was not shown."""
     rest, held_out = next(recordings.halves())
     advance = counter(on_progress, "compile: write", rounds)
     best, fewest, failures = "", None, list[str]()

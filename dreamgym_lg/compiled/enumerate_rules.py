@@ -94,7 +94,7 @@ class Rule(NamedTuple):
 
 
 class TraceRules(NamedTuple):
-    """What traces show of the writing tools."""
+    """The rules of the writing tools, and how far their changes spread."""
 
     rules: Mapping[str, Rule | None]
     """None where no small exact rule was found."""
@@ -201,7 +201,7 @@ def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys) ->
 
 
 def _holds_left_out(usable: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding], ids: tuple[str, ...]) -> bool:
-    """Whether rules learned from other traces answer examples exactly; at most half of them may be left unanswered."""
+    """True if rules learned from other traces answer examples exactly, at least half of them."""
     traces = sorted({example.trace for example, _ in usable})
     folds = {trace: number % FOLDS for number, trace in enumerate(traces)}
     outcomes: Counter[bool | None] = Counter()
@@ -312,7 +312,7 @@ def _with_answer(example: Example, around: Surroundings) -> Surroundings:
 
 
 def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression:
-    """A guess where no document was read again: the answer is the new one, holds its new fields, or nothing changes."""
+    """A guess without a second look: the answer is the new document, holds its new fields, or nothing changes."""
     pairs = [(example.answer, around.documents[binding.name]) for example, around in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
         return Ref(binding.name)

@@ -53,7 +53,7 @@ Expression: TypeAlias = Const | Ref | Text | Build | Extend
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a call's answer may be made of: its arguments, and the documents that are bound to it."""
+    """The arguments and bound documents that a call's answer may be made of."""
 
     args: Mapping[str, Any]
     documents: Mapping[str, Any]

@@ -28,7 +28,7 @@ STYLES: Sequence[Mapping[str, Any]] = (
 """Ways to write JSON that tools use, as arguments of `json.dumps`."""
 
 Documents = dict[tuple[str, str], str]
-"""What reading calls return, in JSON, by tool and arguments."""
+"""The answers of reading calls, in JSON, by tool and arguments."""
 
 
 class Trace(NamedTuple):

@@ -72,7 +72,7 @@ class State:
         self._learned.update(other._learned)
 
     def mentions(self, value: Any) -> bool:
-        """Whether a known document names this value."""
+        """True if a known document names this value."""
         name = json.dumps(value)
         return any(text is not None and name in text for text in self.documents.values())
 
@@ -102,7 +102,7 @@ Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
 
 
 def key_of(arguments: Mapping[str, Any]) -> str:
-    """The arguments of a reading call in the one form in which they are compared; those that are None are left out."""
+    """The arguments of a reading call in comparable form, without those that are None."""
     return json.dumps({name: value for name, value in arguments.items() if value is not None}, sort_keys=True)
 
 
@@ -156,7 +156,7 @@ class Module:
 
 
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """What the module answers, as text; None where it knows nothing or cannot take the arguments."""
+    """The module's answer as text; None where it knows none or cannot take the arguments."""
     try:
         answer = getattr(source, tool)(state, **arguments)
         return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
@@ -179,7 +179,7 @@ def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, 
 
 
 MISSING = object()
-"""What `at` returns where there is nothing."""
+"""Returned by `at` where there is nothing."""
 
 
 def at(document: Any, *path: Any) -> Any:
@@ -195,25 +195,25 @@ def at(document: Any, *path: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal as JSON: 1 is neither true nor "1"."""
+    """True for values that are equal as JSON: 1 is neither true nor "1"."""
     return one is not MISSING and other is not MISSING and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def at_most(one: Any, other: Any) -> bool:
-    """Whether both are numbers and the first is not larger."""
+    """True if both are numbers and the first is not larger."""
     numbers = [each for each in (one, other) if isinstance(each, (int, float)) and not isinstance(each, bool)]
     return len(numbers) == 2 and numbers[0] <= numbers[1]
 
 
 def below(one: Any, last_below: float, first_above: float) -> bool:
-    """Whether a number is below a limit of which only the nearest values are known. Raises `Unknown` between them."""
+    """True below a limit of which only the nearest values are known. Raises `Unknown` between them."""
     if isinstance(one, (int, float)) and last_below < one < first_above:
         raise Unknown(f"nothing is known of {one}, between {last_below} and {first_above}")
     return at_most(one, last_below)
 
 
 def inside(one: Any, other: Any) -> bool:
-    """Whether a list or the keys of an object hold a value."""
+    """True if a list or the keys of an object hold a value."""
     return isinstance(one, (str, int, float)) and isinstance(other, (dict, list)) and one in other
 
 
