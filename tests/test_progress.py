@@ -22,8 +22,8 @@ def test_a_cell_of_a_notebook_shows_each_stage_on_a_line(monkeypatch: pytest.Mon
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL), nbformat.v4.new_code_cell(CELL)])
     nbclient.NotebookClient(notebook, timeout=60).execute()
     for cell in notebook.cells:
-        (printed,) = cell.outputs
-        lines = [line.strip() for line in printed.text.replace("\r", "\n").splitlines()]
+        printed = "".join(output.text for output in cell.outputs)
+        lines = [line.strip() for line in printed.replace("\r", "\n").splitlines()]
         assert lines == [*(f"base policy (loss 3.0): {done}/2" for done in range(3)), "train: rollout: 5/40", "said"]
 
 

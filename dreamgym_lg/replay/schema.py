@@ -135,38 +135,34 @@ def connect(name: str) -> sqlite3.Connection:
 
 
 def connect_read_only(name: str) -> sqlite3.Connection:
-    """A connection that cannot write, to an existing file of this release's format."""
+    """A connection that cannot write, to a file with this release's tables."""
     _check_file(name)
-    path = Path(name)
-    if not path.exists() or not path.stat().st_size:
-        raise ReplayBufferError(
-            f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
-            "(`replay.db` in its folder), or fill one with `dreamgym import`"
-        )
+    path, connection = Path(name), None
     with explained(name):
-        connection = _open_read_only(name, _READER_BUSY_SECONDS)
         try:
-            db = _wrapped(connection)
-            _check_ours(db, name)
-            if pending := migrations.pending(db):
-                raise ReplayBufferError(
-                    f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
-                    f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
-                )
+            if path.exists() and path.stat().st_size:
+                connection = _open_read_only(name, _READER_BUSY_SECONDS)
+                db = _wrapped(connection)
+                _check_ours(db, name)
+                if migrations.applied(db):
+                    _check_up_to_date(db, name)
+                    return connection
         except BaseException:
-            connection.close()
+            if connection is not None:
+                connection.close()
             raise
-        return connection
+    raise ReplayBufferError(
+        f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
+        "(`replay.db` in its folder), or fill one with `dreamgym import`"
+    )
 
 
-def _check_file(name: str) -> None:
-    path = Path(name)
-    if path.is_dir():
-        raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
-    if name != ":memory:" and path.exists() and 0 < path.stat().st_size < _SMALLEST:
-        # SQLite takes a file of one byte for an empty one and would write over it.
-        with explained(name):
-            raise sqlite3.DatabaseError("file is not a database")
+def _check_up_to_date(db: Database, name: str) -> None:
+    if pending := migrations.pending(db):
+        raise ReplayBufferError(
+            f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
+            f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
+        )
 
 
 def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
