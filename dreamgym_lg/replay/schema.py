@@ -165,6 +165,16 @@ def _check_up_to_date(db: Database, name: str) -> None:
         )
 
 
+def _check_file(name: str) -> None:
+    path = Path(name)
+    if path.is_dir():
+        raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
+    if name != ":memory:" and path.exists() and 0 < path.stat().st_size < _SMALLEST:
+        # SQLite takes a file of one byte for an empty one and would write over it.
+        with explained(name):
+            raise sqlite3.DatabaseError("file is not a database")
+
+
 def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
     path, log = Path(name).resolve(), Path(f"{name}-wal")
     # SQLite's own read-only mode makes a file beside one with a write-ahead log: on a read-only mount there is no place for it
