@@ -1,6 +1,7 @@
 """The recorded calls that a world is compiled from."""
 
 import json
+import keyword
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import parse_call, tool_schemas
+from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
@@ -17,6 +19,8 @@ from dreamgym_lg.splits import common_entities, tied_groups
 from dreamgym_lg.tasks import find_tool_uses
 
 FOLDS = 5
+RESERVED = frozenset({*vars(runtime), "READS", "JSON", "SPREADS"})
+"""Names that `world.py` has of its own."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},
     {"ensure_ascii": False},
@@ -64,6 +68,12 @@ class Recordings:
         ]
         traces = [Trace(each.task_id, list(_calls(each.steps))) for each in records]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
+        # They become names of functions in `world.py`: a trace must not write code there.
+        for tool in sorted(called):
+            if not tool.isidentifier() or keyword.iskeyword(tool) or tool in RESERVED:
+                raise ConfigurationError(
+                    f"the tool {tool[:80]!r} cannot be compiled: its name cannot be that of a Python function"
+                )
         uses = find_tool_uses(tools, called, writes=writes)
         if not any(not uses[tool].writes for tool in called):
             raise ConfigurationError(

@@ -350,3 +350,13 @@ def _served(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         server.should_exit = True
         thread.join()
+
+
+@pytest.mark.parametrize("tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State"])
+def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None:
+    first = TRAJECTORIES[0]
+    steps = [Step(observation="", action=render_call(tool, {"id": "K1"}), next_observation="{}"), first.steps[-1]]
+    with ReplayBuffer(":memory:") as replay_buffer:
+        replay_buffer.add(Trajectory(task=first.task, steps=steps, success=True))
+        with pytest.raises(ConfigurationError, match="cannot be compiled: its name"):
+            compile_world(replay_buffer, tmp_path)
