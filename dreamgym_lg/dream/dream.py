@@ -68,6 +68,11 @@ class Dream:
         before_models = takewhile(lambda judge: getattr(judge, "model", None) is None, self.judges)
         return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in before_models)
 
+    def judged_by_traces(self) -> "Dream":
+        """This dream with those judges alone that ask no language model."""
+        judges = [judge for judge in self.judges if getattr(judge, "model", None) is None]
+        return Dream(self.responders, self.user, judges, version=self.version)
+
     @property
     def language_models(self) -> list[Any]:
         """The chat models behind the parts, each once."""
@@ -93,11 +98,15 @@ class Dream:
         raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
-        """The first verdict, and its judge's name; None and "" without one."""
+        """The first final verdict, else the first one, and its judge's name; None and "" without one."""
+        open_verdict: tuple[Verdict | None, str] = None, ""
         for judge in self.judges:
-            if (verdict := await awaited(judge.judge(episode, answer))) is not None:
+            if (verdict := await awaited(judge.judge(episode, answer))) is None:
+                continue
+            if verdict.final:
                 return verdict, judge.name
-        return None, ""
+            open_verdict = open_verdict if open_verdict[0] else (verdict, judge.name)
+        return open_verdict
 
 
 class DreamEnvironment(Environment):

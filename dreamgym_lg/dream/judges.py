@@ -201,7 +201,7 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
     prompts = dict[tuple[str, ...], list[BaseMessage]]()
     for own_traces in (True, False):
         episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=own_traces)
-        if (await earlier.judge(episode))[0] is None:
+        if (decided := (await earlier.judge(episode))[0]) is None or not decided.final:
             messages = judge.messages(episode)
             prompts[tuple(message.text for message in messages)] = messages
     return [[*messages, judge.answer(verdict)] for messages in prompts.values()]

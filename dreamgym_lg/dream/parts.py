@@ -36,6 +36,8 @@ class Verdict(NamedTuple):
     success: bool
     reason: str = ""
     terminated: bool = True
+    final: bool = True
+    """False where a later judge may decide otherwise; without one, this verdict counts."""
 
 
 class Answer(NamedTuple):

@@ -75,9 +75,10 @@ class References:
 
     A success needs the same writing calls with the same arguments as one of them, those of one tool in the same order, and no
     others. Its message has to tell the ids and amounts that all of those successes told, and none that occurs nowhere in the
-    episode or them. The wording of free text (an argument that mostly holds words nobody said before) does not count, nor do
-    refused calls. Where neither a recorded success nor the episode wrote anything, or there is no recorded success, the next
-    judge decides.
+    episode or them. What its words mean is for the next judge: where it says something else than those successes word for word,
+    a success is not final, and counts only where no other judge decides. The wording of free text (an argument that mostly
+    holds words nobody said before) does not count, nor do refused calls. Where neither a recorded success nor the episode wrote
+    anything, or there is no recorded success, the next judge decides alone.
 
     Args:
         traces: As of `Recorded`.
@@ -97,8 +98,11 @@ class References:
         if not references or (not done and any(not each.effects for each in references)):
             return None
         if alike := [each for each in references if done == each.effects]:
-            fault = _message_fault(episode, alike)
-            return Verdict(float(not fault), not fault, fault or "the writing calls and facts are those of a recorded success")
+            if fault := _message_fault(episode, alike):
+                return Verdict(0.0, False, fault)
+            same = any(_wording(episode.action) == _wording(each.message) for each in alike)
+            unread = "" if same else "; no judge read the words of its message"
+            return Verdict(1.0, True, f"the writing calls and facts are those of a recorded success{unread}", final=same)
         needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
 
@@ -116,7 +120,7 @@ class References:
         ]
 
     def decides(self, task: Task) -> bool:
-        """True if every outcome of the task is decided here."""
+        """True if the writing calls of every outcome of the task are decided here."""
         references = self.references(task) if is_tool_task(task) else []
         return bool(references) and all(each.effects for each in references)
 
@@ -138,6 +142,10 @@ def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     if invented := told - facts(described(episode.task), first_observation(episode.task), *seen, *recorded):
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
     return ""
+
+
+def _wording(action: str) -> list[str]:
+    return message_text(action).casefold().split()
 
 
 def _in_words(effects: Sequence[Call]) -> str:

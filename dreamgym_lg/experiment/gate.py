@@ -193,7 +193,8 @@ def trainable_tasks(work: Workspace) -> list[Task]:
             f"references_only=True, and recorded successes decide the outcome of none of the {len(tasks)} training tasks: "
             "import successful traces whose tools write (name these tools in writes=), or leave references_only away"
         )
-    work.say(f"trains on the {len(judged)} of {len(tasks)} tasks that recorded successes judge")
+    which = f"{len(judged)} of {len(tasks)} tasks that recorded successes judge"
+    work.say(f"trains on the {which}, by their calls and the facts of their messages: no judge reads what these say")
     return judged
 
 

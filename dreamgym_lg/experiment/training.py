@@ -179,6 +179,8 @@ def create_training(
     from dreamgym_lg.graphs.training import Training
 
     s, dream = work.settings, None if real else work.dream()
+    if dream is not None and s.references_only:
+        dream = dream.judged_by_traces()
     _check_training(work, policy, real=real)
     if (ranks := join_launch()) is not None:
         ranks.broadcast(s)

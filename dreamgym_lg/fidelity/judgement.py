@@ -166,7 +166,10 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
             for part, answer in answers.items():
                 text = f"task {task.id}: {step.action[:200]} is accepted"
                 outcomes.append(_Outcome(part, INVALID, task.id, answer.valid, text))
-        for part, verdict in (await _verdicts(dream, episode, answers.get(""))).items() if ends else ():
+        verdicts = await _verdicts(dream, episode, answers.get("")) if ends else {}
+        for part, verdict in verdicts.items():
+            if not verdict.final and not trajectory.success:
+                verdict = verdicts[""]  # it rewards a failure only where the dream does
             earned = verdict.success or (trajectory.success and verdict.reward > 0)
             rewarded[part] = rewarded.get(part, False) or earned
             reasons[part] = verdict.reason
@@ -216,6 +219,8 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         except PredictionFailed:
             verdict = Verdict(0.0, False, _UNREADABLE)
         if verdict is not None:
+            if verdict.final and not verdicts.get("", verdict).final:
+                verdicts[""] = verdict
             verdicts.setdefault("", verdict)
             verdicts[key] = verdict
     if answer is not None and answer.verdict is not None and not verdicts:

@@ -264,6 +264,32 @@ def test_what_a_write_made_need_not_be_told_and_a_message_without_facts_may_be_a
     assert rewards == [1, 1, 0, 0]
 
 
+REFUSAL = render_answer("I will NOT refund K12.")
+
+
+@pytest.mark.parametrize(("message", "by"), [("K12 is  refunded.", "references"), ("I will NOT refund K12.", "model")])
+@pytest.mark.parametrize("success", [True, False])
+def test_the_words_of_a_message_are_the_next_judges_unless_a_success_said_them(
+    buffer: ReplayBuffer, scripted: Any, message: str, by: str, success: bool
+) -> None:
+    of = order_task("k", "Refund order K12, please.")
+    buffer.add(trace(of, (K12, "ok"), render_answer("K12 is refunded.")))
+    desk = Desk(scripted, Index(buffer), success=success)
+    expected = (1, by) if by == "references" or success else (0, by)
+    assert desk.judged(of, K12, render_answer(message)) == expected
+    assert desk.judged(of, render_answer(message)) == (0, "references"), "without its call nobody else is asked"
+    assert len(desk.chat.asked) == (by == "model")
+
+
+def test_without_another_judge_the_verdict_says_that_nobody_read_the_words(buffer: ReplayBuffer, scripted: Any) -> None:
+    of = order_task("k", "Refund order K12, please.")
+    buffer.add(trace(of, (K12, "ok"), render_answer("K12 is refunded.")))
+    desk = Desk(scripted, Index(buffer), success=False)
+    last = play(desk.dream.judged_by_traces().create_environment(), of, K12, REFUSAL)[-1]
+    assert (last.reward, last.info["judged_by"]) == (1, "references") and "no judge read the words" in last.info["reasoning"]
+    assert not desk.chat.asked
+
+
 # --- the same call ----------------------------------------------------------------------------------------------------
 
 

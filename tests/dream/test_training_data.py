@@ -76,6 +76,10 @@ def test_what_an_earlier_judge_decides_teaches_nothing(buffer: ReplayBuffer) -> 
     (as_of_a_new_task,) = judged(episode, references, judge)
     assert is_judging(as_of_a_new_task)
     assert judged(episode, Verify(lambda *_: 1), judge) == judged(episode, references) == judged(episode) == []
+    in_other_words = trace(order_task(), (REFUND, "ok"), render_answer("So it is."), success=False)
+    shown = ModelJudge(Model(None), references=references)
+    assert len(judged(episode, references, shown)) == 1
+    assert len(judged(in_other_words, references, shown)) == 2, "the words of its message are the model's to judge"
 
 
 def test_the_prompt_in_training_is_the_prompt_of_a_dream_that_answers_as_recorded(scripted: Any, buffer: ReplayBuffer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
-from dreamgym_lg.dream import Dream, Model, ModelJudge
+from dreamgym_lg.dream import Dream, Model, ModelJudge, Verdict
 from dreamgym_lg.errors import ModelUnavailable
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -138,3 +138,21 @@ async def test_a_trace_without_an_end_is_neither_rewarded_nor_missed(scripted: A
 def test_the_digest_tells_choices_of_episodes_apart_and_not_their_order() -> None:
     other = episode((DONE, ""), name="u", success=False)
     assert keys_of([WHOLE, other]) == keys_of([other, WHOLE]) != keys_of([WHOLE])
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_what_a_judge_leaves_to_the_next_one_is_its_error_only_where_the_dream_rewards_it(
+    scripted: Any, read: bool
+) -> None:
+    class Calls:
+        name = "calls"
+
+        def judge(self, episode: Any, answer: Any) -> Verdict:
+            return Verdict(1, True, final=False)
+
+    model = Model(scripted(reply=lambda _: f"why\n{'failure' if read else 'success'}"), prompt_format="lines", retries=0)
+    found = await ajudge(Dream([model], judges=[Calls(), ModelJudge(model)]), [WHOLE, LAZY], writes={"cancel"})
+    calls, reader = (part for part in found.parts if part.role == "judge")
+    assert [calls.errors[kind].value for kind in ("recorded failures", "recorded successes")] == [float(not read), 0]
+    assert [reader.errors[kind].value for kind in ("recorded failures", "recorded successes")] == [float(not read), float(read)]
+    assert found.false_success and found.false_success.value == float(not read)
