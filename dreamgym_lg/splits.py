@@ -91,11 +91,12 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
     return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
 
 
-def sharing(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[Task]:
-    """The tasks that name an entity of a held-out one; common entities do not count."""
-    named = [entities(first_observation(task)) for task in (*tasks, *held_out)]
-    theirs = frozenset[Hashable]().union(*named[len(tasks) :]) - common_entities(named)
-    return [task for task, own in zip(tasks, named, strict=False) if own & theirs]
+def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> list[Task]:
+    """The tasks that name an uncommon entity of the others, or are in the same words. A seed's world names nothing."""
+    mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
+    keys = _tying_keys([*mine, *theirs], None, None)
+    known = frozenset[Hashable]().union(*keys[len(mine) :])
+    return [task for task, own in zip(mine, keys, strict=False) if own & known]
 
 
 def _normal(word: str) -> str:

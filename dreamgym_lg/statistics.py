@@ -1,6 +1,6 @@
 """Intervals and tests of rates and means over few episodes."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from statistics import NormalDist
@@ -42,51 +42,29 @@ def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
     return gain - margin, gain + margin
 
 
-def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float]:
-    """The 95 % interval of the rate of `a` minus that of `b`, each (successes, trials) of at least one trial.
+def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """The 95 % interval of a rate over steps, clustered by episode; (0, 1) without a step.
 
-    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
-    """
-    return difference_of_rates(Rate.of(*a), Rate.of(*b))
+    Wilson's for so many independent steps as would vary as much (Kish's effective sample size, from the ratio estimator over
+    whole episodes: Cochran 1977, Sampling Techniques, section 9A), at most for all steps. With fewer than FEW_EPISODES
+    episodes, or no variation among them, it is Wilson's for the number of episodes.
 
-
-def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None = None) -> tuple[float, float] | None:
-    """The 95 % interval of a mean over steps, clustered by episode.
-
-    Student's interval of the ratio estimator over whole episodes (Cochran 1977, Sampling Techniques, section 9A).
-
-    Args:
-        episodes: One sequence of values for each episode; empty ones do not count.
-        top: Where every value lies between 0 and `top` (1 for a rate), the interval is Wilson's for so many independent steps
-            as would vary as much (Kish's effective sample size), at most for all steps. With fewer than FEW_EPISODES episodes,
-            or no variation among them, it is Wilson's for the number of episodes; without `top` it is None.
+    Args: `episodes`, one sequence of values 0 to 1 for each episode; empty ones do not count.
     """
     clusters = [values for values in episodes if values]
-    m, n, total = len(clusters), sum(map(len, clusters)), float(sum(map(sum, clusters)))
-    if top is not None and n == m:
-        return _scaled(total / n if n else 0.0, n, top)
-    deviations = (sum(values) - len(values) * total / n for values in clusters)
+    m, n = len(clusters), sum(map(len, clusters))
+    share = sum(map(sum, clusters)) / n if n else 0.0
+    if n == m:
+        return wilson(share * n, n)
+    deviations = (sum(values) - len(values) * share for values in clusters)
     variance = sum(each * each for each in deviations) / n**2 * m / (m - 1) if m >= FEW_EPISODES else 0.0
     if variance < 1e-24:
-        return None if top is None else _scaled(total / n if n else 0.0, m, top)
+        return wilson(share * m, m)
     # Cornish and Fisher's expansion of Student's t: within 0.2 % of the exact quantile from nine degrees of freedom on.
     z, df = NormalDist().inv_cdf(0.975), m - 1
     t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-    if top is None:
-        return total / n - t * sqrt(variance), total / n + t * sqrt(variance)
-    return _scaled(total / n, min(n, total / n * (top - total / n) / variance), top, t)
-
-
-def _scaled(mean: float, trials: float, top: float, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a mean of values in 0..top."""
-    share = min(max(mean / top, 0.0), 1.0)  # rounding may leave 1 + 1e-16
-    low, high = wilson(share * trials, trials, z)
-    return low * top, high * top
-
-
-def intervals_apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """True when the intervals share no point; touching ends are shared. Stricter than a test of the difference."""
-    return a[1] < b[0] or b[1] < a[0]
+    trials = min(n, share * (1 - share) / variance)
+    return wilson(share * trials, trials, t)
 
 
 class Rate(NamedTuple):
@@ -113,7 +91,10 @@ class Rate(NamedTuple):
 
 
 def difference_of_rates(a: Rate, b: Rate) -> tuple[float, float]:
-    """The 95 % interval of rate `a` minus rate `b`, from their intervals (`difference_interval`)."""
+    """The 95 % interval of rate `a` minus rate `b`, from their intervals, at least one trial each.
+
+    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
+    """
     low = sqrt((a.value - a.low) ** 2 + (b.high - b.value) ** 2)
     high = sqrt((a.high - a.value) ** 2 + (b.value - b.low) ** 2)
     return a.value - b.value - low, a.value - b.value + high
@@ -140,25 +121,6 @@ class StepRate(NamedTuple):
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-class Mean(NamedTuple):
-    """A mean over at least one value, with its 95 % interval, if any."""
-
-    value: float
-    n: int
-    """Number of values: one a step, or one an episode."""
-    episodes: int
-    """Number of episodes that they are from."""
-    low: float | None = None
-    high: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
-
-
-Figure = Rate | StepRate | Mean
-"""Any figure with its number of samples and its interval."""
-
-
 def rate(outcomes: Iterable[bool]) -> Rate | None:
     """The share of episodes, with its Wilson interval; None of no outcome."""
     trials = [bool(outcome) for outcome in outcomes]
@@ -170,45 +132,21 @@ def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
 
     Args: `outcomes`, of each episode its task and its outcome.
     """
-    clusters: dict[str, list[bool]] = {}
+    clusters = defaultdict[str, list[bool]](list)
     for task, outcome in outcomes:
-        clusters.setdefault(task, []).append(bool(outcome))
-    values = list(clusters.values())
-    interval = clustered_interval(values, top=1) if values else None
-    return None if interval is None else Rate(sum(map(sum, values)), sum(map(len, values)), *interval)
+        clusters[task].append(bool(outcome))
+    steps = step_rate(clusters.values())
+    return None if steps is None else Rate(steps.successes, steps.steps, steps.low, steps.high)
 
 
-def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:
+def step_rate(episodes: Iterable[Sequence[bool]]) -> StepRate | None:
     """The share of steps, with the interval of `clustered_interval`; None of no step."""
-    clusters = [outcomes for each in episodes if (outcomes := [bool(outcome) for outcome in each])]
-    interval = clustered_interval(clusters, top=1)
-    if not clusters or interval is None:
+    clusters = [each for each in episodes if each]
+    if not clusters:
         return None
-    return StepRate(sum(map(sum, clusters)), sum(map(len, clusters)), len(clusters), *interval)
-
-
-def mean(values: Sequence[float], *, top: float | None = None) -> Mean | None:
-    """The mean of one value an episode; None of no value."""
-    return step_mean([[value] for value in values], top=top)
-
-
-def step_mean(episodes: Iterable[Iterable[float]], *, top: float | None = None) -> Mean | None:
-    """The mean over steps, with the interval of `clustered_interval`; None of no value."""
-    clusters = [values for each in episodes if (values := list(each))]
-    if not (n := sum(map(len, clusters))):
-        return None
-    return Mean(sum(map(sum, clusters)) / n, n, len(clusters), *(clustered_interval(clusters, top=top) or (None, None)))
+    return StepRate(sum(map(sum, clusters)), sum(map(len, clusters)), len(clusters), *clustered_interval(clusters))
 
 
 def normalised(text: str) -> str:
     """The words alone: case, whitespace and punctuation do not count. A text without words stays as it is."""
     return " ".join(WORD.findall(text.casefold())) or text.strip()
-
-
-def token_f1(answer: str, right: str) -> float:
-    """Harmonic mean of the precision and recall of the words."""
-    answer, right = normalised(answer), normalised(right)
-    words, others = Counter(answer.split()), Counter(right.split())
-    if not words or not others:
-        return float(answer == right)
-    return 2 * (words & others).total() / (words.total() + others.total())

@@ -9,8 +9,7 @@ from dreamgym_lg.statistics import (
     Rate,
     clustered_interval,
     clustered_rate,
-    difference_interval,
-    intervals_apart,
+    difference_of_rates,
     paired_interval,
     wilson,
 )
@@ -70,7 +69,7 @@ def test_clustered_intervals_hold_the_true_rate_where_independent_steps_do_not(e
         steps = drawn(rng, episodes, rate, alike=0.4)
         low, high = wilson(sum(map(sum, steps)), sum(map(len, steps)))
         naive += low <= rate <= high
-        low, high = clustered_interval(steps, top=1)
+        low, high = clustered_interval(steps)
         assert 0 <= low < high <= 1
         clustered += low <= rate <= high
     assert naive / trials < 0.75, "steps of one episode are not independent"
@@ -79,20 +78,16 @@ def test_clustered_intervals_hold_the_true_rate_where_independent_steps_do_not(e
 
 def test_a_clustered_interval_is_that_of_the_mean_over_steps_and_always_the_same():
     steps = drawn(np.random.default_rng(1), 40, 0.7, alike=0.3)
-    low, high = clustered_interval(steps, top=1)
+    low, high = clustered_interval(steps)
     value = sum(map(sum, steps)) / sum(map(len, steps))
-    assert low < value < high and (low, high) == clustered_interval([*steps, []], top=1)
-    # a score of 0..2 is the same share on another scale; without `top` it is Student's alone
-    assert clustered_interval([[2 * each for each in found] for found in steps], top=2) == pytest.approx((2 * low, 2 * high))
-    free = clustered_interval(steps)
-    assert free is not None and free[0] < value < free[1] and free == pytest.approx((low, high), abs=0.02)
+    assert low < value < high and (low, high) == clustered_interval([*steps, []])
 
 
 def test_steps_that_agree_across_episodes_get_no_interval_below_wilsons():
     steps = [[True, False]] * 30  # every episode has the same share: there is no spread at all
-    assert clustered_interval(steps, top=1) == wilson(15, 30)
+    assert clustered_interval(steps) == wilson(15, 30)
     mixed = [[True, True, False, False], [True, False, False, False], [True, True, True, False]] * 10
-    low, high = clustered_interval(mixed, top=1)
+    low, high = clustered_interval(mixed)
     wide = wilson(60, 120)
     assert low <= wide[0] and high >= wide[1]
 
@@ -100,28 +95,18 @@ def test_steps_that_agree_across_episodes_get_no_interval_below_wilsons():
 @pytest.mark.parametrize(("outcome", "successes"), [(True, 1), (False, 0)])
 @pytest.mark.parametrize("episodes", [1, 2, FEW_EPISODES, 60])
 def test_without_spread_the_number_of_episodes_is_the_sample_size(outcome, successes, episodes):
-    low, high = clustered_interval([[outcome] * 25] * episodes, top=1)
+    low, high = clustered_interval([[outcome] * 25] * episodes)
     assert (low, high) == pytest.approx(wilson(successes * episodes, episodes)) and high - low > 0.05
-    assert clustered_interval([[float(outcome)] * 25] * episodes) is None
 
 
 def test_few_episodes_get_wilsons_interval_for_so_many_trials():
     few = [[True] * 9 + [False], [False] * 10, [True] * 10]
-    assert clustered_interval(few, top=1) == pytest.approx(wilson(3 * 19 / 30, 3))
-    assert clustered_interval(few) is None
-    assert clustered_interval([], top=1) == (0.0, 1.0) and clustered_interval([[]]) is None
+    assert clustered_interval(few) == pytest.approx(wilson(3 * 19 / 30, 3))
+    assert clustered_interval([]) == clustered_interval([[]]) == (0.0, 1.0)
 
 
 def test_one_step_an_episode_is_the_ordinary_interval():
-    assert clustered_interval([[True]] * 8 + [[False]] * 12, top=1) == wilson(8, 20)
-
-
-def test_intervals_apart():
-    assert intervals_apart((0.0, 0.04), (0.72, 0.88))
-    assert intervals_apart((0.72, 0.88), (0.0, 0.04))
-    assert not intervals_apart((0.1, 0.5), (0.4, 0.9))
-    assert not intervals_apart((0.1, 0.9), (0.4, 0.5)), "one inside the other"
-    assert not intervals_apart((0.1, 0.4), (0.4, 0.9)), "touching"
+    assert clustered_interval([[True]] * 8 + [[False]] * 12) == wilson(8, 20)
 
 
 def test_rate_prints_value_and_interval():
@@ -132,11 +117,12 @@ def test_rate_prints_value_and_interval():
 
 
 def test_difference_of_rates_has_newcombes_published_interval():
-    low, high = difference_interval((56, 70), (48, 80))
+    low, high = difference_of_rates(Rate.of(56, 70), Rate.of(48, 80))
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
-    low, high = difference_interval((10, 10), (0, 10))
+    low, high = difference_of_rates(Rate.of(10, 10), Rate.of(0, 10))
     assert 0 < low < 1 and high == 1
-    assert difference_interval((0, 10), (0, 20))[0] < 0 < difference_interval((0, 10), (0, 20))[1]
+    low, high = difference_of_rates(Rate.of(0, 10), Rate.of(0, 20))
+    assert low < 0 < high
 
 
 def test_intervals_over_several_episodes_of_a_task_hold_the_truth_as_often_as_they_say() -> None:

@@ -13,10 +13,9 @@ from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
-from dreamgym_lg.fidelity.page import check_pages
+from dreamgym_lg.fidelity.report import check_pages
 from dreamgym_lg.types import Trajectory
 
-POLICY, UNSEEN = "the policy's own actions", "the policy's own actions, further panels"
 COLOURS = {"bad": "red", "watch": "yellow", "good": "green"}
 
 BUFFER_HELP = "In place of an experiment: your own replay buffer."
@@ -60,14 +59,12 @@ def _of_experiment(work: Experiment, source: Source, limit: int) -> dict[str, An
     dream = source.dream()
     offline, note = _offline(work)
     evaluations = (work.run_name("validate/"), work.run_name("proof/"))
-    panels = tuple(work.run_name(f"proof/{name}/") for name in work.panels())
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     return {
         "dream": dream,
         "trajectories": [*offline, *runs],
         "judgement": gate.measure(work, dream, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None,
         "notes": [note],
-        "group": lambda t: "offline data" if t.source == "offline" else UNSEEN if t.run.startswith(panels) else POLICY,
     }
 
 

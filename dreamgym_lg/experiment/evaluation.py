@@ -20,7 +20,7 @@ from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.claim import ENOUGH, read_claim
 from dreamgym_lg.report.proof import POLICIES
 from dreamgym_lg.rollout import check_played, real_steps
-from dreamgym_lg.statistics import difference_interval, wilson
+from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
 
@@ -86,11 +86,11 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
 def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
     """The gap to reality on the same tasks, and the dream's errors about the real episodes."""
     steps = run_lasting(measure_steps(dream, real))
-    one, other = (sum(episode.success for episode in episodes) for episodes in (dreamed, real))
-    low, high = difference_interval((one, len(dreamed)), (other, len(real)))
+    one, other = (Rate.of(sum(episode.success for episode in episodes), len(episodes)) for episodes in (dreamed, real))
+    low, high = difference_of_rates(one, other)
     invalid, right = steps.invalid_recall, steps.reward_right
     return {
-        "eval_gap": (one - other) / len(real),
+        "eval_gap": one.value - other.value,
         "eval_gap_low": low,
         "eval_gap_high": high,
         "eval_invalid_recall": invalid.value if invalid else None,

@@ -230,7 +230,7 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
-    tasks = [task for task in work.tasks("train") if task.seed is None]  # a seed's world names nothing of another's
+    tasks = work.tasks("train")
     if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
         work.say(
             f"{len(shared)} of {len(tasks)} training tasks name an id, amount or name that a held-out task names too, such as "

@@ -1,7 +1,6 @@
-"""How far a dream can be trusted: its answers against real steps, its verdicts on a policy, and the report of both."""
+"""How far a dream can be trusted: its answers against real steps, its verdicts on recorded episodes, and the report of both."""
 
-from dreamgym_lg.fidelity.measure import ameasure, measure
-from dreamgym_lg.fidelity.page import write_fidelity
-from dreamgym_lg.fidelity.records import Fidelity
+from dreamgym_lg.fidelity.measure import measure
+from dreamgym_lg.fidelity.report import Fidelity, write_fidelity
 
-__all__ = ["Fidelity", "ameasure", "measure", "write_fidelity"]
+__all__ = ["Fidelity", "measure", "write_fidelity"]

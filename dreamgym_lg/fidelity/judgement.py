@@ -16,7 +16,7 @@ from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.fidelity.replay import with_observation
+from dreamgym_lg.fidelity.steps import with_observation
 from dreamgym_lg.statistics import Rate, clustered_rate, normalised
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Trajectory

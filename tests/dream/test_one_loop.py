@@ -23,7 +23,7 @@ from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, Refer
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import EpisodesMissing, PredictionFailed
 from dreamgym_lg.fidelity.judgement import ajudge
-from dreamgym_lg.fidelity.replay import answer_forced, replay_free
+from dreamgym_lg.fidelity.steps import answer_steps
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.production.simulation import ShadowedRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -255,16 +255,9 @@ def of_session(session: Session, case: Case) -> list[Answered | None]:
     return answered
 
 
-def by_forced_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
-    answered = asyncio.run(answer_forced(dream, recording(dream, case), asyncio.Semaphore(4)))
+def by_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
+    answered = asyncio.run(answer_steps(dream, recording(dream, case), asyncio.Semaphore(4)))
     return [of_result(each.answer) if each.answer is not None else None for each in answered]
-
-
-def by_free_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
-    played = asyncio.run(replay_free(dream, recording(dream, case), asyncio.Semaphore(4)))
-    answered = [of_result(each.answer) if each.answer is not None else None for each in played.answered]
-    assert of_steps(played.dreamed.steps, played.dreamed.error) == answered
-    return answered
 
 
 def recording(dream: Dream, case: Case, **fields: Any) -> Trajectory:
@@ -281,7 +274,7 @@ def recording(dream: Dream, case: Case, **fields: Any) -> Trajectory:
 WITH_AN_AGENT: list[Callable[[Dream, Case], list[Answered | None]]] = [
     *(by_training_of_an_agent, by_training_of_a_threaded_agent, by_evaluation)
 ]
-CALLERS = [by_astep, by_training, by_play, by_forced_fidelity, by_free_fidelity, *WITH_AN_AGENT]
+CALLERS = [by_astep, by_training, by_play, by_fidelity, *WITH_AN_AGENT]
 
 
 def can_play(caller: Callable[..., Any], case: Case) -> bool:
@@ -354,7 +347,5 @@ def test_an_agent_without_tools_is_judged_by_the_judges(chat: Any, index: TraceI
 async def test_where_nothing_judges_no_last_message_is_put_to_the_dream(chat: Any, index: TraceIndex) -> None:
     """A check of the user's own stands in the place of judges (`verify_dream`)."""
     recorded = trace(ASKS, (ORDER, PAID), DONE)
-    (answered,) = await answer_forced(Dream([Recorded(index)]), recorded, asyncio.Semaphore(1))
+    (answered,) = await answer_steps(Dream([Recorded(index)]), recorded, asyncio.Semaphore(1))
     assert answered.step.action == ORDER
-    replay = await replay_free(Dream([Recorded(index)]), recorded, asyncio.Semaphore(1))
-    assert [step.action for step in replay.dreamed.steps] == [ORDER]

@@ -1,4 +1,4 @@
-"""What is said of single steps and of whole replays, against figures worked out by hand."""
+"""What is said of single steps, against figures worked out by hand."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -9,10 +9,11 @@ import pytest
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Verify
 from dreamgym_lg.dream.trace_index import TraceIndex
-from dreamgym_lg.fidelity import measure, page
-from dreamgym_lg.fidelity.records import Group
+from dreamgym_lg.fidelity import measure, report
+from dreamgym_lg.fidelity.report import Group
+from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.statistics import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1, wilson
+from dreamgym_lg.statistics import StepRate, normalised, rate, step_rate, wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
@@ -38,53 +39,38 @@ def only(dream: Dream, *trajectories: Trajectory, **options: Any) -> Group:
     return group
 
 
-@pytest.mark.parametrize(
-    ("given", "right", "f1"),
-    [
-        ("You take the apple.", "you  take, the APPLE", 1.0),
-        ("You take the pear.", "You take the apple.", 3 / 4),
-        ("the the the", "the cat", 2 / 5),
-        ("", "", 1.0),
-        ("", "cat", 0.0),
-        ("!", "?", 0.0),
-        ("猫がいる", "猫が寝る", 3 / 4),
-    ],
-)
-def test_token_f1_by_hand(given: str, right: str, f1: float) -> None:
-    assert token_f1(given, right) == pytest.approx(f1)
-    assert (normalised(given) == normalised(right)) == (f1 == 1)
-
-
 def test_figures_know_their_samples_and_none_comes_from_none() -> None:
-    assert rate([]) is None and mean([]) is None and mean([], top=1) is None
-    assert step_rate([]) is None and step_rate([[], []]) is None and step_mean([[], []]) is None
+    assert rate([]) is None and step_rate([]) is None and step_rate([[], []]) is None
     found = rate([True, False, True])
     assert found and (found.successes, found.episodes, found.low, found.high) == (2, 3, *wilson(2, 3))
     steps = step_rate([[True, True], [], [False, True]])
     assert steps and (*steps[:3], steps.value) == (3, 4, 2, 0.75)
-    assert mean([3.0]) == Mean(3.0, 1, 1) and mean([2.0, 2.0]) == Mean(2.0, 2, 2)
-    assert step_mean([[0.0, 1.0], [5.0]]) == Mean(2.0, 3, 2)  # two episodes do not tell how much episodes differ
-    low, high = wilson(2, 4)  # four values of 0.5 are as two successes in four
-    assert mean([1, 1, 1, 1], top=2) == pytest.approx((1.0, 4, 4, 2 * low, 2 * high))
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "same"),
+    [
+        ("You take the apple.", "you  take, the APPLE", True),
+        ("You take the pear.", "You take the apple.", False),
+        ("", "", True),
+        ("!", "?", False),
+        ("猫がいる", "猫が寝る", False),
+    ],
+)
+def test_words_alone_are_compared(answer: str, right: str, same: bool) -> None:
+    assert (normalised(answer) == normalised(right)) == same
 
 
 def test_a_faultless_dream_has_faultless_figures(scripted: Any, text_dream: Any, door_world: Any) -> None:
     group = only(text_dream(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
-    one, drift = group.one_step, group.drift
-    for each in (one.normalised, one.success_recalled, one.reward_right):
+    one = group.one_step
+    for each in (one.normalised, one.success_recalled, one.reward_right, one.invalid_recall):
         assert each and each.value == 1
-    for rare in (one.invalid_recall, one.invalid_precision, drift.agreed, drift.success_recalled):
-        assert rare and rare.value == 1
     assert one.normalised and (one.normalised.low, one.normalised.high) == wilson(
         1, 1
     )  # three steps of one episode: one sample
-    assert one.token_f1 and one.token_f1.value == 1 and one.token_f1.n == 3
     assert one.success_false and one.success_false.successes == 0
-    assert one.confusion["continues"] == {"continues": 2, "failure": 0, "success": 0, "unreadable": 0}
-    assert one.confusion["success"] == {"continues": 0, "failure": 0, "success": 1, "unreadable": 0}
-    assert one.reward_error == Mean(0.0, 3, 1) and one.unreadable == 0
-    right = [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free]
-    assert right == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
+    assert one.unreadable == 0
     assert group.name == "the policy's own actions" and (group.episodes, group.of) == (1, 1)
 
 
@@ -110,63 +96,18 @@ def test_every_known_fault_is_in_its_figure(answering: Any) -> None:
         "success_recalled": (0, 1),
         "success_false": (1, 1),
         "reward_right": (0, 4),
-        "transition_error": (3, 4),  # dance ended what goes on, go north did not end, jump cannot be read
         "invalid_recall": (0, 1),
-        "invalid_precision": (0, 1),  # go north
     }
     assert (one.unreadable, one.steps, one.episodes) == (1, 4, 2)
-    assert one.confusion == {
-        "continues": {"continues": 1, "failure": 0, "success": 1, "unreadable": 0},
-        "failure": {"continues": 0, "failure": 0, "success": 0, "unreadable": 1},
-        "success": {"continues": 1, "failure": 0, "success": 0, "unreadable": 0},
-    }
-    assert one.reward_error and one.reward_error.value == pytest.approx((1 + 0.25 + 0.5) / 3) and one.reward_error.n == 3
-    # what, you dance out: 0; the door is open: 1; you are outside, you are inside: 2 of 3 words; unreadable: 0
-    assert one.token_f1 and one.token_f1.value == pytest.approx((0 + 1 + 2 / 3 + 0) / 4)
 
 
-def test_recall_and_precision_of_invalid_actions(answering: Any) -> None:
+def test_the_recall_of_invalid_actions(answering: Any) -> None:
     no, yes = "invalid, no\nreward 0, continues\nWhat?", "valid, yes\nreward 0, continues\nFine."
     really = {"a": False, "b": True, "c": True, "d": False, "e": True}
     dream = answering({"a": no, "b": no, "c": no, "d": yes, "e": yes})
     steps = [Step(observation="", action=action, next_observation="o", valid=valid) for action, valid in really.items()]
     one = only(dream, recorded(*steps)).one_step
     assert one.invalid_recall and (one.invalid_recall.successes, one.invalid_recall.steps) == (1, 2)  # a, not d
-    assert one.invalid_precision and (one.invalid_precision.successes, one.invalid_precision.steps) == (1, 3)  # a of a, b, c
-
-
-def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(answering: Any) -> None:
-    dream = answering(
-        {
-            "open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open.",
-            "dance": "valid, it fails the task\nreward 0, failure\nYou fall.",
-            "go north": "valid, it completes the task\nreward 0.5, success\nYou are outside.",
-        },
-    )
-    lost, kept = recorded(OPEN, DANCE, NORTH, success=True), recorded(OPEN, NORTH)
-    drift = only(dream, lost, kept).drift
-    at = {each.number: (each.forced, each.free) for each in drift.by_number}
-    shares = {number: [(each.successes, each.episodes) for each in both if each] for number, both in at.items()}
-    assert shares == {1: [(2, 2), (2, 2)], 2: [(1, 2), (1, 2)], 3: [(1, 1), (0, 1)]}
-    assert drift.outcomes == {"success": {"success": 0, "no success": 1}, "no success": {"success": 1, "no success": 0}}
-    assert drift.agreed and drift.agreed.successes == 0
-    assert drift.success_false and (drift.success_false.successes, drift.success_false.episodes) == (1, 1)
-    assert drift.ended_early and drift.ended_early.successes == 1
-
-
-def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any, text_dream: Any) -> None:
-    # This dream never opens the door; told that it really is open, it knows the rest.
-    def stubborn(messages: Sequence[Any]) -> str:
-        really_open = any("The door is open." in message.text for message in messages)
-        if really_open:
-            return "valid, it completes the task\nreward 0.5, success\nYou are outside."
-        return "valid, no progress yet\nreward 0, continues\nThe door is stuck."
-
-    group = only(text_dream(scripted(reply=stubborn)), recorded(OPEN, NORTH, success=True))
-    last = group.drift.by_number[-1]
-    assert last.forced and last.free and (last.forced.value, last.free.value) == (1, 0)
-    assert group.one_step.success_recalled and group.one_step.success_recalled.value == 1
-    assert group.drift.success_recalled and group.drift.success_recalled.value == 0
 
 
 def test_what_another_part_answers_the_model_is_never_asked(scripted: Any, door_world: Any, asked_action: Any) -> None:
@@ -180,7 +121,6 @@ def test_what_another_part_answers_the_model_is_never_asked(scripted: Any, door_
     dream = Dream([NoDancing(), Model(model, prompt_format="lines")])
     group = only(dream, recorded(DANCE, OPEN, NORTH, success=True))
     assert group.one_step.steps == 3 and group.one_step.invalid_recall and group.one_step.invalid_recall.value == 1
-    assert [each.number for each in group.drift.by_number] == [1, 2, 3]
     assert "dance" not in map(asked_action, model.asked)
 
 
@@ -219,14 +159,12 @@ def test_many_steps_of_few_episodes_make_nobody_sure(answering: Any) -> None:
     assert all(each.level != "good" for each in found.conclusions)
 
 
-async def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any, text_dream: Any) -> None:
-    from dreamgym_lg.fidelity import ameasure
-
+def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any, text_dream: Any) -> None:
     def down(messages: Sequence[Any]) -> str:
         raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError):
-        await ameasure(text_dream(scripted(reply=down)), [recorded(OPEN)])
+        measure(text_dream(scripted(reply=down)), [recorded(OPEN)])
 
 
 def test_the_limit_draws_alike_every_time(scripted: Any, text_dream: Any, door_world: Any) -> None:
@@ -239,7 +177,7 @@ def test_the_limit_draws_alike_every_time(scripted: Any, text_dream: Any, door_w
     assert heard == [("offline data", done, 4) for done in range(1, 5)]
 
 
-def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
+async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
     class Counting(Model):
         asking = most = 0
 
@@ -253,7 +191,7 @@ def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -
 
     for allowed in (1, 3):
         model = Counting(scripted(reply=door_world))
-        measure(Dream([model]), nine(), concurrency=allowed)
+        await measure_steps(Dream([model]), nine(), concurrency=allowed)
         assert model.most == allowed
 
 
@@ -277,7 +215,7 @@ def test_right_answers_and_verdicts_are_split_by_which_part_decided(scripted: An
         by_part = only(dream, measured).one_step.right_by_part
         right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}
         assert right == {"recorded": (1, 1), "model": (0, 1), "verify": (0, 1)}
-        rows = [row[0] for row in page._table(measure(dream, [measured]))]
+        rows = [row[0] for row in report._table(measure(dream, [measured]))]
         assert rows[-3:] == ["right, decided by model", "right, decided by recorded", "right, decided by verify"]
     by_part = only(Dream([model], judges=[judge]), measured).one_step.right_by_part
     right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.fidelity import measure
-from dreamgym_lg.fidelity.evaluations import compare_success_rates, find_leaks
+from dreamgym_lg.fidelity.measure import compare_success_rates, share_known
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Task, Trajectory
 
@@ -52,7 +52,7 @@ def test_worlds_that_are_provably_apart_are_said_to_be(scripted: Any, text_dream
 # --- the leak check ----------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_tasks_about_something_trained_on_are_listed() -> None:
+def test_evaluation_tasks_about_something_trained_on_are_counted() -> None:
     buffer = ReplayBuffer(":memory:")
     known = task("train-1", observation="Cancel order A-17 of Anna Berg, please.")
     twin = task("test-1", split="test", observation="cancel ORDER a-17; of anna berg please")
@@ -60,10 +60,5 @@ def test_evaluation_tasks_about_something_trained_on_are_listed() -> None:
     other = task("test-3", split="test", observation="Where is order B-18?")
     elsewhere = task("test-4", split="test", observation=known.observation, instruction="Sing of the king.")
     buffer.add_tasks([known, twin, same, other, elsewhere])
-    leaks = find_leaks(buffer)
-    assert leaks and (leaks.evaluation_tasks, leaks.training_tasks) == (4, 1)
-    shared = {each.evaluation: (each.training, each.shared) for each in leaks.overlaps}
-    assert shared.keys() == {"test-1", "test-2", "test-4"}
-    assert shared["test-1"] == ("train-1", "leave / cancel order a 17 of anna berg please") and shared["test-2"][1] == "a17"
-    assert leaks.tasks_shared and leaks.tasks_shared.successes == 3
-    assert find_leaks(None) is None
+    assert (shared := share_known(buffer)) and (shared.successes, shared.episodes) == (3, 4)
+    assert share_known(ReplayBuffer(":memory:")) is None

@@ -1,13 +1,19 @@
-"""The result of measuring a dream: its figures, and conclusions in plain sentences drawn only from them."""
+"""The report of a dream: its figures, conclusions drawn only from them, `fidelity.html` and `fidelity.json`.
 
+A figure that was not measured is left out or said to be missing, never shown as a number.
+"""
+
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dreamgym_lg.fidelity.evaluations import Comparison, Leaks
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.fidelity.steps import Drift, OneStep
-from dreamgym_lg.statistics import FEW_EPISODES, Mean, Rate, StepRate
+from dreamgym_lg.fidelity.steps import CLOSE, OneStep
+from dreamgym_lg.report.pages import check_installed, create_templates
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate, difference_of_rates
 
 Level = Literal["bad", "watch", "good"]
 _ORDER: tuple[Level, ...] = ("bad", "watch", "good")
@@ -16,6 +22,14 @@ UNGROUNDED = (
     "trusted; record real episodes (`dreamgym import`) before a training run relies on it."
 )
 UNRETRIEVED = "No real transition is retrieved for the experience model: what it knows of this environment it brought with it."
+STEP_FIGURES = (
+    ("normalised", "observation, words", "case, whitespace and punctuation do not count"),
+    ("success_recalled", "completions recognised", "of the steps that really completed the task"),
+    ("success_false", "false successes", "of the dream's successes, those that really were none; 0 is best"),
+    ("reward_right", "reward right", f"within {CLOSE}"),
+    ("invalid_recall", "invalid actions recognised", "of those really invalid"),
+)
+"""Field of `OneStep`, its name in the report, and its meaning."""
 
 
 class Conclusion(NamedTuple):
@@ -23,6 +37,27 @@ class Conclusion(NamedTuple):
 
     level: Level
     sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One policy at one moment, on the same tasks in dream and reality."""
+
+    policy: str
+    iteration: int
+    real: Rate
+    dream: Rate
+
+    @property
+    def gap(self) -> float:
+        """Dream minus real success."""
+        return self.dream.value - self.real.value
+
+    @property
+    def apart(self) -> bool:
+        """True if the 95 % interval of the gap excludes 0."""
+        low, high = difference_of_rates(self.dream, self.real)
+        return low > 0 or high < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +71,6 @@ class Group:
     rewarded: bool
     """Whether any of these steps really had a reward other than 0. If none had, always predicting 0 is right without merit."""
     one_step: OneStep
-    drift: Drift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +90,8 @@ class Fidelity:
     comparisons: tuple[Comparison, ...]
     judgement: Judgement | None
     """The dream's verdicts on recorded episodes."""
-    leaks: Leaks | None
+    shared: Rate | None
+    """Evaluation tasks that name what a training task names (`splits.sharing`)."""
     notes: tuple[str, ...]
 
     @property
@@ -79,7 +114,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Rate | StepRate):
         of = {"n": value.steps, "episodes": value.episodes} if isinstance(value, StepRate) else {"n": value.episodes}
         return {"successes": value.successes, **of, "value": value.value, "low": value.low, "high": value.high}
-    if isinstance(value, Mean | Conclusion):
+    if isinstance(value, Conclusion):
         return value._asdict()
     if is_dataclass(value):
         return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
@@ -101,8 +136,8 @@ def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
     for group in fidelity.groups:
         yield from _of_group(group)
     yield from _of_comparisons(fidelity.comparisons)
-    if (leaks := fidelity.leaks) and leaks.tasks_shared and leaks.tasks_shared.successes:
-        known = f"{_of(leaks.tasks_shared)} evaluation tasks share an id, name, amount or all words with a training task"
+    if (shared := fidelity.shared) and shared.successes:
+        known = f"{_of(shared)} evaluation tasks share an id, name, amount or all words with a training task"
         yield Conclusion("watch", f"{known}: success on these is not success on unseen tasks.")
 
 
@@ -142,9 +177,6 @@ def _of_group(group: Group) -> Iterator[Conclusion]:
     if false := one.success_false:
         sentence = f"{_of(false)} successes that the dream called, step by step, were none in reality."
         yield Conclusion(_level_of_errors(false), f"{where} {sentence}")
-    if untrue := group.drift.success_false:
-        sentence = f"{_of(untrue)} episodes that succeeded there had not succeeded in reality with the same actions."
-        yield Conclusion(_level_of_errors(untrue), f"{where}, replayed in the dream, {sentence}")
     if recall := one.invalid_recall:
         yield Conclusion(_level(recall), f"{where} the dream recognised {_of(recall)} really invalid actions.")
     if group.rewarded and (right := one.reward_right):
@@ -173,3 +205,48 @@ def _of_comparisons(rows: tuple[Comparison, ...]) -> Iterator[Conclusion]:
 
 def _of(rate: Rate | StepRate, of: str = " of ") -> str:
     return f"{rate.successes}{of}{rate.steps if isinstance(rate, StepRate) else rate.episodes}"
+
+
+# --- files ---------------------------------------------------------------------------------------------------------------
+
+
+def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
+    """Write `fidelity.html` and `fidelity.json` into the folder `out` and return their paths.
+
+    Raises `MissingDependency` without jinja2 (`check_pages`), and nothing is written.
+    """
+    check_pages()
+    templates = create_templates(figure=lambda value: "–" if value is None else str(value), samples=_samples)
+    page = templates.get_template("fidelity.html.j2").render(
+        fidelity=fidelity, steps=_table(fidelity), few=FEW_EPISODES, version=version("dreamgym-lg")
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    html, figures = out / "fidelity.html", out / "fidelity.json"
+    figures.write_text(json.dumps(fidelity.to_dict(), indent=2))
+    html.write_text(page, encoding="utf-8", errors="replace")  # a model may emit half a surrogate pair
+    return html, figures
+
+
+def check_pages() -> None:
+    """Raise `MissingDependency` where no page can be written: before anything is measured, which may cost calls."""
+    check_installed("jinja2", extra="report")
+
+
+def _samples(value: Rate | StepRate | None) -> str:
+    """Samples of a figure, such as "45/60 steps of 12 episodes". Of a rate over episodes the counts alone."""
+    if value is None:
+        return "none"
+    if isinstance(value, Rate):
+        return f"{value.successes:,}/{value.episodes:,}"
+    steps, episodes = ("" if number == 1 else "s" for number in (value.steps, value.episodes))
+    return f"{value.successes:,}/{value.steps:,} step{steps} of {value.episodes:,} episode{episodes}"
+
+
+def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | None]]]:
+    ones = [group.one_step for group in fidelity.groups]
+    rows = [(name, meaning, [getattr(one, field) for one in ones]) for field, name, meaning in STEP_FIGURES]
+    parts = sorted({part for one in ones for part in one.right_by_part})
+    if len(parts) > 1:
+        meaning = "words, end and reward"
+        rows += [(f"right, decided by {part}", meaning, [one.right_by_part.get(part) for one in ones]) for part in parts]
+    return rows
