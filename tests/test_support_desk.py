@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Trajectory
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.experiment.evaluation import validate
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 pytest.importorskip("langchain", reason="needs langchain")
 
@@ -41,9 +44,26 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(out=out, tasks=tasks, shop=shop, gym=gym, old_policy=old_policy, tickets=tickets)
 
 
-def test_splits_share_no_id_no_name_and_no_wording(desk: Any) -> None:
-    import re
+@pytest.fixture(scope="module")
+def talking(desk: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same with the desk that talks, and customers who leave things out."""
+    out = tmp_path_factory.mktemp("talking")
+    tasks = desk.tickets.create_shop(out / "shop.db", seed=1, train=48, validation=6, test=18, vague=True)
+    shop = desk.tickets.Shop(out / "shop.db")
+    desk.old_policy.write_traces(out / "traces.jsonl", shop, tasks[:48], seed=1, talking=True)
+    truthful_dream = sys.modules["truthful_server"].truthful_dream
 
+    def create_gym(folder: str, **options: Any) -> Any:
+        (out / folder).mkdir()
+        (out / folder / "traces.jsonl").write_bytes((out / "traces.jsonl").read_bytes())
+        glue = sys.modules["glue"]
+        return glue.create_gym(shop, tasks[48:], out / folder, talking=True, settings=glue.SETTINGS, **options)
+
+    gym = create_gym("gym", dream=truthful_dream(shop, talking=True))
+    return SimpleNamespace(tasks=tasks, shop=shop, gym=gym, create_gym=create_gym)
+
+
+def test_splits_share_no_id_no_name_and_no_wording(desk: Any) -> None:
     def seen(split: str) -> tuple[set[str], set[str]]:
         texts = [task.instruction for task in desk.tasks if task.split == split]
         ids = {found for text in texts for found in re.findall(r"[KC]\d{4}", text)}
@@ -125,6 +145,52 @@ def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
         assert not desk.shop.solved(task, said)
     with desk.shop.fresh():
         assert desk.shop.solved(task, said), "an episode's copy is its own"
+
+
+def test_recorded_conversations_ask_confirm_and_end_well_and_badly(desk: Any, talking: Any) -> None:
+    recorded = list(talking.gym.replay_buffer.trajectories(source="offline"))
+    asked = [step for each in recorded for step in each.steps[:-1] if is_answer(step.action)]
+    assert Counter(each.success for each in recorded) == {True: 22, False: 26} and len(asked) > 48
+    assert any(step.next_observation == "Yes, please." for step in asked)
+    assert any(step.next_observation.startswith("No, ") for step in asked)
+    vague = [task for task in talking.tasks if not set(task.metadata["named"]) & set(re.findall(r"[KC]\d+", task.instruction))]
+    assert len(vague) > len(talking.tasks) / 2
+
+
+@pytest.mark.parametrize("habit", ["good", "wrong_argument", "asks_no_leave"])
+def test_the_desk_that_talks_is_the_same_in_the_truthful_dream_as_on_its_database(desk: Any, talking: Any, habit: str) -> None:
+    policy = desk.old_policy.OldPolicy(habit=habit, talks=True)
+    (real, played), (_, simulated) = (talking.gym.evaluate(policy, real=real) for real in (True, False))
+    for one, other in zip(played, simulated, strict=True):
+        assert one.error is None and other.error is None
+        assert [(step.action, step.next_observation) for step in one.steps] == [
+            (step.action, step.next_observation) for step in other.steps
+        ]
+        assert one.success == other.success
+    assert real.successes == 18 if habit == "good" else real.successes < 9
+
+
+def test_a_change_without_leave_is_no_success(desk: Any, talking: Any) -> None:
+    """The rows are right, and nobody was asked."""
+    policy = desk.old_policy.OldPolicy(habit="asks_no_leave", talks=True)
+    changed = [task for task in talking.tasks if task.metadata["kind"] in ("return", "both", "last", "broken")][:6]
+    rate, episodes = talking.gym.evaluate(policy, real=True, tasks=changed)
+    assert rate.successes == 0 and all(not each.error for each in episodes)
+
+
+@pytest.mark.parametrize("isolation", ["process", "guard"])
+def test_recorded_customers_talk_in_a_dream_of_the_traces(desk: Any, talking: Any, isolation: str, scripted: Any) -> None:
+    """Behind the wall and under the guard; the real customers talk in reality alone."""
+    if isolation == "process" and missing_for_wall():
+        pytest.skip(f"no wall here: {missing_for_wall()}")
+    gym = talking.create_gym(isolation, isolation=isolation, experience_model=scripted(reply=lambda _: "as asked\nsuccess"))
+    recorded = [each for each in gym.replay_buffer.trajectories(source="offline") if each.success][:4]
+    for each in recorded:
+        policy = desk.old_policy.OldPolicy(habit="good", talks=True)
+        _, (episode,) = gym.evaluate(policy, tasks=[each.task])
+        assert [(s.action, s.next_observation) for s in episode.steps] == [(s.action, s.next_observation) for s in each.steps]
+        assert {s.decided_by for s in episode.steps} <= {"recorded", "user", ""}
+    assert gym.evaluate(policy, tasks=[recorded[0].task], real=True)[0].value == 1
 
 
 def test_glue_has_fewer_than_forty_lines() -> None:

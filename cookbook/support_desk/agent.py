@@ -1,4 +1,4 @@
-"""The agent: a shop's support desk, an ordinary `create_agent` graph with six tools over SQLite.
+"""The agent: a shop's support desk, an ordinary `create_agent` graph with six tools over SQLite, and the one that talks.
 
 It knows nothing of dreamgym-lg, and nothing in it was made for it.
 """
@@ -21,6 +21,8 @@ RULES = {
 }
 """The shop's policy, by what the customer wants."""
 SYSTEM_PROMPT = "\n".join(["You are a shop's support desk. Look up before you act.", *RULES.values()])
+
+TALKING_PROMPT = f"{SYSTEM_PROMPT}\nAsk for what the customer left out. Say what you will change, and wait for a yes."
 
 _connection: ContextVar[sqlite3.Connection] = ContextVar("connection")
 connection_in_use = _connection.get
@@ -99,6 +101,6 @@ def _close(order_id: str, before: str, after: str) -> dict[str, Any]:
 TOOLS = [get_order, get_customer, refund, cancel, set_city, escalate]
 
 
-def create_desk(model: BaseChatModel | str) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The agent, with any chat model."""
-    return create_agent(model, TOOLS, system_prompt=SYSTEM_PROMPT)
+def create_desk(model: BaseChatModel | str, *, talking: bool = False) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The agent, with any chat model. Args: `talking`, the one that asks and confirms in a conversation."""
+    return create_agent(model, TOOLS, system_prompt=TALKING_PROMPT if talking else SYSTEM_PROMPT)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from agent import create_desk
+from customers import agreed, reply
 from old_policy import WRITES, OldPolicy
 from tickets import Shop
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
+from dreamgym_lg.dream import RecordedUser, ScriptedUser
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate.conversation import final_answer
 
@@ -18,8 +20,11 @@ SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluat
 """Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
 
 
-def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) -> DreamGym:
-    """The agent with its traces, its staging database and its check, ready to train. Args: `options`, of `DreamGym`."""
+def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, *, talking: bool = False, **options: Any) -> DreamGym:
+    """The agent with its traces, its staging database and its check, ready to train.
+
+    Args: `talking`, the agent that talks, with its real customers; `options`, of `DreamGym`.
+    """
 
     @asynccontextmanager
     async def reset_real(task: Task) -> AsyncIterator[None]:
@@ -28,13 +33,15 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
 
     replay_buffer = ReplayBuffer(out / "replay.db")
     replay_buffer.extend(load_traces(out / "traces.jsonl", environment="desk"))
+    if talking:  # in the dream the recorded customers talk, and then whoever `train_user` makes of them
+        options = {"user": RecordedUser(replay_buffer), "user_real": ScriptedUser(reply), **options}
     return DreamGym(
-        create_desk(OldPolicy()),
+        f"{Path(__file__).parent / 'old_policy.py'}:talking_desk" if talking else create_desk(OldPolicy()),
         replay_buffer=replay_buffer,
         tasks=held_out,
         writes=WRITES,
         reset_real=reset_real,
-        verify_real=lambda task, state: shop.solved(task, final_answer(state)),
+        verify_real=lambda task, state: shop.solved(task, final_answer(state)) and (not talking or agreed(state["messages"])),
         out=out,
         **options,
     )

@@ -1,6 +1,6 @@
 """The old policy that made the shop's traces: rules in the place of a chat model, often good, often sloppy.
 
-It reads what a chat model reads, the ticket and the tools' answers, and knows nothing else.
+It reads what a chat model reads, what the customer said and the tools answered, and knows nothing else.
 """
 
 import json
@@ -12,15 +12,17 @@ from random import Random
 from typing import Any, Literal
 
 from agent import TOOLS, create_desk
+from customers import agreed, answer
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.graph.state import CompiledStateGraph
 from tickets import Shop
 
 from dreamgym_lg import Task
 
-Habit = Literal["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"]
+Habit = Literal["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once", "asks_no_leave"]
 HABITS: Mapping[Habit, int] = {
     "good": 25,
     "wrong_tool": 15,
@@ -30,17 +32,32 @@ HABITS: Mapping[Habit, int] = {
     "escalates_at_once": 15,
 }
 """How often in a hundred tickets the old policy works in which way."""
+TALKING_HABITS: Mapping[Habit, int] = {**HABITS, "good": 35, "asks_no_leave": 15}
+"""The same of the desk that talks; some of its changes nobody agreed to."""
 WRITES = ("refund", "cancel", "set_city", "escalate")
+
+READ_BACK = {
+    "refund": "Shall I refund order {order_id}?",
+    "cancel": "Shall I cancel order {order_id}?",
+    "escalate": "Shall I hand order {order_id} to a colleague?",
+    "set_city": "Shall I send it to {city}?",
+}
 
 Call = Callable[..., dict[str, Any]]
 """Calls a tool by name, with its arguments, and returns its answer."""
+Ask = Callable[[str], str]
+"""Asks the customer a question, and returns the reply."""
 
 
 class OldPolicy(BaseChatModel):
-    """Answers as the old policy would: always in the way of `habit`, or without one in a way drawn by ticket and seed."""
+    """Answers as the old policy would: always in the way of `habit`, or without one in a way drawn by ticket and seed.
+
+    Where it `talks`, it asks the customer for what is missing, and before it changes anything.
+    """
 
     habit: Habit | None = None
     seed: int = 0
+    talks: bool = False
 
     @property
     def _llm_type(self) -> str:
@@ -50,15 +67,20 @@ class OldPolicy(BaseChatModel):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        ticket = next(message.text for message in messages if isinstance(message, HumanMessage))
-        rng = Random(f"{self.seed}/{ticket}")
-        habit = self.habit or rng.choices(list(HABITS), list(HABITS.values()))[0]
+        ticket, *replies = [message.text for message in messages if isinstance(message, HumanMessage)]
+        rng, habits = Random(f"{self.seed}/{ticket}"), TALKING_HABITS if self.talks else HABITS
+        habit = self.habit or rng.choices(list(habits), list(habits.values()))[0]
         call = partial(_next, iter([json.loads(message.text) for message in messages if isinstance(message, ToolMessage)]))
+        ask = partial(_reply, iter(replies)) if self.talks else None
+        if ask is not None and habit != "asks_no_leave":
+            call = partial(_with_leave, call, ask)
         try:
-            reply = AIMessage(deal_with(ticket, habit, partial(SLOPPY[habit], call, rng) if habit in SLOPPY else call))
+            reply = AIMessage(deal_with(ticket, habit, partial(SLOPPY[habit], call, rng) if habit in SLOPPY else call, ask))
         except _NotAnswered as wanted:
             name, arguments = wanted.args
             reply = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call_{len(messages)}"}])
+        except _Says as said:
+            reply = AIMessage(str(said))
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
 
@@ -73,10 +95,38 @@ def _next(answers: Iterator[dict[str, Any]], name: str, **arguments: Any) -> dic
     return answer
 
 
-def deal_with(ticket: str, habit: Habit, call: Call) -> str:
+class _Says(Exception):
+    """What has to be said next."""
+
+
+def _reply(replies: Iterator[str], question: str) -> str:
+    if (reply := next(replies, None)) is None:
+        raise _Says(question)
+    return reply
+
+
+def _with_leave(call: Call, ask: Ask, name: str, **arguments: Any) -> dict[str, Any]:
+    """Reads a change back, and makes it after a yes."""
+    if name in WRITES and not ask(READ_BACK[name].format(**arguments)).startswith("Yes"):
+        raise _Says("Then I leave everything as it is.")
+    return call(name, **arguments)
+
+
+def _completed(ticket: str, ask: Ask) -> str:
+    """The ticket with what the customer left out."""
+    if not re.search(r"[KC]\d+", ticket):
+        number = "What is your customer number?" if "last order" in ticket else "Which order is it?"
+        ticket = f"{ticket} {ask(number)}"
+    if re.search(r"another city|new city", ticket):
+        ticket = f"It has to go to {ask('To which city?').rstrip('.').split()[-1]}. {ticket}"
+    return ticket
+
+
+def deal_with(ticket: str, habit: Habit, call: Call, ask: Ask | None = None) -> str:
     """Deal with a ticket by the shop's rules, calling tools; returns the answer to the customer."""
     if habit == "answers_at_once":
         return "It is delivered."
+    ticket = _completed(ticket, ask) if ask is not None else ticket
     known = {found: call("get_customer", customer_id=found) for found in re.findall(r"C\d+", ticket)}
     if any("error" in customer for customer in known.values()):
         return "I cannot find you."
@@ -159,13 +209,30 @@ SLOPPY: Mapping[Habit, Callable[..., dict[str, Any]]] = {
 """What becomes of a call that is right."""
 
 
-def write_traces(path: Path, shop: Shop, tasks: Sequence[Task], *, seed: int) -> None:
+def talking_desk() -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The desk that talks, as it ran so far."""
+    return create_desk(OldPolicy(talks=True), talking=True)
+
+
+def write_traces(path: Path, shop: Shop, tasks: Sequence[Task], *, seed: int, talking: bool = False) -> None:
     """Let the old policy deal with every ticket, and write what it did as `load_traces` reads it, a conversation a line."""
-    desk, tools = create_desk(OldPolicy(seed=seed)), [convert_to_openai_tool(tool) for tool in TOOLS]
+    tools = [convert_to_openai_tool(tool) for tool in TOOLS]
     with path.open("w") as file:
-        for task in tasks:
+        for number, task in enumerate(tasks):
+            # many customers who leave things out say the same: their seeds differ
+            desk = create_desk(OldPolicy(seed=1000 * seed + number if talking else seed, talks=talking), talking=talking)
             with shop.fresh():
-                messages = desk.invoke({"messages": [HumanMessage(task.instruction)]})["messages"]
-                success = shop.solved(task, messages[-1].text)
+                messages = converse(desk, task, talking=talking)
+                success = shop.solved(task, messages[-1].text) and (not talking or agreed(messages))
             row = {"messages": convert_to_openai_messages(messages), "tools": tools, "success": success}
             file.write(json.dumps({**row, "rubric": task.rubric, "metadata": dict(task.metadata)}) + "\n")
+
+
+def converse(desk: Any, task: Task, *, talking: bool) -> list[BaseMessage]:
+    """The messages of desk and customer until one of them has nothing more to say; without `talking`, one of each."""
+    messages: list[BaseMessage] = [HumanMessage(task.instruction)]
+    while True:
+        messages = desk.invoke({"messages": messages})["messages"]
+        if not talking or (reply := answer(task, messages[-1].text)) is None:
+            return messages
+        messages.append(HumanMessage(reply))

@@ -3,6 +3,8 @@
 Run: python cookbook/support_desk/run.py --dreamed      (an experience model trained from 500 traces plays the tools)
      python cookbook/support_desk/run.py --truthful     (the tools' own code does, on private copies: no dream can lie here)
 
+With `--talking` customers leave things out, and the desk asks, reads back and waits for a yes (`customers.py`).
+
 `agent.py`, `old_policy.py` and `tickets.py` are what a shop has anyway: its agent, how it worked so far, its staging database
 with tickets and their check. `glue.py` joins them to dreamgym-lg. `--truthful` is a good first step with any agent: what goes
 wrong then is not the dream's fault.
@@ -60,12 +62,13 @@ def main() -> None:
     server = parser.add_mutually_exclusive_group(required=True)
     server.add_argument("--truthful", action="store_true", help="the tools' own code answers, on private copies")
     server.add_argument("--dreamed", action="store_true", help="an experience model trained from the traces answers")
+    parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
     parser.add_argument("--seed", type=int, default=0, help="of the shop, its traces and all training")
     parser.add_argument("--traces", type=int, default=500, help="tickets that the old policy dealt with")
     parser.add_argument("--out", type=Path, default=Path("runs/desk"))
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     arguments = parser.parse_args()
-    start, out, seed = time.perf_counter(), arguments.out, arguments.seed
+    start, out, seed, talking = time.perf_counter(), arguments.out, arguments.seed, arguments.talking
 
     # as a judge the experience model is refused by the gate: recorded successes judge, and for what else it answers a short
     # training and one similar recorded step are enough
@@ -75,13 +78,13 @@ def main() -> None:
     if arguments.quick:
         settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4)
         held_out = {"validation": 6, "test": 12}
-    tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, **held_out)
+    tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():
-        write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
+        write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed, talking=talking)
     unseen = [task for task in tasks if task.split != "train"]
-    dream = truthful_dream(shop) if arguments.truthful else None
-    gym = create_gym(shop, unseen, out, dream=dream, settings=settings, say=print)
+    dream = truthful_dream(shop, talking=talking) if arguments.truthful else None
+    gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=print)
     train(gym)
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))

@@ -5,7 +5,7 @@ customer's tier.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import product
 from pathlib import Path
@@ -44,6 +44,15 @@ REQUESTS = {
     ],
     "broken": ["Order {order} came broken.", "I got order {order} and it is broken.", "Everything in order {order} is broken."],
 }
+VAGUE = {
+    "where": ["Where is my order?", "I wait for my order, where is it?", "Tell me where my order is."],
+    "return": ["I want my money back for my order.", "Please refund my order.", "I no longer want my order."],
+    "both": ["I want my money back for my two orders.", "Please refund my two orders.", "I no longer want my two orders."],
+    "last": ["I want my money back for my last order.", "Please refund my last order.", "I no longer want my last order."],
+    "move": ["My order has to go to another city.", "I moved, send my order to my new city.", "Send my order to another city."],
+    "broken": ["My order came broken.", "I got my order and it is broken.", "Everything in my order is broken."],
+}
+"""Requests of customers who leave out what the desk has to ask for."""
 OPENINGS = ["", "Hello. ", "{name} here. ", "Good morning, this is {name}. "]
 CLOSINGS = ["", " Thanks!", " It is urgent."]
 DAYS = {"open": (1, 9), "shipped": (3, 19), "delivered": (10, 30), "final": (31, 90)}
@@ -61,8 +70,14 @@ NAMES: dict[Split, tuple[str, str]] = {
 """First and last names; nobody of one split is in another."""
 
 
-def create_shop(database: Path, *, seed: int, train: int, validation: int = 48, test: int = 150) -> list[Task]:
-    """Write the staging database, and return the tickets of all splits: no order, customer or wording is in two of them."""
+def create_shop(
+    database: Path, *, seed: int, train: int, validation: int = 48, test: int = 150, vague: bool = False
+) -> list[Task]:
+    """Write the staging database, and return the tickets of all splits: no order, customer or wording is in two of them.
+
+    Args: `vague`, three of four customers leave things out.
+    """
+    requests = {kind: [*VAGUE[kind], *REQUESTS[kind][:1]] for kind in KINDS} if vague else REQUESTS
     rng = Random(seed)
     ids = iter(rng.sample(range(1000, 10000), 4 * (train + validation + test)))
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +87,7 @@ def create_shop(database: Path, *, seed: int, train: int, validation: int = 48, 
         counts: list[tuple[Split, int]] = [("train", train), ("validation", validation), ("test", test)]
         kinds = list(KINDS)
         tickets = [
-            _ticket(connection, kinds[number % len(kinds)], split, ids, rng)
+            _ticket(connection, kinds[number % len(kinds)], split, ids, rng, requests)
             for split, count in counts
             for number in range(count)
         ]
@@ -80,7 +95,9 @@ def create_shop(database: Path, *, seed: int, train: int, validation: int = 48, 
     return tickets
 
 
-def _ticket(connection: sqlite3.Connection, kind: str, split: Split, ids: Iterator[int], rng: Random) -> Task:
+def _ticket(
+    connection: sqlite3.Connection, kind: str, split: Split, ids: Iterator[int], rng: Random, requests: Mapping[str, list[str]]
+) -> Task:
     """A ticket of a new customer, whose orders go into the database."""
     customer, order, other = f"C{next(ids)}", f"K{next(ids)}", f"K{next(ids)}"
     first, last = NAMES[split]
@@ -95,19 +112,19 @@ def _ticket(connection: sqlite3.Connection, kind: str, split: Split, ids: Iterat
     row = [other, customer, rng.choice(ITEMS.split()), status, max(rng.randint(*DAYS[status]), days + 1)]
     connection.execute("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", row)
     values = {"order": order, "other": other, "customer": customer, "name": name, "city": city}
-    text = rng.choice(_wordings(kind, split)).format(**values)
+    text = rng.choice(_wordings(kind, split, requests)).format(**values)
     named = {"return": [order], "both": [order, other], "last": [customer]}.get(kind, [order])
     metadata = {"kind": kind, "named": named, "city": city if kind == "move" else ""}
     rubric = RULES[KINDS[kind]]
     return Task(id=f"desk/{order}", instruction=text, environment="desk", rubric=rubric, metadata=metadata, split=split)
 
 
-def _wordings(kind: str, split: Split) -> list[str]:
+def _wordings(kind: str, split: Split, requests: Mapping[str, list[str]]) -> list[str]:
     """The ways to ask for this in this split: half of all combinations for training, a quarter for each evaluation.
 
     Which ones is drawn: any rule over their numbers keeps some request from ever meeting some closing in training.
     """
-    combinations = [o + r + c for o, r, c in product(OPENINGS, REQUESTS[kind], CLOSINGS)]
+    combinations = [o + r + c for o, r, c in product(OPENINGS, requests[kind], CLOSINGS)]
     Random(kind).shuffle(combinations)
     first, step = {"train": (0, 2), "validation": (1, 4), "test": (3, 4)}[split]
     return combinations[first::step]

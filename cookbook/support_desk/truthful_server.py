@@ -5,11 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from agent import TOOLS, connected
+from customers import agreed, reply
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import StructuredTool
 from tickets import Shop
 
 from dreamgym_lg import Answer, Dream, Episode, Step, Verdict
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.dream import ScriptedUser
 
 
 class TruthfulServer:
@@ -21,8 +24,12 @@ class TruthfulServer:
 
     name = "truth"
 
-    def __init__(self, shop: Shop) -> None:
-        self.shop, self.tools = shop, {tool.__name__: StructuredTool.from_function(tool) for tool in TOOLS}
+    def __init__(self, shop: Shop, *, talking: bool = False) -> None:
+        self.shop, self.talking, self.tools = (
+            shop,
+            talking,
+            {tool.__name__: StructuredTool.from_function(tool) for tool in TOOLS},
+        )
 
     def respond(self, episode: Episode) -> Answer:
         with self._after(episode.steps):
@@ -31,6 +38,7 @@ class TruthfulServer:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
         with self._after(episode.steps):
             success = self.shop.solved(episode.task, str(parse_action(episode.action)))
+            success &= not self.talking or agreed(_messages(episode.steps))
         return Verdict(float(success), success, "every row of the database was compared")
 
     @contextmanager
@@ -46,7 +54,17 @@ class TruthfulServer:
         return json.dumps(self.tools[call.name].invoke(dict(call.arguments))) if isinstance(call, ToolCall) else ""
 
 
-def truthful_dream(shop: Shop) -> Dream:
-    """The dream in which only the agent's policy can be wrong."""
-    server = TruthfulServer(shop)
-    return Dream([server], judges=[server])
+def _messages(steps: Sequence[Step]) -> Iterator[BaseMessage]:
+    """Calls and the customer's words."""
+    for step in steps:
+        call = parse_action(step.action)
+        if isinstance(call, ToolCall):
+            yield AIMessage("", tool_calls=[{"name": call.name, "args": dict(call.arguments), "id": "call"}])
+        else:
+            yield HumanMessage(step.next_observation)
+
+
+def truthful_dream(shop: Shop, *, talking: bool = False) -> Dream:
+    """The dream in which only the agent's policy can be wrong. Args: `talking`, with the real customers."""
+    server = TruthfulServer(shop, talking=talking)
+    return Dream([server], ScriptedUser(reply) if talking else None, [server])
