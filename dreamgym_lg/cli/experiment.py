@@ -49,7 +49,9 @@ ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metr
 MODEL_HELP = "Weights that policy and experience model begin with: a folder, a GGUF file, a hub name. Default: smollm2-135m."
 Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to.")]
-Temperature = Annotated[float, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: as in training.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: what validation found best.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
 DEMO = "peckingorder"
 
@@ -209,16 +211,15 @@ def report(world: WorldArgument) -> None:
         _show(work)
 
 
-def export(world: WorldArgument, folder: To, temperature: Temperature = 1.0, overwrite: Overwrite = False) -> None:
+def export(world: WorldArgument, folder: To, temperature: Temperature = None, overwrite: Overwrite = False) -> None:
     """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
-    from dreamgym_lg.experiment.evaluation import kept_policy
     from dreamgym_lg.production.export import export_policy
     from dreamgym_lg.production.provenance import provenance
 
     with _opened(world, existing=True) as work:
-        if not (work.models / "trained").exists():
+        if (policy := work.kept_policy()) is None:
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
-        policy = work.policy(kept_policy(work), temperature)
+        policy = policy if temperature is None else policy.with_temperature(temperature)
         origin = provenance(work, policy)
         export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)
         console.print(f"policy: {folder}", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,10 @@ MODES = {"greedy": 0.0, "sampled": 1.0}
 DREAMED = "sampled"
 """The mode that is dreamed too: it is the one that was trained, and dreamed episodes are expensive."""
 _VALIDATED = "validate/real"
+START = "stage/base/start"
+"""Record of the weights that the base policy began with."""
+_SAMPLING = "stage/train/sampling"
+"""Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated; 0 where there was nothing to filter."""
 STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
@@ -162,7 +166,9 @@ class BestPolicy:
 def prove(work: Workspace) -> dict[str, Any]:
     """Every policy of the folder on the held-out tasks: real, at temperature 1 dreamed too, and on the world's further panels.
 
-    Nothing is dreamed where there is no experience model, as after a training in the real environment alone.
+    The weights before any training are played too, at temperature 1. The validation tasks, really played, choose the policy and
+    the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is dreamed where there is no
+    experience model, as after a training in the real environment alone.
 
     Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
     """
@@ -170,12 +176,12 @@ def prove(work: Workspace) -> dict[str, Any]:
         raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
-    figures: dict[str, Any] = {"real": {}, "dream": {}, "panels": {name: {} for name in work.panels()}}
+    figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}, "panels": {name: {} for name in work.panels()}}
     dream = work.dream() if work.can_dream else None
-    policies = [name for name in POLICIES if (work.models / name).exists()]
+    policies = _policies(work)
     with work.stage("prove"):
-        for number, name in enumerate(policies, start=1):
-            _prove_policy(work, figures, name, None if name == "filtered" else dream)  # no dream had a part in it
+        for number, (name, path) in enumerate(policies.items(), start=1):
+            _prove_policy(work, figures, name, path, dream if name in ("base", "trained") else None)
             work.progress("prove in the real environment", number, len(policies))
     made_with = work.stored_settings() or work.settings
     result = {
@@ -190,52 +196,104 @@ def prove(work: Workspace) -> dict[str, Any]:
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
-    if (claim := read_claim(result)).enough:
-        result["keep"] = {"policy": claim.baseline, "instead_of": policy_version(work.models / "trained")}
-        work.say(f"{ENOUGH}: {claim.why}. The policy {claim.baseline!r} is kept, which `export` takes")
+    policy, mode, why = _chosen(result)
+    result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / "trained")}
+    if policy != "trained":
+        work.say(f"{ENOUGH}: {why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
 
 
-def kept_policy(work: Workspace) -> str:
-    """Name of the policy to export: `trained`, or the baseline that the last proof found to be as good; "" before training."""
+def _policies(work: Workspace) -> dict[str, str | Path]:
+    """Where the policies of a proof are, by stage. A policy that training was given is its start, and no imitation."""
+    paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
+    stages = {name: next(iter(work.replay_buffer.metrics(work.run_name(name))), None) for name in (START, "stage/train/from")}
+    if stages[START]:
+        return {"start": stages[START]["path"], **paths}
+    given = stages["stage/train/from"] is not None
+    return {"start" if given and name == "base" else name: path for name, path in paths.items()}
+
+
+def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Policy, mode, and why: most successes on the validation tasks. Of equals, imitation, then greedy.
+
+    Without a validation success, the policy is the one that the claim names (`ENOUGH`).
+    """
+    played = {(name, mode): each for name, modes in result["validation"].items() for mode, each in modes.items()}
+    best = max(played, key=lambda key: (played[key]["successes"], key[0] != "trained", key[1] == "greedy"), default=None)
+    if best is None or not played[best]["successes"]:
+        claim = read_claim(result)
+        return claim.baseline if claim.enough else "trained", "sampled", f"{claim.why} (no validation task tells)"
+    figures = (f"{name} ({mode}) {each['successes']}" for (name, mode), each in played.items())
+    return *best, f"successes on {played[best]['episodes']} real validation tasks: {', '.join(figures)}"
+
+
+def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
+    """Play the validation tasks greedily and as trained; the better mode is what `export` takes (`kept_policy`).
+
+    In reality where all validation is (`real_budget=None`), else in the dream.
+    """
+    tasks, s, version = work.validation_tasks(), work.settings, policy_version(work.models / "trained")
+    place, world = ("real", None) if s.real_budget is None else ("dream", dream)
+    if not tasks or (place == "dream" and (dream is None or s.references_only)):
+        return
+    played = {}
+    for mode, temperature in {"greedy": 0.0, "sampled": policy.temperature}.items():
+        run = f"validate/{place}/{mode}/{version}"
+        played[mode] = check_played(work.play(run, policy.with_temperature(temperature), tasks, dream=world))
+    successes = {mode: sum(each.success for each in episodes) for mode, episodes in played.items()}
+    mode = "greedy" if successes["greedy"] >= max(successes["sampled"], 1) else "sampled"
+    figures = ", ".join(f"{mode} {number}" for mode, number in successes.items())
+    why = f"successes on {len(tasks)} validation tasks ({place}): {figures}"
+    work.replay_buffer.record_metrics(work.run_name(_SAMPLING), 0, {"mode": mode, "why": why, "instead_of": version})
+    work.say(f"{why}; export is {'greedy' if mode == 'greedy' else f'at temperature {policy.temperature:g}'}")
+
+
+def kept_policy(work: Workspace) -> Mapping[str, str]:
+    """`policy` to export, its `mode`, and `why`: as the last proof chose, else the trained one as validation did.
+
+    Empty before training.
+    """
     trained, file = work.models / "trained", work.out / "result.json"
     if not trained.exists():
-        return ""
-    keep = json.loads(file.read_text()).get("keep") if file.exists() else None
-    return str(keep["policy"]) if keep and keep["instead_of"] == policy_version(trained) else "trained"
+        return {}
+    proven = json.loads(file.read_text()).get("keep") if file.exists() else None
+    for keep in (proven, *work.replay_buffer.metrics(work.run_name(_SAMPLING))):
+        if keep and "mode" in keep and keep["instead_of"] == policy_version(trained):
+            return {"policy": "trained", **keep}
+    return {"policy": "trained", "mode": "sampled", "why": "as in training"}
 
 
-def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dream | None) -> None:
+def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
     """Play one policy in every mode on all panels, dreamed meanwhile. Stored episodes are not played again."""
-    loaded, held_out = work.policy(name), work.tasks("test")[: work.settings.proof_tasks]
-    policies = {mode: loaded.with_temperature(temperature) for mode, temperature in MODES.items()}
+    loaded, held_out = work.policy_at(path), work.tasks("test")[: work.settings.proof_tasks]
+    modes = {DREAMED: MODES[DREAMED]} if name == "start" else MODES
+    policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
-    versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in MODES}
-    panels = [("real", held_out), *work.panels().items()]
+    versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
+    panels = {"real": held_out, **({} if name == "start" else {"validation": work.validation_tasks(), **work.panels()})}
 
-    async def in_reality() -> list[list[Trajectory]]:
-        runs = ((f"proof/{panel}/{versions[mode]}", mode, tasks) for mode in MODES for panel, tasks in panels)
-        return [await work.aplay(run, policies[mode], tasks) for run, mode, tasks in runs]
+    async def in_reality() -> dict[tuple[str, str], list[Trajectory]]:
+        runs = [(panel, mode) for mode in modes for panel in panels if panels[panel]]
+        plays = {key: (f"proof/{key[0]}/{versions[key[1]]}", policies[key[1]], panels[key[0]]) for key in runs}
+        return {key: check_played(await work.aplay(*play)) for key, play in plays.items()}
 
-    async def in_the_dream() -> list[list[Trajectory]]:
+    async def in_the_dream() -> dict[tuple[str, str], list[Trajectory]]:
         if dream is None:
-            return []
+            return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        return [await work.aplay(run, policies[DREAMED], held_out, dream=dream)]
+        return {("dream", DREAMED): check_played(await work.aplay(run, policies[DREAMED], held_out, dream=dream))}
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
-    for number, mode in enumerate(MODES):
-        real, *moved = played[number * len(panels) : (number + 1) * len(panels)]
-        outcomes = {each.task.id: each.success for each in check_played(real)}
-        figures["real"].setdefault(name, {})[mode] = {**summarise(real), "outcomes": outcomes}
-        for panel, episodes in zip(work.panels(), moved, strict=True):
-            figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(episodes))
-        if dream is not None and mode == DREAMED:
-            recall = run_lasting(measure_steps(dream, real, only_invalid=True)).invalid_recall
-            shares = {"invalid_recall": recall.value, "invalid_asked": recall.steps} if recall else {}
-            figures["real"][name][mode] |= {"invalid_recall": None, "invalid_asked": 0, **shares}
-            figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
+    for (panel, mode), episodes in {**played, **dreamed}.items():
+        place = figures[panel] if panel in figures else figures["panels"][panel]
+        place.setdefault(name, {})[mode] = summarise(episodes)
+    for mode in modes:
+        figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
+    if dream is not None:
+        recall = run_lasting(measure_steps(dream, played["real", DREAMED], only_invalid=True)).invalid_recall
+        shares = {"invalid_recall": recall.value, "invalid_asked": recall.steps} if recall else {}
+        figures["real"][name][DREAMED] |= {"invalid_recall": None, "invalid_asked": 0, **shares}
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:

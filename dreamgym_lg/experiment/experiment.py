@@ -262,9 +262,15 @@ class Experiment(Workspace):
         return self.trained
 
     def kept_policy(self) -> "LocalChatModel | None":
-        """The policy for production: the trained one, or the baseline that `prove` found to be as good."""
-        name = evaluation.kept_policy(self)
-        return self.trained_policy() if name in ("", "trained") else self.policy(name)
+        """The policy for production, with the temperature that validation found best; None before training.
+
+        It is the trained one, or the baseline that is as good on the validation tasks, where `prove` played them.
+        """
+        keep, trained = evaluation.kept_policy(self), self.trained_policy()
+        if trained is None or not keep:
+            return trained
+        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"])
+        return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""

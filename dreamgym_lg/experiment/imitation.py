@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, BestPolicy
+from dreamgym_lg.experiment.evaluation import FILTERED, START, BestPolicy
 from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
@@ -23,14 +23,12 @@ EVALUATE_EVERY, PATIENCE = 25, 4
 """Optimiser steps between evaluations; number of them without a better policy that ends training."""
 FILTER = 0.75
 """Share of the highest recorded reward from which an episode is imitated by the filtered policy."""
-_START = "stage/base/start"
-"""Record of the weights that the base policy began with."""
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success until its validation success stops rising."""
     episodes, start = _successes(work), start_of(work, model)
-    work.replay_buffer.record_metrics(work.run_name(_START), 0, {"path": str(start)})
+    work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(start)})
     _imitate(work, "base", episodes, start)
 
 
@@ -42,7 +40,7 @@ def train_filtered_policy(work: Workspace) -> None:
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
     if number:
-        start = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(_START))), None)
+        start = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None)
         _imitate(work, "filtered", best, start_of(work, start))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")

@@ -125,6 +125,7 @@ def train_policy(
     work.progress("train: done", total, total)
     kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
     save_model(kept.model, kept.tokenizer, work.models / "trained")
+    evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
     figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
@@ -139,7 +140,8 @@ def _announce_calls(work: Workspace, dream: Dream) -> None:
         return
     per = sum(steps) / len(steps) if steps else work.world.max_steps
     played = s.iterations * s.num_tasks * s.num_generations
-    dreamed = 0 if s.references_only else evaluation.planned_evaluations(work) * len(work.validation_tasks())
+    evaluations = evaluation.planned_evaluations(work) + 2 * (s.real_budget is not None)  # `choose_sampling`
+    dreamed = 0 if s.references_only else evaluations * len(work.validation_tasks())
     work.say(
         f"estimate: {(played + dreamed) * per:,.0f} calls of the dream's hosted models for {played:,} training and {dreamed:,} "
         f"validation episodes of {per:.0f} calls each, as the traces have, and those of the gate"

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.experiment.evaluation import kept_policy
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
@@ -31,7 +32,9 @@ _SMALL_BASE = "the small base of dreamgym-lg"
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     """Origin of a policy as JSON. `training` is None if this experiment did not train it."""
-    own = policy_version(policy)
+    own, keep = policy_version(policy), kept_policy(work)
+    is_kept = bool(keep) and own == policy_version(work.models / keep["policy"])
+    is_kept = is_kept and (getattr(policy, "temperature", None) == 0) == (keep["mode"] == "greedy")
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
     base = own in baselines.values() and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
@@ -47,6 +50,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
         "experience_model": _experience_model(work) if trained else None,
         "evaluation": _evaluation(work, own),
         "claim": _claim(work) if trained or own in baselines.values() else None,
+        "sampling_chosen": keep["why"] if is_kept else "",
         "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
         "versions": {"python": python_version()}
         | {each.name: each.version for each in distributions() if each.name in _PACKAGES},
@@ -189,7 +193,8 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         base_line=f"base_model: {json.dumps(base)}\n" if "/" in base else "",
         origin=origin,
         sampling=(f"temperature {sampling['temperature']:g}" if sampling["temperature"] else "greedy")
-        + f", at most {sampling['max_new_tokens']:,} new tokens",
+        + f", at most {sampling['max_new_tokens']:,} new tokens"
+        + (f" ({chosen})" if (chosen := record.get("sampling_chosen")) else ""),
         data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
         dream=f"`{dream['version']}`" + (f", {ASSISTED}" if dream.get("assisted") else "") if dream else "none",
         evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {}), record.get("claim")),

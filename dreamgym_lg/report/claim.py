@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 from dreamgym_lg.report.curves import read_number, read_rate
 from dreamgym_lg.statistics import Rate, difference_of_rates, paired_interval
 
-LABELS = {"base": "imitation of every success", "filtered": "filtered imitation, no dream", "trained": "trained"}
+LABELS = {
+    **{"start": "start, untrained", "base": "imitation of every success"},
+    **{"filtered": "filtered imitation, no dream", "trained": "trained"},
+}
 """The stages of a proof, in their order; those before the last need no dream."""
 ENOUGH = "imitation of your traces is enough"
 
@@ -35,7 +38,7 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", place: str = "r
     records = _records(result, mode, place)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
     if "base" not in rates or "trained" not in rates:
-        return Claim("not proven", "base and trained policy were not both played")
+        return Claim("not proven", "imitation of your traces and the trained policy were not both played")
     imitated = read_number(result.get("filtered"))
     if imitated is None or (imitated and "filtered" not in rates):
         return Claim("not proven", "filtered imitation of the same data was not played")

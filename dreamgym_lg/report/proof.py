@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return LABELS["filtered"] if self.policy == "filtered" else self.policy
+        return LABELS[self.policy] if self.policy in ("start", "filtered") else self.policy
 
     @property
     def gap(self) -> str:
@@ -99,7 +99,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
         return "–" if share is None or not actions else f"{share:.0%} of {actions:.0f}"
 
     rows, moved = [], []
-    for mode, policy in product(MODES, POLICIES):
+    for mode, policy in product(MODES, ("start", *POLICIES)):
         real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
         if real or dream or policy in ("base", "trained"):
             rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))

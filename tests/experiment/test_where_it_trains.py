@@ -13,7 +13,7 @@ import pytest
 from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.experiment.evaluation import START, _chosen, count_real_steps
 from dreamgym_lg.experiment.training import _check_training
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
@@ -109,8 +109,7 @@ def make(tmp_path: Path, scripted: Any) -> Make:
             tmp_path / "run",
             Settings(evaluate_tasks=0, real_budget=0, policy_tokens=policy_tokens),
             create_learner=Counts,
-            engine=lambda _: Turns(),
-            **{"experience_model": Model(dream, retries=0), **options},
+            **{"engine": lambda _: Turns(), "experience_model": Model(dream, retries=0), **options},
         )
         if not (work.out / "settings.json").exists():
             work.collect()
@@ -202,6 +201,70 @@ def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model
     other = Experiment(Doors(), work.out, replace(work.settings, iterations=40))
     assert other.prove()["iterations"] == 1, "it was trained so"
     assert provenance(other, other.policy("trained"))["training"]["settings"]["iterations"] == 1
+
+
+class Says:
+    """An engine that opens the door greedily, or never, and now and then at temperature 1."""
+
+    ends: frozenset[int] = frozenset()
+
+    def __init__(self, *, opens: bool) -> None:
+        self.opens, self.turns = opens, Turns()
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        if request.temperature:
+            return self.turns.submit(request)
+        done: Future[Generated] = Future()
+        done.set_result(Generated("open" if self.opens else "kick", [1], [2], [-0.5], "stop"))
+        return done
+
+    def clear(self) -> None: ...
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_export_samples_as_validation_found_best_and_its_card_says_so(make: Make, opens: bool) -> None:
+    said: list[str] = []
+    work = make(experience_model=None, engine=lambda _: Says(opens=opens), say=said.append)
+    work.settings = replace(work.settings, evaluate_tasks=4, real_budget=None)
+    (work.out / "settings.json").unlink()
+    work.train(iterations=1, environment="real", **NUMBERS)
+    kept = work.kept_policy()
+    assert kept is not None and kept.temperature == (0 if opens else 1)
+    why = f"successes on 4 validation tasks (real): greedy {4 if opens else 0}, sampled 4"
+    assert f"{why}; export is {'greedy' if opens else 'at temperature 1'}" in said
+    assert provenance(work, kept)["sampling_chosen"] == why
+    assert provenance(work, kept.with_temperature(0.5 if opens else 0))["sampling_chosen"] == "", "the user's own"
+
+
+def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of_its_own(make: Make) -> None:
+    work = make(experience_model=None)
+    work.train(iterations=1, environment="real", **NUMBERS)
+    work.settings = replace(work.settings, evaluate_tasks=4)
+    for file in ("settings.json", "result.json"):
+        (work.out / file).unlink(missing_ok=True)
+    work.engine = lambda path: Says(opens=path.name == "base")
+    work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
+    result = work.prove()
+    assert list(result["real"]) == ["start", "base", "trained"] and set(result["real"]["start"]) == {"sampled"}
+    assert [result["validation"][name]["greedy"]["successes"] for name in ("base", "trained")] == [4, 0]
+    keep = result["keep"]
+    assert (keep["policy"], keep["mode"]) == ("base", "greedy")
+    assert keep["why"].startswith("successes on 4 real validation tasks: base (greedy) 4, base (sampled) ")
+    kept = work.kept_policy()
+    assert kept is not None and kept.temperature == 0 and kept.name_or_path == str(work.models / "base")
+
+
+def test_what_held_out_tasks_show_chooses_no_policy() -> None:
+    def result(validation: dict[str, int], test: dict[str, int]) -> dict[str, Any]:
+        def rates(numbers: dict[str, int]) -> dict[str, Any]:
+            return {name: {"sampled": {"successes": n, "episodes": 40, "interval": [0, 1]}} for name, n in numbers.items()}
+
+        return {"validation": rates(validation), "real": rates(test), "filtered": 0}
+
+    better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
+    assert _chosen(result(better, worse))[0] == "trained" and _chosen(result(worse, better))[0] == "base"
+    assert _chosen(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
+    assert [_chosen(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:

@@ -127,12 +127,12 @@ def test_a_fresh_process_samples_the_same_tokens(exported: Path) -> None:
 def test_it_samples_as_it_was_exported_and_as_its_base_did_not(tmp_path: Path) -> None:
     policy = tiny(temperature=0.7, stop=["\n"], max_new_tokens=9)
     policy.model.generation_config.update(do_sample=True, top_k=20, top_p=0.8, repetition_penalty=1.1)
-    export_policy(policy, tmp_path / "mine", provenance=RECORD)
+    export_policy(policy, tmp_path / "mine", provenance=RECORD | {"sampling_chosen": "greedy 1, sampled 4"})
     loaded = load_policy(tmp_path / "mine")
     assert (loaded.temperature, loaded.stop, loaded.max_new_tokens) == (0.7, ["\n"], 9)
     assert load_policy(tmp_path / "mine", temperature=0).temperature == 0
     saved = json.loads((tmp_path / "mine" / "generation_config.json").read_text())
-    assert "* Sampling: temperature 0.7, at most 9 new tokens." in (tmp_path / "mine" / "README.md").read_text()
+    assert "* Sampling: temperature 0.7, at most 9 new tokens (greedy 1, sampled 4)." in (tmp_path / "mine" / "README.md").read_text()
     assert (saved["top_k"], saved["top_p"], saved["stop_strings"]) == (0, 1.0, ["\n"]) and "repetition_penalty" not in saved
 
 

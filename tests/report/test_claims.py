@@ -135,7 +135,7 @@ def test_real_steps_spent_in_training_are_named(tmp_path):
 def test_zero_episodes_prove_nothing(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(0, 0), measured(5, 5))))
 
-    assert "not proven: base and trained policy were not both played" in page.text
+    assert "not proven: imitation of your traces and the trained policy were not both played" in page.text
     assert page.row("base", "temperature 1")[2:4] == ["–", "–"]
 
 
