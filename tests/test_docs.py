@@ -167,7 +167,7 @@ def test_python_blocks_of_a_finished_experiment_run(
     name: str, finished_run: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stages have nothing left to do."""
-    from dreamgym_lg.experiment.worlds import open_folder
+    from dreamgym_lg.cli.experiment import open_folder
 
     (scene / "runs").mkdir()
     (scene / "runs" / "mine").symlink_to(finished_run)

@@ -57,7 +57,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
         "play",
         play,
         (
-            "play runs/peckingorder-seed1 --real",
+            "play runs/peckingorder-seed1",
             f"play --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",
             f"play my_app.py:graph --policy {EXAMPLE_MODEL} --replay-buffer replay.db --record",
         ),

@@ -1,4 +1,4 @@
-"""The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval`, `report` and `export`."""
+"""The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval`, `report` and `export`; and what others open."""
 
 import json
 from collections.abc import Iterator
@@ -10,14 +10,17 @@ from typing import Annotated, Any, get_args
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, quiet_libraries
+from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
-from dreamgym_lg.experiment.settings import quick
+from dreamgym_lg.experiment.settings import quick, read_settings
 from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
-from dreamgym_lg.experiment.world import World
-from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
+from dreamgym_lg.experiment.world import World, load_world, world_names
 from dreamgym_lg.gym import DreamGym
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.user_code import load_object
 
 WORLD_HELP = (
@@ -53,6 +56,11 @@ Temperature = Annotated[
     float | None, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: what validation found best.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
+EXPERIENCE_HELP = (
+    f"With --replay-buffer: the experience model, e.g. {EXAMPLE_MODEL}, or the folder of a local one, "
+    "e.g. runs/mine/models/experience-0."
+)
+ModelName = Annotated[str | None, typer.Option("--experience-model", help=EXPERIENCE_HELP)]
 DEMO = "peckingorder"
 
 
@@ -64,7 +72,6 @@ def open_experiment(
     out: Path | None = None,
     quickly: bool = False,
     existing: bool = False,
-    force: bool = False,
     **settings: Any,
 ) -> Experiment:
     """The experiment of a name: of a world's name, `FILE.py:NAME`, or an experiment's folder.
@@ -74,15 +81,12 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        force: Without `max_gap`.
         settings: Values of its `Settings`; None leaves one as it is.
 
     Raises `ConfigurationError` if it is none of these.
     """
     quiet_libraries(offline=not is_object(name))
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    if force:
-        chosen |= {"max_gap": None}
     if _is_folder(name):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
@@ -92,27 +96,82 @@ def open_experiment(
     if loaded is None:
         nameable = {key: value for key, value in (("seed", seed), ("out", out)) if value is not None}
         loaded = load_object(name, **nameable) if is_object(name) else load_world(name)
-    work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
+    work, suffix = loaded.experiment if isinstance(loaded, DreamGym) else loaded, "-quick" if quickly else ""
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
     if seed is not None or (isinstance(work, World) and not existing):
         chosen["seed"] = 1 if seed is None else seed
     if isinstance(work, World):
-        return _open_world(work, seed or 1, out, quickly, existing, chosen)
+        folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{seed or 1}{suffix}"
+        if existing:
+            return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
+        return Experiment(work, folder, replace(quick(work.settings) if quickly else work.settings, **chosen))
     work.settings = replace(quick(work.settings) if quickly else work.settings, **chosen)
-    work.out = out or (work.out.with_name(f"{work.out.name}-quick") if quickly else work.out)
+    work.out = out or work.out.with_name(f"{work.out.name}{suffix}")
     return work
 
 
-def _open_world(
-    world: World, seed: int, out: Path | None, quickly: bool, existing: bool, settings: dict[str, Any]
-) -> Experiment:
-    folder = out or Path("runs") / f"{world.name.rpartition('/')[2]}-seed{seed}{'-quick' if quickly else ''}"
-    if not existing:
-        return Experiment(world, folder, replace(quick(world.settings) if quickly else world.settings, **settings))
-    if quickly:
-        settings["proof_tasks"] = quick(world.settings).proof_tasks
-    return open_folder(folder, world, **settings)  # other values than the folder's are refused by the command
+def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Experiment:
+    """The experiment whose stages are in `folder`, with the settings that are stored there.
+
+    Args: `world`, default: the installed one whose name is stored in the folder; `settings`, values to change.
+
+    Raises `ConfigurationError` for a folder of no experiment or of one on another world, and if no installed package has its
+    world.
+    """
+    advice = "in place of the folder, give FILE.py:NAME of the Experiment"
+    if not folder.exists():
+        raise ConfigurationError(f"{ConfigurationError.missing_folder(folder)} `dreamgym train WORLD` makes one")
+    if (stored := read_settings(folder)) is None:
+        raise ConfigurationError(
+            f"{str(folder)!r} is no folder of an experiment: it has no settings.json (`dreamgym train WORLD` makes one)"
+        )
+    if (folder / "run").exists():
+        raise ConfigurationError(f"the episodes of {folder} are in a replay buffer elsewhere: {advice}")
+    own = stored["world"].rpartition("/")[2]
+    if world is None and own not in world_names():
+        raise ConfigurationError(
+            f"{folder} holds an experiment on the world {stored['world']!r}, which no installed package has; {advice}"
+        )
+    world = world or load_world(own, **stored["arguments"])
+    if world.name != stored["world"]:
+        raise ConfigurationError(
+            f"{folder} holds an experiment on the world {stored['world']!r}, not {world.name!r}: take another folder"
+        )
+    work = Experiment(world, folder)
+    work.settings = replace(work.settings, **settings)
+    return work
+
+
+@contextmanager
+def opened_dream(
+    world: str | None, file: Path | None, model: str | None, loaded: object = None
+) -> Iterator[tuple[ReplayBuffer, Dream, Experiment | None]]:
+    """A replay buffer and its dream: of an experiment, the newest one, or of the buffer alone with a model.
+
+    Raises `ConfigurationError` unless there is either a world, or a buffer with a model.
+    """
+    if (world is None) == (file is None):
+        raise ConfigurationError("give either a WORLD, or --replay-buffer with --experience-model")
+    if world is not None:
+        if model:
+            raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
+        work = open_experiment(world, loaded=loaded, existing=True)
+        if not work.can_dream:
+            again = "run `dreamgym train` with the same options first"
+            raise ConfigurationError(f"{work.out} holds no experience model yet: {again}")
+        with work.replay_buffer as buffer:
+            yield buffer, work.dream(own_process=False), work
+        return
+    assert file is not None
+    if not model:
+        raise ConfigurationError(
+            f"--replay-buffer needs --experience-model, e.g. {EXAMPLE_MODEL} or runs/mine/models/experience-0"
+        )
+    if not file.exists():
+        raise ConfigurationError(f"the replay buffer {file} does not exist: `dreamgym import` makes one of your traces")
+    with ReplayBuffer(file) as buffer:
+        yield buffer, usual_dream(load_experience_model(model, buffer)), None
 
 
 def is_object(name: str) -> bool:
@@ -190,9 +249,9 @@ def train(
     """
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
-    with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
+    with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()
-        work.train(servers=servers or (), force=force)
+        work.train(servers=servers or (), force=force, **({"max_gap": None} if force else {}))
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 

@@ -6,14 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
-from dreamgym_lg.cli.dreams import ModelName, Source, opened
-from dreamgym_lg.cli.experiment import OptionalWorld
+from dreamgym_lg.cli.experiment import ModelName, OptionalWorld, opened_dream
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.dream.prompter import finish_prompts
 from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.fidelity.report import check_pages
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
 
 COLOURS = {"bad": "red", "watch": "yellow", "good": "green"}
@@ -36,15 +37,15 @@ def fidelity(
     """
     with errors_shown():
         check_pages()
-        with opened(world, replay_buffer, experience_model) as source, progress_shown() as progress:
-            if source.work is not None:
-                source.work.progress = progress
-                arguments, folder = _of_experiment(source.work, source, limit), source.work.out
+        with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work), progress_shown() as progress:
+            if work is not None:
+                work.progress = progress
+                arguments, folder = _of_experiment(work, dream, limit), work.out
             else:
                 assert replay_buffer is not None
-                arguments, folder = _of_buffer(source), replay_buffer.parent
+                arguments, folder = _of_buffer(buffer), replay_buffer.parent
             try:
-                measured = measure(**arguments, limit=limit, seed=seed, on_progress=progress)
+                measured = measure(dream, **arguments, limit=limit, seed=seed, on_progress=progress)
             except DreamGymError:
                 finish_prompts()  # the same command goes on from their answers
                 raise
@@ -54,14 +55,12 @@ def fidelity(
     say(f"report: {html}\nfigures: {figures}")
 
 
-def _of_experiment(work: Experiment, source: Source, limit: int) -> dict[str, Any]:
+def _of_experiment(work: Experiment, dream: Dream, limit: int) -> dict[str, Any]:
     """The arguments of `measure`: offline data and the episodes of evaluations."""
-    dream = source.dream()
     offline, note = _offline(work)
     evaluations = (work.run_name("validate/"), work.run_name("proof/"))
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     return {
-        "dream": dream,
         "trajectories": [*offline, *runs],
         "judgement": gate.measure(work, dream, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None,
         "notes": [note],
@@ -81,10 +80,10 @@ def _offline(work: Experiment) -> tuple[list[Trajectory], str]:
     return held_out, f"{note}."
 
 
-def _of_buffer(source: Source) -> dict[str, Any]:
-    trajectories = list(source.buffer.trajectories())
+def _of_buffer(buffer: ReplayBuffer) -> dict[str, Any]:
+    trajectories = list(buffer.trajectories())
     note = (
         "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a "
         "model that was trained on them is not measured on held-out data by them."
     )
-    return {"dream": source.dream(), "trajectories": trajectories, "notes": [note] if trajectories else []}
+    return {"trajectories": trajectories, "notes": [note] if trajectories else []}

@@ -1,69 +1,74 @@
-"""`dreamgym play`: a person acts in an environment, or answers the calls of an agent."""
+"""`dreamgym play`: a person acts in a dream, or answers the calls of an agent."""
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
+from dreamgym_lg.actions import parse_action, parse_call, render_answer, render_call, tool_line
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import errors_shown, say, typed
-from dreamgym_lg.cli.dreams import ModelName, Source, opened
-from dreamgym_lg.cli.experiment import WORLD_HELP, is_object
-from dreamgym_lg.cli.play_agent import play_agent, store_played, stored_task
-from dreamgym_lg.dream import Dream
-from dreamgym_lg.environment import Environment, play_action
-from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed
+from dreamgym_lg.cli.experiment import WORLD_HELP, ModelName, is_object, opened_dream
+from dreamgym_lg.dream import Answer, Dream, Episode, Verdict
+from dreamgym_lg.dream.dream import DreamEnvironment
+from dreamgym_lg.dream.schemas import fits_returns, returns_schema
+from dreamgym_lg.errors import ConfigurationError, DreamGymError, RunStopped
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.experience_models import is_local_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate.object_graph import reachable
 from dreamgym_lg.simulate.user_code import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
-from dreamgym_lg.tasks import is_tool_task, schemas
-from dreamgym_lg.types import DECIDERS, Split, Step, Task, Trajectory
+from dreamgym_lg.tasks import agent_input, is_tool_task, schemas
+from dreamgym_lg.types import DECIDERS, Act, StepResult, Task, Trajectory
 
-COMMANDS = ("/why", "/next", "/help", "/quit", "/tools", "/answer")
-HELP_TEXT = """an action: any text
-/why    Show the reasoning, the verdict and the reward of the last answer.
-/next   Go on to another task.
-/help   Show these lines.
-/quit   Leave, as does the end of the input."""
-HELP_CALLS = (
-    HELP_TEXT.replace("any text", "NAME KEY=VALUE ..., or JSON")
-    + """
-/tools  Show what can be called.
-/answer Give the final answer, which ends the episode: /answer TEXT"""
+T = TypeVar("T")
+
+PLAY, PERSON = "play", "person"
+"""Under which run recorded sessions are stored, and who acted or answered there."""
+
+HELP_WORLD = (
+    "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
+    "structure, in JSON. A line that ends with \\ goes on in the next. /help shows this, /quit leaves, as does the end of the "
+    "input."
 )
+HELP_ACTING = (
+    "An action is any text. /next goes on to another task, /help shows this, /quit leaves, as does the end of the input."
+)
+HELP_CALLING = HELP_ACTING.replace("any text", 'NAME {"KEY": VALUE}, or /answer TEXT for the final answer')
 
 WORLD_OR_AGENT = f"{WORLD_HELP} Or [b]FILE.py:NAME[/b] of an agent's graph, whose world you are."
 BUFFER_HELP = "In place of an experiment: your own replay buffer. Of an agent: holds the --task, takes what you --record."
-POLICY_HELP = f"Of an agent: the chat model that acts, e.g. {EXAMPLE_MODEL}, or its folder. Default: its own models."
+POLICY_HELP = f"Of an agent: the chat model that acts, e.g. {EXAMPLE_MODEL}, or its folder. Default: its own, where it has one."
 ISOLATION_HELP = "Of an agent: what keeps it from the real world. Default: process, a wall of the kernel."
-REAL_HELP = "The real environment answers, in place of the dream (an experiment's only)."
-SPLIT_HELP = "Whose tasks are played. Default: test; of a replay buffer, any."
 
 
 def play(
     world: Annotated[str | None, typer.Argument(metavar="WORLD", help=WORLD_OR_AGENT)] = None,
     replay_buffer: Annotated[Path | None, typer.Option(help=BUFFER_HELP, dir_okay=False)] = None,
     experience_model: ModelName = None,
-    real: Annotated[bool, typer.Option("--real", help=REAL_HELP)] = False,
-    split: Annotated[Split | None, typer.Option(help=SPLIT_HELP)] = None,
     task: Annotated[str | None, typer.Option(help="The id of the task to begin with.")] = None,
-    reasoning: Annotated[bool, typer.Option("--reasoning", help="Show /why after every answer.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Store what was played in the buffer, as run 'play'.")] = False,
     policy: Annotated[str | None, typer.Option(help=POLICY_HELP)] = None,
     isolation: Annotated[Isolation | None, typer.Option(help=ISOLATION_HELP)] = None,
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
 ) -> None:
-    """Act yourself, dreamed or for real, or be the world of your own agent. /help inside says how.
+    """Act yourself in a dream, or be the world of your own agent. /help inside says how.
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
@@ -74,193 +79,279 @@ def play(
     """
     with errors_shown():
         loaded = load_object(world) if world is not None and is_object(world) else None
-        of_agents = {"policy": policy, "isolation": isolation, "pass_through": pass_through, "simulate_node": simulate_node}
-        of_worlds = {"experience_model": experience_model, "real": real, "split": split, "reasoning": reasoning}
         if world is not None and not isinstance(loaded, DreamGym | Experiment | World | None):
-            _refuse(of_worlds, f"with {world}: you are the world of this agent")
+            if experience_model is not None:
+                raise ConfigurationError(f"--experience-model with {world}: you are the world of this agent; leave it away")
             options = {"isolation": isolation, "pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
-        _refuse(of_agents, "is for an agent's graph, FILE.py:NAME; in a world you act")
-        with opened(world, replay_buffer, experience_model, loaded) as source:
-            if real and source.work is None:
-                raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
-            _play_tasks(source, None if real else source.dream(), _tasks(source, task, split), reasoning, record)
+        of_agents = {"policy": policy, "isolation": isolation, "pass-through": pass_through, "simulate-node": simulate_node}
+        for name, value in of_agents.items():
+            if value:
+                raise ConfigurationError(f"--{name} is for an agent's graph, FILE.py:NAME; in a world you act: leave it away")
+        with opened_dream(world, replay_buffer, experience_model, loaded) as (buffer, dream, work):
+            tasks = (work.tasks("test") or work.tasks("train")) if work else buffer.tasks(origin="real")
+            first = [stored_task(buffer, task)] if task else []
+            play_tasks(buffer, dream, [*first, *(each for each in tasks if each.id != task)], record)
 
 
-def _refuse(options: Mapping[str, object], reason: str) -> None:
-    for name, value in options.items():
-        if value:
-            raise ConfigurationError(f"--{name.replace('_', '-')} {reason}; leave it away")
+def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str = PERSON) -> None:
+    """Store an episode as run `play`, under the first rollout index that is free."""
+    for index in count():
+        if buffer.add(replace(played, run=PLAY, rollout_index=index, policy_version=policy_version)):
+            return
 
 
-def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Task]:
-    """The tasks to play, the named one first. Raises `ConfigurationError` if there is none."""
-    tasks = [stored_task(source.buffer, task_id)] if task_id else []
-    stored = source.work.tasks(split or "test") if source.work else source.buffer.tasks(split=split, origin="real")
-    tasks += [task for task in stored if task.id != task_id]
-    if not tasks:
-        raise ConfigurationError(f"there is no task of the split {split or 'test'!r}: choose another --split")
-    return tasks
+def stored_task(buffer: ReplayBuffer, task_id: str) -> Task:
+    """The task of this id. Raises `ConfigurationError` if there is none."""
+    tasks = {task.id: task for task in buffer.tasks()}
+    if task_id not in tasks:
+        raise ConfigurationError.unknown("task", task_id, tasks)
+    return tasks[task_id]
 
 
-class Session:
-    """One episode of a person, stepped and cut short like a policy's."""
-
-    def __init__(self, environment: Environment, task: Task, max_steps: int | None = None) -> None:
-        self.environment, self.task, self.max_steps = environment, task, max_steps
-        self.steps: list[Step] = []
-        self.success, self.error = False, None  # type: bool, str | None
-        self.first = environment.reset(task)
-
-    @property
-    def over(self) -> bool:
-        return self.error is not None or bool(self.steps and (self.steps[-1].terminated or self.steps[-1].truncated))
-
-    def act(self, action: str) -> Step:
-        """Play one action; an error of the experience model leaves the session where it was."""
-        if self.over:
-            raise ConfigurationError("the episode is over: /next or /quit")
-        observation = self.steps[-1].next_observation if self.steps else self.first
-        try:
-            played = play_action(self.environment, action, observation, last=len(self.steps) + 1 == self.max_steps)
-        except EnvironmentFailed as error:
-            self.error = f"{type(error).__name__}: {error}"
-            raise
-        self.steps.append(played.step)
-        self.success = played.success
-        return played.step
+# --- a person acts -------------------------------------------------------------------------------------------------------
 
 
-def _play_tasks(source: Source, dream: Dream | None, tasks: Sequence[Task], reasoning: bool, record: bool) -> None:
+def play_tasks(buffer: ReplayBuffer, dream: Dream, tasks: Sequence[Task], record: bool) -> None:
     """Play the tasks until the person leaves. What was played is recorded when it is left, also by Ctrl-C."""
-    world = source.work.world if source.work else None
-    with closing(dream.create_environment() if dream else world.create_environment()) as environment:  # type: ignore[union-attr]
-        parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders) if dream else ""
-        where = f"the dream {dream.version}, answered by {parts}" if dream else "the real environment"
-        with suppress(ImportError):
-            import readline  # noqa: F401  (line editing and the arrow keys in input())
-        say(f"You act in {where}. /help says how.")
-        for task in tasks:
-            session = Session(environment, task, world.max_steps if world else None)
-            try:
-                if not _play_task(session, reasoning):
-                    return
-            finally:
-                if record and session.steps:
-                    store_played(source.buffer, _trajectory(session, dream.version if dream else ""))
+    if not tasks:
+        raise ConfigurationError("there is no task to play: import traces, or name a --task")
+    with suppress(ImportError):
+        import readline  # noqa: F401  (line editing and the arrow keys in input())
+    parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders)
+    say(f"You act in the dream {dream.version}, answered by {parts}.")
+    for task in tasks:
+        environment, results = dream.create_environment(), list[StepResult]()
+        try:
+            if not _play_task(environment, task, results):
+                return
+        finally:
+            if record and results:
+                *steps, last = environment.steps[: len(results)]
+                steps.append(replace(last, truncated=not last.terminated))
+                success = bool(results[-1].info["success"])
+                played = Trajectory(
+                    task=task, steps=steps, success=success, source="synthetic", experience_version=dream.version
+                )
+                store_played(buffer, played)
 
 
-def _trajectory(session: Session, dream: str) -> Trajectory:
-    """The episode so far; one that was left is truncated. A dreamed one is `synthetic`: no dream is grounded in it."""
-    *steps, last = session.steps
-    return Trajectory(
-        task=session.task,
-        steps=[*steps, replace(last, truncated=not last.terminated)],
-        success=session.success,
-        source="synthetic" if dream else "real",
-        error=session.error,
-        experience_version=dream,
-    )
-
-
-def _play_task(session: Session, reasoning: bool) -> bool:
-    """Carry out the person's lines; False where the person leaves."""
-    task = session.task
+def _play_task(environment: DreamEnvironment, task: Task, results: list[StepResult]) -> bool:
+    """Carry out the person's lines, and append what they bring to `results`. False where the person leaves."""
+    first = environment.reset(task)
     say(f"task {task.id} ({task.environment}, {task.split})", "dim")
     say(task.instruction, "bold cyan")
-    say(session.first)
+    say("\n".join([HELP_CALLING if is_tool_task(task) else HELP_ACTING, *map(tool_line, schemas(task))]), "dim")
+    say(first)
     while (line := typed("> ")) is not None and line != "/quit":
         if line == "/next":
             return True
         try:
-            _obey(session, line, reasoning)
-        except DreamGymError as error:
+            if line == "/help":
+                say(HELP_CALLING if is_tool_task(task) else HELP_ACTING, "dim")
+            elif line:
+                results.append(_act(environment, line, task))
+        except DreamGymError as error:  # an unreadable answer leaves the episode where it was
             say(str(error), "yellow")
     return False
 
 
-def _obey(session: Session, line: str, reasoning: bool) -> None:
-    calls, (command, _, text) = is_tool_task(session.task), line.partition(" ")
-    match command:
-        case "":
-            pass
-        case "/help":
-            say(HELP_CALLS if calls else HELP_TEXT, "dim")
-        case "/why":
-            _show_reasons(session)
-        case "/tools" if calls:
-            _show_tools(session.task)
-        case "/answer" if calls and text:
-            _act(session, render_answer(text.strip()), reasoning)
-        case _ if command.startswith("/"):
-            known = COMMANDS if calls else [each for each in COMMANDS if each not in ("/tools", "/answer")]
-            if command in known:
-                raise ConfigurationError("/answer needs a text: /answer The flight is booked.")
-            raise ConfigurationError.unknown("command", command, known)
-        case _:
-            _act(session, typed_call(line, schemas(session.task)) if calls else line, reasoning)
-
-
-def _act(session: Session, action: str, reasoning: bool) -> None:
-    """Play the action. Print the observation as the policy sees it, and the outcome at the end."""
-    last = session.act(action)
+def _act(environment: DreamEnvironment, line: str, task: Task) -> StepResult:
+    """Play the action. Print the observation as the policy sees it, its reasons, and the outcome at the end."""
+    action = typed_action(line, task)
+    if environment.steps and environment.steps[-1].terminated:
+        raise ConfigurationError("the episode is over: /next or /quit")
+    result = environment.step(action)
+    last = environment.steps[-1]
     say(last.next_observation or "(nothing)")
-    if not last.valid:
-        say("invalid", "yellow")
-    if reasoning:
-        _show_reasons(session)
-    if session.over:
-        outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
-        reward = sum(step.reward for step in session.steps)
-        style = "bold green" if session.success else "bold red"
-        say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
-
-
-def _show_reasons(session: Session) -> None:
-    if not session.steps:
-        raise ConfigurationError("there is no answer yet: act first")
-    last = session.steps[-1]
     verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
     for how, name in (("decided", last.decided_by), ("judged", last.judged_by)):
         verdict += f", {how} by {DECIDERS.get(name, name)}" if name else ""
-    say(f"{last.reasoning or '(the real environment gives no reasons)'}\n{verdict}", "dim")
+    say("\n".join(filter(None, (last.reasoning, verdict))), "dim" if last.valid else "yellow")
+    if result.terminated:
+        success = bool(result.info["success"])
+        reward = sum(step.reward for step in environment.steps)
+        outcome = f"{'success' if success else 'failure'}: reward {reward:g} in {len(environment.steps)} actions"
+        say(outcome, "bold green" if success else "bold red")
+    return result
 
 
-def _show_tools(task: Task) -> None:
-    for function in schemas(task):
-        parameters = function.get("parameters")
-        schema = json.dumps(parameters, ensure_ascii=False) if parameters else "(its schema is not known)"
-        say(function["name"], "bold")
-        say("\n".join(filter(None, (function.get("description"), schema))), "dim")
+def typed_action(line: str, task: Task) -> str:
+    """The action of a typed line: of a task without tools the line, else a call `NAME JSON` or `/answer TEXT`.
 
-
-def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The action of a typed `name key=value ...`, or of an unchecked call in JSON.
-
-    A value is JSON where it can be read as such and the schema does not ask for a string. Raises `ConfigurationError` for an
-    unknown tool or argument, and a line that cannot be read; the dream answers for arguments that are missing.
+    Raises `ConfigurationError` for an unknown command or tool, and for arguments that are no JSON object.
     """
+    calls, (name, _, rest) = is_tool_task(task), line.partition(" ")
+    if name.startswith("/") and not (calls and name == "/answer" and rest):
+        raise ConfigurationError(f"{name} is no command here. {HELP_CALLING if calls else HELP_ACTING}")
+    if not calls:
+        return line
+    if name == "/answer":
+        return render_answer(rest.strip())
+    tools = [function["name"] for function in schemas(task)]
+    if name not in tools:
+        raise ConfigurationError.unknown("tool", name, tools)
     try:
-        if line.startswith("{"):
-            action = parse_action(line)
-            return render_call(*action) if isinstance(action, ToolCall) else render_answer(action)
-        name, *words = shlex.split(line)
-    except ValueError as error:
-        raise ConfigurationError(f"{line[:80]!r} cannot be read ({error}); write NAME KEY=VALUE ... or JSON") from None
-    parameters = {tool["name"]: tool.get("parameters") or {} for tool in tools}
-    if name not in parameters:
-        raise ConfigurationError.unknown("tool", name, parameters)
-    properties: Mapping[str, Any] = parameters[name].get("properties", {})
-    arguments: dict[str, Any] = {}
-    for word in words:
-        key, sign, text = word.partition("=")
-        if not sign:
-            raise ConfigurationError(f"{word!r} is no argument; write KEY=VALUE, in quotes where it has spaces")
-        if properties and key not in properties:
-            raise ConfigurationError.unknown(f"argument of {name}", key, properties)
-        arguments[key] = text
-        if properties.get(key, {}).get("type") != "string":
-            with suppress(ValueError):
-                arguments[key] = json.loads(text)
+        arguments = json.loads(rest or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ConfigurationError(f'{rest[:80]!r} is no JSON object; write {name} {{"KEY": VALUE}}')
     return render_call(name, arguments)
+
+
+# --- an agent acts -------------------------------------------------------------------------------------------------------
+
+
+def play_agent(
+    path: str, graph: object, policy: str | None, *, buffer: Path | None, task: str | None, record: bool, **world: Any
+) -> None:
+    """Play episodes of an agent until the person leaves; of `task`, one.
+
+    Args:
+        path: Where the agent is written, as `DreamGym` takes it; also the environment of tasks that are typed.
+        graph: The agent, loaded.
+        policy: A chat model's name or folder. Default: the agent's own model.
+        buffer: Holds `task`, and takes what is recorded.
+        task: A stored task's id. Default: the person types instructions.
+        world: `isolation` and the options of `simulated`, as of `AgentWorld`.
+
+    Raises `ConfigurationError` as `AgentWorld` does, for --task and --record without a buffer, and without a policy for an
+    agent that has not one model.
+    """
+    if (record or task) and buffer is None:
+        raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
+    own = AgentWorld(path, payload=_payload, **world)
+    agent = own.agent(_policy(policy, graph), real=False)
+    say(HELP_WORLD)
+    dream = Dream([Person()], judges=[Person()])
+    with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
+        try:
+            for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
+                tasks = [own.with_tools(each)]
+                playing = rollout(agent, tasks, dream.create_environment, source="synthetic", experience_version=PERSON)
+                [episode] = run_lasting(playing)
+                show_episode(episode)
+                if record:
+                    store_played(replay_buffer, episode, policy_version=policy or "its own")
+        except Left:
+            say("you left before the episode's end: it is not stored", "yellow")
+
+
+class Left(RunStopped):
+    """The person has left."""
+
+
+class Person:
+    """Responder and judge at the terminal, the only part of the dream."""
+
+    name = PERSON
+
+    def respond(self, episode: Episode) -> Answer:
+        call = parse_call(episode.action)
+        if call is None:
+            say(f"the agent's call cannot be read: {episode.action}", "bold cyan")
+        else:
+            function = next((each for each in schemas(episode.task) if each["name"] == call.name), {"name": call.name})
+            say(f"the agent calls {call.name}", "bold cyan")
+            say(tool_line(function), "dim")
+            say(json.dumps(call.arguments, indent=2, ensure_ascii=False))
+
+        def read(text: str) -> Answer:
+            if not fits_returns(episode.task, episode.action, Answer(text)):
+                schema = json.dumps(returns_schema(episode.task, episode.action), ensure_ascii=False)
+                raise ConfigurationError(f"{text[:80]!r} is not what the tool returns, JSON of the schema {schema}")
+            return Answer(text)
+
+        return _ask("answer", read)
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
+        say("the agent's final answer", "bold cyan")
+        say(str(parse_action(episode.action)) or "(nothing)")
+
+        def read(text: str) -> Verdict:
+            try:
+                reward = float(text)
+            except ValueError:
+                reward = -1.0
+            if not 0 <= reward <= 1:
+                raise ConfigurationError(f"{text[:80]!r} is no number from 0 to 1; 1 is a success")
+            return Verdict(reward, reward == 1)
+
+        return _ask("reward, 0 to 1", read)
+
+
+def _ask(prompt: str, read: Callable[[str], T]) -> T:
+    """Ask until `read` accepts the text; explain at /help. Raises `Left` where the person leaves."""
+    while True:
+        try:
+            text = typed(f"{prompt}> ")
+        except KeyboardInterrupt:
+            raise Left from None
+        if text is None or text == "/quit":
+            raise Left
+        try:
+            if text != "/help":
+                return read(text)
+            say(HELP_WORLD, "dim")
+        except ConfigurationError as error:
+            say(str(error), "yellow")
+
+
+def show_episode(episode: Trajectory) -> None:
+    """Print all that happened, in order, each with its line of the agent's code."""
+    say("what happened", "bold")
+    for each in episode.in_order:
+        kind: str = each.kind if isinstance(each, Act) else "simulated" if each.valid else "refused"
+        text, answer = (each.text, each.answer) if isinstance(each, Act) else (each.action, each.next_observation)
+        say(f"{kind}: {text}", "" if kind in ("simulated", "passed through") else "red")
+        say("\n".join(f"    {line}" for line in (f"-> {answer}" if answer else "", each.line) if line), "dim")
+    if episode.error is not None:
+        say(f"failed: {episode.error}", "bold red")
+    else:
+        outcome = "success" if episode.success else "cut short" if episode.steps[-1].truncated else "failure"
+        say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
+
+
+def _policy(name: str | None, graph: object) -> BaseChatModel:
+    """The chat model that acts: the named one, else the agent's own, which is asked in this process."""
+    if name is None:
+        models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
+        if len(models) == 1:
+            say(f"The agent's own model, {type(models[0]).__name__}, is really asked.")
+            return models[0]
+        names = ", ".join(sorted(type(each).__name__ for each in models)) or "made while it runs"
+        raise ConfigurationError(f"the agent has not one model ({names}): name one --policy for all")
+    if not is_local_model(name):
+        return load_chat_model(name)
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    return LocalChatModel.from_path(name, temperature=0)
+
+
+def _payload(task: Task) -> Any:
+    """The graph's input: a typed JSON object as it is, any other instruction as a message, a recorded task's messages."""
+    try:
+        payload = None if task.messages else json.loads(task.instruction)
+    except ValueError:
+        payload = None
+    return payload if isinstance(payload, Mapping) else agent_input(task)
+
+
+def _typed_tasks(name: str) -> Iterator[Task]:
+    while (text := typed("what is the agent to do> ")) is not None and text != "/quit":
+        if text == "/help":
+            say(HELP_WORLD, "dim")
+        elif text:
+            yield Task(id=f"{PERSON}-{blake2b(text.encode(), digest_size=6).hexdigest()}", instruction=text, environment=name)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a question at once; asyncio's own handler would wait for the person's answer."""
+    before = signal.signal(signal.SIGINT, lambda *arguments: signal.default_int_handler(*arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -148,9 +148,14 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        return asdict(Settings()) | json.loads(file.read_text())
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
+        stored = asdict(Settings()) | json.loads(file.read_text())
+        Settings(**{name: value for name, value in stored.items() if name not in ("world", "arguments")})
+        return {**stored, "world": str(stored["world"]), "arguments": dict(stored["arguments"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read, or was written by another version of dreamgym-lg ({type(error).__name__}: {error}): "
+            "take another folder"
+        ) from error
 
 
 def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any], free: Collection[str]) -> None:

@@ -127,14 +127,10 @@ class Workspace:
 
     def stored_settings(self) -> Settings | None:
         """The folder's settings. None for a new one, and for another world's."""
-        if (stored := read_settings(self.out)) is None or stored.pop("world", "") != self.world.name:
+        if (stored := read_settings(self.out)) is None or stored.pop("world") != self.world.name:
             return None
-        try:
-            return Settings(**{name: stored[name] for name in stored if name != "arguments"})
-        except TypeError as error:
-            raise ConfigurationError(
-                f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
-            ) from error
+        stored.pop("arguments")
+        return Settings(**stored)
 
     def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
         """The content of the folder's `settings.json`. Args: `settings`, other ones; `free`, names that may differ.

@@ -1,7 +1,11 @@
-"""`World`: the tasks and the real environment of an experiment."""
+"""`World`: the tasks and the real environment of an experiment.
+
+Installed ones are found by the entry-point group `dreamgym_lg.worlds`, so that other packages can add theirs.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
 from langchain_core.language_models import BaseChatModel
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
+GROUP = "dreamgym_lg.worlds"
+"""Each entry point creates a `World` when called without arguments, or again with its `World.arguments`; the last part of the
+world's name is its own."""
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
 
@@ -154,3 +161,20 @@ class Rollouts(Protocol):
 
     def agent(self, world: World, policy: BaseChatModel, *, real: bool) -> Agent:
         """The agent for `rollout`. A real one makes its environments itself: `rollout` is given none."""
+
+
+def world_names() -> list[str]:
+    """The names of all installed worlds."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def load_world(name: str, **arguments: object) -> World:
+    """Create the installed world of this name. Raises `ConfigurationError` for an unknown one."""
+    point = next((point for point in entry_points(group=GROUP) if point.name == name), None)
+    if point is None:
+        unknown = ConfigurationError.unknown("world", name, world_names())
+        raise ConfigurationError(f"{unknown} There is no folder of that name either.")
+    world = point.load()(**arguments)
+    if not isinstance(world, World):
+        raise ConfigurationError(f"the entry point {name!r} of {GROUP} created {world!r}; it has to be a World")
+    return world

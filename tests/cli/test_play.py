@@ -1,4 +1,4 @@
-"""`dreamgym play`: a person in the dream and in the real environment, typed on standard input."""
+"""`dreamgym play`: a person in the dream, typed on standard input."""
 
 import json
 import os
@@ -17,13 +17,12 @@ from langchain_core.messages import BaseMessage
 from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
-from dreamgym_lg.cli import dreams
-from dreamgym_lg.cli.play import Session, typed_call
+from dreamgym_lg.cli import experiment
+from dreamgym_lg.cli.play import typed_action
 from dreamgym_lg.dream import Model
-from dreamgym_lg.environment import Environment, refused
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 app = typer.Typer()
 app.command()(command.play)
@@ -69,7 +68,7 @@ def sit(scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            dreams, "load_experience_model", lambda name, buffer: Model(model, replay_buffer=buffer, version=name)
+            experiment, "load_experience_model", lambda name, buffer: Model(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
@@ -90,13 +89,13 @@ def test_a_person_is_told_which_part_decided(sit: Sit, tmp_path: Path) -> None:
     ]
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         buffer.add(Trajectory(task=TABLE, steps=steps, success=True))
-    done = sit("book at=eight", "/answer Booked.", tasks=[TABLE], reply=lambda _: "never asked", options=["--reasoning"])
+    done = sit('book {"at": "eight"}', "/answer Booked.", tasks=[TABLE], reply=lambda _: "never asked")
     assert "It is booked." in done.output and "decided by a recorded answer" in done.output
     assert "success: reward 1" in done.output and "judged by a recorded success's writing calls" in done.output
 
 
 def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
-    done = sit("open door", "/why", "go north", "go on")
+    done = sit("open door", "go north", "go on")
     assert done.exit_code == 0, done.output
     order = [
         "the dream test:door, answered by the tool's argument schema, a recorded answer, the experience model",
@@ -113,14 +112,9 @@ def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
     assert places == sorted(places)
 
 
-def test_reasoning_is_shown_only_on_demand(sit: Sit) -> None:
-    assert "it brings progress" not in sit("open door").output
-    assert "it brings progress" in sit("open door", options=["--reasoning"]).output
-
-
 def test_failure_and_invalid_actions_are_marked(sit: Sit) -> None:
     done = sit("dance", "jump")
-    assert "What?\ninvalid\n" in done.output and "refused" not in done.output
+    assert "What?\ninvalid, it is not understood\ninvalid, reward 0" in done.output and "refused" not in done.output
     assert "failure: reward 0 in 2 actions" in done.output
 
 
@@ -161,17 +155,16 @@ def test_an_unreadable_answer_costs_nothing(sit: Sit) -> None:
     def reply(messages: list[BaseMessage]) -> str:
         return next(answers, "") or door(messages)
 
-    done = sit("open door", "/why", "open door", reply=reply)
+    done = sit("open door", "open door", reply=reply)
     assert done.exit_code == 0 and "the experience model answered 'hm'" in done.output
-    assert "there is no answer yet" in done.output and "The door is open." in done.output
+    assert "The door is open." in done.output
 
 
 def test_commands(sit: Sit) -> None:
-    done = sit("/help", "/whi", "/tools", "/answer done", "", "  ")
-    assert done.exit_code == 0
-    assert "an action: any text" in done.output and "/next   Go on" in done.output and "Did you mean '/why'?" in done.output
-    assert "task house (house, train)" in done.output
-    assert "unknown command '/tools'" in done.output and "unknown command '/answer'" in done.output
+    done = sit("/help", "/whi", "/answer done", "", "  ")
+    assert done.exit_code == 0 and "task house (house, train)" in done.output
+    assert done.output.count("An action is any text. /next goes on") == 4
+    assert "/whi is no command here" in done.output and "/answer is no command here" in done.output
     assert sit.asked == []  # type: ignore[attr-defined]
 
 
@@ -181,14 +174,12 @@ def test_an_answer_cannot_steer_the_terminal(sit: Sit) -> None:
     assert "[bold]seen[/bold]" in done.output and "\x1b" not in done.output and "\x9b" not in done.output
 
 
-def test_tasks_are_chosen_by_split_and_by_id(sit: Sit) -> None:
-    assert "Leave the barn." in sit(options=["--split", "test"]).output
+def test_a_task_is_chosen_by_its_id(sit: Sit) -> None:
     done = sit("/next", "/next", options=["--task", "barn"])
-    first, second = done.output.split("task ")[1:]
+    first, second = done.output.split("\ntask ")[1:]
     assert "barn" in first and "house" in second
     wrong = sit(options=["--task", "bran"])
     assert wrong.exit_code == 2 and "Did you mean 'barn'?" in wrong.output
-    assert sit(options=["--split", "validation"]).exit_code == 2
 
 
 def tool_world(messages: list[BaseMessage]) -> str:
@@ -198,26 +189,16 @@ def tool_world(messages: list[BaseMessage]) -> str:
 
 
 def test_a_person_calls_tools(sit: Sit, tmp_path: Path) -> None:
-    lines = [
-        "/help",
-        "/tools",
-        "bok at=8",
-        "book at=8 seats=two chairs",
-        "book at=8 seats=2",
-        '{"name": "hang_up", "arguments": {}}',
-        "/answer",
-        "/answer Booked.",
-    ]
+    lines = ['bok {"at": 8}', "book at=8", 'book {"at": "8", "seats": 2}', "hang_up", "/answer", "/answer Booked."]
     done = sit(*lines, tasks=[TABLE], reply=tool_world, options=["--record"])
     assert done.exit_code == 0, done.output
     for said in (
-        "Book a table.",
-        '"seats": {"type": "integer"}',
-        "its schema is not known",
-        "an action: NAME KEY=VALUE ..., or JSON",
+        'book(at, seats?: {"type": "integer"}) Book a table.',
+        "\nhang_up\n",
+        "An action is NAME",
         "Did you mean 'book'?",
-        "'chairs' is no argument",
-        "/answer needs a text",
+        "'at=8' is no JSON object; write book {",
+        "/answer is no command here",
         "success: reward 1 in 3 actions",
     ):
         assert said in done.output, said
@@ -228,24 +209,10 @@ def test_a_person_calls_tools(sit: Sit, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "arguments"),
-    [
-        ("find q=a=b", {"q": "a=b"}),
-        ("find n=1.5 on=true none=null", {"n": 1.5, "on": True, "none": None}),
-        ("""find q='two words' of='["a", "b"]'""", {"q": "two words", "of": ["a", "b"]}),
-        ('{"name": "find", "arguments": {"anything": 1}}', {"anything": 1}),
-    ],
-)
-def test_typed_calls(line: str, arguments: dict[str, Any]) -> None:
-    assert json.loads(typed_call(line, [{"name": "find"}])) == {"name": "find", "arguments": arguments}
-
-
-@pytest.mark.parametrize("line", ["find q='open", "{broken", '{"name": "find"}', "find =", "fnd"])
+@pytest.mark.parametrize("line", ["book [1]", "book {broken", "boo {}", '{"name": "book"}', "/quit now"])
 def test_a_line_that_is_no_call_is_refused(line: str) -> None:
-    tools = [{"name": "find", "parameters": {"properties": {"q": {"type": "string"}}}}]
     with pytest.raises(ConfigurationError):
-        typed_call(line, tools)
+        typed_action(line, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +220,9 @@ def test_a_line_that_is_no_call_is_refused(line: str) -> None:
     [
         ([], "give either a WORLD, or --replay-buffer"),
         (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
-        (["--replay-buffer", "replay.db", "--experience-model", "x", "--real"], "--real needs a WORLD"),
         ([".", "--replay-buffer", "replay.db", "--experience-model", "x"], "give either a WORLD, or --replay-buffer"),
         (["."], "'.' is no folder of an experiment: it has no settings.json"),
         ([".", "--experience-model", "x"], "leave --experience-model away"),
-        ([".", "--split", "tset"], "'tset' is not one of 'train', 'validation', 'test'"),
     ],
 )
 def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +230,11 @@ def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, 
     ReplayBuffer("replay.db").close()
     done = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
     assert done.exit_code == 2 and said in done.output.replace("\n", " ")
+
+
+def test_a_buffer_without_a_task_says_so(sit: Sit) -> None:
+    done = sit(tasks=[])
+    assert done.exit_code == 2 and "there is no task to play" in done.output
 
 
 def test_ctrl_c_ends_politely_and_records(sit: Sit, tmp_path: Path) -> None:
@@ -283,64 +253,23 @@ def test_ctrl_c_ends_politely_and_records(sit: Sit, tmp_path: Path) -> None:
     assert [step.action for step in recorded(tmp_path)[0].steps] == ["open door"]
 
 
-class Ladder(Environment):
-    """Climbs; refuses to jump; breaks on the third rung."""
-
-    def reset(self, task: Task) -> str:
-        self.height = 0
-        return "at the foot"
-
-    def step(self, action: str) -> StepResult:
-        if action == "jump":
-            return refused(f"no jumping from rung {self.height}")
-        self.height += 1
-        if self.height == 3:
-            raise EnvironmentFailed("the rung broke")
-        return StepResult(f"rung {self.height}", 0.25, False, False, {})
-
-
-def test_a_session_keeps_the_rules_of_the_episode_graph() -> None:
-    session = Session(Ladder(), HOUSE, max_steps=3)
-    session.act("climb")
-    jumped = session.act("jump")
-    assert (jumped.next_observation, jumped.valid, jumped.decided_by) == ("no jumping from rung 1", False, "rules")
-    last = session.act("climb")
-    assert (last.observation, last.truncated, session.over) == ("no jumping from rung 1", True, True)
-
-
-def test_a_broken_world_ends_the_session_with_its_cause() -> None:
-    session = Session(Ladder(), HOUSE)
-    session.act("climb")
-    session.act("climb")
-    with pytest.raises(EnvironmentFailed):
-        session.act("climb")
-    with pytest.raises(ConfigurationError, match="/next or /quit"):
-        session.act("climb")
-    assert session.error == "EnvironmentFailed: the rung broke" and not session.success
-    assert session.over and [step.reward for step in session.steps] == [0.25, 0.25]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("real", [False, True])
-def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bool) -> None:
+def test_a_finished_run_in_the_dream(finished_run: Path) -> None:
     """As a user types it, in a process of its own: an action that the check refuses, and one that the world answers."""
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         task = [each for each in buffer.tasks(split="test", origin="real") if each.metadata["fold"] == "train"][0]
         before = buffer.count("trajectories")
     code = "import typer; from dreamgym_lg.cli.play import play; typer.run(play)"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(finished_run), *(["--real"] if real else [])],
+        [sys.executable, "-c", code, str(finished_run)],
         text=True,
         capture_output=True,
         timeout=90,
-        input="zzqx unheard-of\nread instructions book\n/why\n",
+        input="zzqx unheard-of\nread instructions book\n",
         env={**os.environ, "COLUMNS": "200"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert task.id in done.stdout and str(task.observation)[:60] in done.stdout
-    assert "\ninvalid\n" in done.stdout
-    assert ("in the real environment." in done.stdout) == real and ("in the dream " in done.stdout) != real
-    if real:
-        assert "The current task is to take" in done.stdout and "(the real environment gives no reasons)" in done.stdout
+    assert "invalid, reward" in done.stdout and "You act in the dream " in done.stdout
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         assert buffer.count("trajectories") == before

@@ -127,8 +127,8 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
     assert done.exit_code == 0, done.output
     in_order(
         done.output,
+        "The agent's own model, Model, is really asked.",
         "You are the world of this agent",
-        "own models are really asked" if isolation else "own model, Model, is really asked",
         "the agent calls rooms",
         'rooms(city) -> {"$defs": {"Room"',
         '"city": "Rome"',
@@ -157,9 +157,11 @@ def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) ->
 
 
 @pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=[walled, pytest.mark.slow])])
-def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit: Sit) -> None:
+def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("orders.db").touch()
-    done = sit('{"room": 7}', "Yes.", name="removes", options=RECORDED, isolation=isolation)
+    monkeypatch.setenv("OPENAI_API_KEY", "never-asked")
+    options = (*RECORDED, "--policy", "openai:gpt-5.4-mini")  # the graph holds no model
+    done = sit('{"room": 7}', "Yes.", name="removes", options=options, isolation=isolation)
     assert Path("orders.db").exists() and done.exit_code == 0, done.output
     calls = at('    book.invoke({"room": state["room"]}) if "room" in state else None', "remove")
     removes = at('    os.remove("orders.db")', "remove")
@@ -169,13 +171,10 @@ def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit
     assert [act.kind for act in episode.acts] == ["blocked"] and episode.error is not None
 
 
-@pytest.mark.slow
-@walled
-def test_the_wall_takes_the_options_of_a_dream(sit: Sit) -> None:
-    done = sit("A room.", "Done.", "1", name="two_models", isolation=None, options=("--pass-through", "rooms"))
-    assert "own models (Model, Rude) are asked behind the wall" in done.output, done.output
-    assert "name one --policy for all" in done.output and not Path("asked").exists()
-    assert "AccessBlocked: the wall stopped PermissionError: [Errno 13] Permission denied: 'asked'" in done.output
+def test_an_agent_with_several_models_needs_a_policy(sit: Sit) -> None:
+    done = sit("A room.", "Done.", "1", name="two_models", options=("--pass-through", "rooms"))
+    assert done.exit_code == 2 and "has not one model (Model, Rude): name one --policy for all" in done.output
+    assert not Path("asked").exists()
 
 
 def test_without_a_wall_the_guard_is_chosen_by_name(sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +215,7 @@ def test_a_person_may_leave_at_any_question(typed: list[str], sit: Sit) -> None:
         ("number", (), "int holds no compiled graph"),
         ("graph", ("--record",), "--record needs a --replay-buffer"),
         ("graph", ("--task", "rome"), "--task needs a --replay-buffer"),
-        ("graph", ("--real",), "--real with own_agent.py:graph: you are the world"),
-        ("graph", ("--split", "test"), "--split with"),
-        ("graph", ("--reasoning",), "--reasoning with"),
+        ("graph", ("--experience-model", "x"), "--experience-model with own_agent.py:graph: you are the world"),
         ("graph", ("--policy", "no-such-provider:x"), "no-such-provider"),
     ],
 )

@@ -18,7 +18,6 @@ from orders import DONE, ORDER, PAID, REFUND, REFUNDED, is_judging, order_task, 
 
 from dreamgym_lg import DreamGym
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call, tool_schemas
-from dreamgym_lg.cli.play import Session
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import EpisodesMissing, PredictionFailed
@@ -241,20 +240,6 @@ def by_evaluation(dream: Dream, case: Case) -> list[Answered | None]:
     return of_steps(episode.steps, episode.error)
 
 
-def by_play(dream: Dream, case: Case) -> list[Answered | None]:
-    return of_session(Session(dream.create_environment(), case.task), case)
-
-
-def of_session(session: Session, case: Case) -> list[Answered | None]:
-    answered: list[Answered | None] = []
-    for action in case.actions:
-        try:
-            answered.append(of_step(session.act(action)))
-        except PredictionFailed:
-            answered.append(None)
-    return answered
-
-
 def by_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
     answered = asyncio.run(answer_steps(dream, recording(dream, case), asyncio.Semaphore(4)))
     return [of_result(each.answer) if each.answer is not None else None for each in answered]
@@ -274,7 +259,7 @@ def recording(dream: Dream, case: Case, **fields: Any) -> Trajectory:
 WITH_AN_AGENT: list[Callable[[Dream, Case], list[Answered | None]]] = [
     *(by_training_of_an_agent, by_training_of_a_threaded_agent, by_evaluation)
 ]
-CALLERS = [by_astep, by_training, by_play, by_fidelity, *WITH_AN_AGENT]
+CALLERS = [by_astep, by_training, by_fidelity, *WITH_AN_AGENT]
 
 
 def can_play(caller: Callable[..., Any], case: Case) -> bool:

@@ -20,15 +20,17 @@ import torch
 from tiny_models import SMALL_BASE, create_model, create_tokenizer
 
 from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Settings, Step, Task, Trajectory, World
+from dreamgym_lg.cli.experiment import open_folder
 from dreamgym_lg.environment import play_action, refused
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import imitation, supervised, worlds
+from dreamgym_lg.experiment import imitation, supervised
+from dreamgym_lg.experiment import world as worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, summarise, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.imitation import best_episodes, train_base_policy
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.supervised import train_experience_model
-from dreamgym_lg.experiment.worlds import load_world, open_folder
+from dreamgym_lg.experiment.world import load_world
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.rows import reply_lengths
 from dreamgym_lg.integrations.trl.sft import save_model
@@ -43,7 +45,9 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
     experience = load_experience_model(str(folder), buffer)
     assert experience.version.endswith("/experience-lines-1") and experience.k == 3, "no experiment's: prompted as any other"
-    (tmp_path / "run" / "settings.json").write_text('{"world": "agent", "retrieved": 2, "retrieved_characters": 70}')
+    (tmp_path / "run" / "settings.json").write_text(
+        '{"world": "agent", "arguments": {}, "retrieved": 2, "retrieved_characters": 70}'
+    )
     experience = load_experience_model(str(folder), buffer)
     form = experience.prompt_format
     assert (experience.version, experience.k, form.instructions, form.characters) == ("experience-0", 2, "", 70)
@@ -305,7 +309,7 @@ def test_a_folder_of_another_version_says_so(work: Experiment) -> None:
     work.collect()
     file = work.out / "settings.json"
     file.write_text(file.read_text().replace('"base_steps"', '"base_paces"'))
-    with pytest.raises(ConfigurationError, match="is of another version of dreamgym-lg .*base_paces.*take another folder"):
+    with pytest.raises(ConfigurationError, match="by another version of dreamgym-lg .*base_paces.*take another folder"):
         Experiment(Doors(), work.out)
 
 

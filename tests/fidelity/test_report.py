@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import dreamgym_lg.cli.fidelity as command
-from dreamgym_lg.cli import dreams
+from dreamgym_lg.cli import experiment
 from dreamgym_lg.dream import Model
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -122,7 +122,7 @@ def test_the_command_on_anybodys_buffer(
         named.append(model)
         return Model(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
-    monkeypatch.setattr(dreams, "load_experience_model", load_experience_model)
+    monkeypatch.setattr(experiment, "load_experience_model", load_experience_model)
     options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
@@ -142,7 +142,7 @@ def test_what_the_page_needs_is_checked_before_any_call_is_paid(
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         buffer.add(episode("t0"))
     server = scripted(reply=door_world)
-    monkeypatch.setattr(dreams, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer))
+    monkeypatch.setattr(experiment, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer))
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = CliRunner().invoke(app, ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door"])
     assert done.exit_code == 2 and "jinja2 is not installed" in done.output and server.asked == []
@@ -171,7 +171,7 @@ def test_a_call_that_fails_loses_no_answer(
 
     server = Server(reply=door_world)
     monkeypatch.setattr(
-        dreams, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer, prompt_format="lines")
+        experiment, "load_experience_model", lambda name, buffer: Model(server, replay_buffer=buffer, prompt_format="lines")
     )
     options = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door"]
     done = CliRunner().invoke(app, options)

@@ -16,7 +16,7 @@ from langchain_core.tools import ToolException
 
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.worlds import GROUP
+from dreamgym_lg.experiment.world import GROUP
 from dreamgym_lg.integrations.tau import Domain, load_conversations, load_domain, load_tasks
 from dreamgym_lg.integrations.tau.agent import ServiceDesk, TauWorld, create_agent_graph
 from dreamgym_lg.integrations.tau.domain import OPENING, DomainName

@@ -8,7 +8,7 @@ import pytest
 
 from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.worlds import load_world
+from dreamgym_lg.experiment.world import load_world
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Trajectory
 

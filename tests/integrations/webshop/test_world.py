@@ -16,7 +16,7 @@ pytest.importorskip("rapidfuzz", reason="WebShop needs: pip install 'dreamgym-lg
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.experiment.worlds import load_world
+from dreamgym_lg.experiment.world import load_world
 from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 from dreamgym_lg.integrations.webshop.agent import BOUGHT, ShopTools, as_tool_agent, create_agent_graph
 from dreamgym_lg.integrations.webshop.data import load_tasks
