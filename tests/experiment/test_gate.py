@@ -424,7 +424,8 @@ def test_calls_of_hosted_models_are_announced_before_the_first(make: Make, monke
     model = work.experience()
     model.prompter.hosted = Hosted()
     _announce_calls(work, work.dream())
-    # ten iterations of 8 episodes; two evaluations of 4 tasks, and one of each mode at the end; at 2.5 calls: every other trace has a step more
+    # ten iterations of 8 episodes; two evaluations of 4 tasks, and one of each mode at the end
+    # at 2.5 calls: every other trace has a step more
     episodes = "80 training and 16 validation episodes of 2 calls each"
     assert said == [
         f"estimate: 240 calls of the dream's hosted models for {episodes}, as the traces have, and those of the gate"

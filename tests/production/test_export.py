@@ -132,7 +132,8 @@ def test_it_samples_as_it_was_exported_and_as_its_base_did_not(tmp_path: Path) -
     assert (loaded.temperature, loaded.stop, loaded.max_new_tokens) == (0.7, ["\n"], 9)
     assert load_policy(tmp_path / "mine", temperature=0).temperature == 0
     saved = json.loads((tmp_path / "mine" / "generation_config.json").read_text())
-    assert "* Sampling: temperature 0.7, at most 9 new tokens (greedy 1, sampled 4)." in (tmp_path / "mine" / "README.md").read_text()
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "* Sampling: temperature 0.7, at most 9 new tokens (greedy 1, sampled 4)." in card
     assert (saved["top_k"], saved["top_p"], saved["stop_strings"]) == (0, 1.0, ["\n"]) and "repetition_penalty" not in saved
 
 
