@@ -207,10 +207,9 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _policies(work: Workspace) -> dict[str, str | Path]:
     """Where the policies of a proof are, by stage. A policy that training was given is its start, and no imitation."""
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
-    stages = {name: next(iter(work.replay_buffer.metrics(work.run_name(name))), None) for name in (START, "stage/train/from")}
-    if stages[START]:
-        return {"start": stages[START]["path"], **paths}
-    given = stages["stage/train/from"] is not None
+    start, given = (work.replay_buffer.metrics(work.run_name(name)) for name in (START, "stage/train/from"))
+    if start:
+        return {"start": start[0]["path"], **paths}
     return {"start" if given and name == "base" else name: path for name, path in paths.items()}
 
 

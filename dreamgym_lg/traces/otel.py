@@ -3,6 +3,7 @@
 Read are the attributes of the GenAI conventions (`gen_ai.input.messages` and the like), the span events that came before them
 (`gen_ai.user.message`, `gen_ai.choice`), LangSmith's and OpenLLMetry's `gen_ai.prompt` and `gen_ai.completion`, OpenInference's
 `llm.input_messages`, Langfuse's, the AI SDK's and MLflow's own; each as JSON, as lists or flattened (`gen_ai.prompt.0.role`).
+Events are read where they stand: in their span, or as log records (`resourceLogs`, a record a line) that name it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,10 @@ from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools
 
-_HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
+_HOLDERS = (
+    *("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans"),
+    *("resourceLogs", "scopeLogs", "logRecords"),
+)
 _KINDS = (
     *("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type"),
     *("ai.operationId", "mlflow.spanType", "llm.request.type"),
@@ -48,6 +52,8 @@ _TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_ANSWERED)
 _TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
 _METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
 _EVENT_ROLES = {"system", "user", "assistant", "tool"}
+_RECORD_KEYS = {"body", "eventName", "event_name", "severityNumber", "severity_number", "observedTimeUnixNano"}
+"""Keys of log records that no span has."""
 _SCORE, _SCORE_NAME = "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
 _WRAPPERS = {"message", "tool_call", "message_content", "tool", "json_schema"}
 """Keys that OpenInference puts around each element of a list."""
@@ -79,7 +85,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 
 def _parts(row: TraceRow) -> Iterator[tuple[str, Part]]:
     for fields in _spans(row.value):
-        part = _read(row.line, fields)
+        part = _read(row.line, fields) if _RECORD_KEYS.isdisjoint(fields) else _record(row.line, fields)
         if part.kind != "none":
             yield _trace(fields), part
 
@@ -112,6 +118,34 @@ def _read(line: int, fields: Mapping[str, Any]) -> Part:
     ids = _text(fields, "spanId", "span_id"), _text(fields, "parentSpanId", "parent_span_id", "parent_id")
     span = _Span(str(fields.get("name") or ""), attributes, events, failed, fields)
     return Part(line, *ids, moment(start), _operation(attributes, fields), span)
+
+
+def _record(line: int, fields: Mapping[str, Any]) -> Part:
+    """A log record as an event of its span; `none` for one of the application's own."""
+    attributes, body = _plain_attributes(fields.get("attributes")) or {}, decoded(_plain(fields.get("body")))
+    name = str(_text(fields, "eventName", "event_name") or attributes.get("event.name") or "")
+    if name.startswith("gen_ai.") and not _trace(fields):
+        raise ValueError(f"the log record {name!r} has no trace id")
+    event = {**attributes, **(body if isinstance(body, Mapping) else {"content": body})}
+    start = next((fields[key] for key in ("timeUnixNano", "observedTimeUnixNano", "timestamp") if fields.get(key)), None)
+    kind = "event" if name.startswith("gen_ai.") else "none"
+    return Part(line, "", _text(fields, "spanId", "span_id"), moment(start), kind, (name, event))
+
+
+def _with_events(parts: Sequence[Part]) -> list[Part]:
+    """The spans of a trace with the events in log records; those of a span that is not there are a model's call."""
+    by_span: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.kind == "event":
+            by_span.setdefault(part.parent, []).append(part)
+    spans = [part for part in parts if part.kind != "event"]
+    for span_id in by_span.keys() - {part.id for part in spans}:
+        first = by_span[span_id][0]
+        spans.append(Part(first.line, span_id, "", first.start, "chat", _Span("", {}, [], False, {})))
+    for place, part in enumerate(spans):
+        events = [*part.data.events, *(each.data for each in by_span.get(part.id, ()))]
+        spans[place] = part._replace(data=part.data._replace(events=events))
+    return sorted(spans, key=lambda part: part.start)
 
 
 def _operation(attributes: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
@@ -195,6 +229,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
+    parts = _with_events(parts)
     calls = [_model_call(part.data) for part in parts if part.kind == "chat"]
     tools = [_tool_run(part.data) for part in parts if part.kind == "tool"]
     whole = [rebuilt(calls, tools)]

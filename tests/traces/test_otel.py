@@ -234,6 +234,46 @@ def test_an_evaluation_is_the_reward(played, write) -> None:
     assert (trajectory.reward, trajectory.success) == (0.75, True)
 
 
+def as_records(spans: list[Span], *, console: bool = False) -> list[Span]:
+    """The spans without their events, and these as log records: of the console's exporter, or of OTLP's."""
+    records, number = list[Span](), 0
+    for each in spans:
+        for event in each["events"]:
+            number += 1
+            ids = {"trace_id": each["context"]["trace_id"], "span_id": each["context"]["span_id"]}
+            body = {**event["attributes"]}
+            if isinstance(body.get("message"), str):
+                body["message"] = json.loads(body["message"])
+            start = 1_795_000_000_000_000_000 + number
+            if console:
+                time = f"2026-11-21T08:00:01.{number:06}Z"
+                record = {"body": json.dumps(body), "attributes": {"event.name": event["name"]}, "timestamp": time, **ids}
+            else:
+                ((_, inner),) = otlp([span(1, "x", {}, events=[("e", body)])]).items()
+                values = inner[0]["scopeSpans"][0]["spans"][0]["events"][0]["attributes"]
+                record = {"eventName": event["name"], "body": {"kvlistValue": {"values": values}}, "timeUnixNano": str(start)}
+                record |= {"traceId": ids["trace_id"], "spanId": ids["span_id"], "attributes": []}
+            records.append(record)
+    logs = records if console else [{"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}]
+    return [*({**each, "events": []} for each in spans), *logs]
+
+
+@pytest.mark.parametrize("console", [True, False])
+def test_events_are_read_as_log_records_too(console: bool, played, steps, seen, write) -> None:
+    spans = model_calls(by_events, played)
+    spans[-1]["events"].append({"name": "gen_ai.evaluation.result", "attributes": {"gen_ai.evaluation.score.value": 1}})
+    own = {"body": "started", "severity_number": 9, "attributes": {}, "trace_id": "0x0", "span_id": "0x0"}
+    rows = as_records(spans, console=console)
+    for written in ([*rows, own], [own, *rows[::-1]], [row for row in rows if "name" not in row]):  # the last without a span
+        traces = load_traces(write(*written))
+        (trajectory,) = traces
+        assert (seen(trajectory), traces.rejected, trajectory.success) == (steps, (), True)
+    lost = {"body": {"content": "?"}, "event_name": "gen_ai.user.message", "attributes": {}}
+    with pytest.warns(UserWarning, match="1 traces read, 1 rejected"):
+        (rejected,) = [traces := load_traces(write(*rows, lost)), list(traces)][0].rejected
+    assert "the log record 'gen_ai.user.message' has no trace id" in rejected.reason
+
+
 def test_bad_spans_and_traces_are_named(played, write) -> None:
     good = model_calls(by_attributes, played)
     empty = span(1, "chat", {}) | {"context": {"trace_id": "0xdef", "span_id": "0x1"}}
@@ -252,4 +292,5 @@ def test_bad_spans_and_traces_are_named(played, write) -> None:
 
 def test_no_mutilated_span_escapes_as_another_error(played, survives) -> None:
     calls = [model_calls(way, played) for way in WAYS]
-    survives("otel", [*calls, *([otlp(spans)] for spans in calls), [*calls[0][:1], *tool_runs(played)]], 300)
+    forms = [*calls, *([otlp(spans)] for spans in calls), [*calls[0][:1], *tool_runs(played)], *map(as_records, calls)]
+    survives("otel", forms, 300)
