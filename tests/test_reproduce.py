@@ -96,7 +96,6 @@ def test_every_trained_cell_has_the_same_budget_and_differs_in_what_its_name_say
     assert {name for name, s in found.items() if s.environment == "real"} == {n for n in found if n.startswith("real-")}
     assert {name for name, s in found.items() if s.real_steps == 800} == {"s2r-grpo", "s2r-ppo"}
     assert {name for name, s in found.items() if not s.retrieved} == {"no-replay"}
-    assert {name for name, s in found.items() if not s.synthetic_share} == {"no-generation"}
 
 
 def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
@@ -104,7 +103,7 @@ def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
     task = Task(id="t", instruction="", environment="", observation="You are in the kitchen. ")
     whole, unchecked, open_book = (create(cell("peckingorder", m, 0, 1)) for m in ("dream-grpo", "no-check", "no-hidden"))
     assert whole.refusal(task, "fly", ["You are in the kitchen. "]) and whole.context is not None
-    assert unchecked.refusal(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
+    assert unchecked.refusal(task, "fly", ["You are in the kitchen. "]) is None
     assert open_book.context is None and unchecked.context is not None
 
 

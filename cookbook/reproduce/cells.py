@@ -11,7 +11,7 @@ from dreamgym_lg.experiment.settings import Place
 from dreamgym_lg.learner import LearnerName
 
 Part = Literal["comparison", "learners", "ablations", "data", "transfer"]
-Without = Literal["replay", "reasoning", "generation", "check", "hidden"]
+Without = Literal["replay", "reasoning", "check", "hidden"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,6 @@ METHODS: dict[str, Method] = {
         Method(name="no-replay", title="without replay", part="ablations", learner="grpo", without="replay"),
         Method(name="no-reasoning", title="without reasoning", part="ablations", learner="grpo", without="reasoning",
                worlds=GAMES),
-        Method(name="no-generation", title="without task generation", part="ablations", learner="grpo", without="generation",
-               worlds=("peckingorder", "twc")),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
                worlds=("peckingorder", "alfworld")),
         *(

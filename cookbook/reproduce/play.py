@@ -91,7 +91,6 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
         iterations=cell.iterations,
         num_tasks=scale.episodes // group,
         num_generations=group,
-        synthetic_share=0.0 if method.without == "generation" else s.synthetic_share,
     )
 
 
@@ -125,7 +124,7 @@ def create_alfworld() -> World:
     world.settings = replace(
         world.settings,
         tasks=None,
-        episodes={"demonstration": 480, "fluent_wrong": 60, "random": 30, "unfinished": 150},
+        episodes={"demonstration": 480, "random": 90, "unfinished": 150},
         experience_steps=150,
         experience_tokens=256,
         batch_size=4,

@@ -24,7 +24,7 @@ COMPARISONS = (
     ("dream-ppo", "real-ppo"), ("s2r-ppo", "real-ppo"), ("dream-ppo", "dream-grpo"),
     ("real-rft", "real-grpo"), ("real-dpo", "real-grpo"),
     *((f"moved-dream-grpo-of-{game}", f"moved-sft-of-{game}") for game in GAMES),
-    ("no-check", "dream-grpo"), ("no-replay", "dream-grpo"), ("no-generation", "dream-grpo"), ("no-hidden", "dream-grpo"),
+    ("no-check", "dream-grpo"), ("no-replay", "dream-grpo"), ("no-hidden", "dream-grpo"),
 )  # fmt: skip
 """Which pairs of methods are tested."""
 FURTHER = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.integrations.alfworld import data
 from dreamgym_lg.integrations.alfworld.engine import Game
-from dreamgym_lg.integrations.alfworld.text import Check, check_action, without_frame
+from dreamgym_lg.integrations.alfworld.text import check_action, without_frame
 from dreamgym_lg.integrations.text_games.game import TextGame, one_line
 from dreamgym_lg.types import StepResult, Task
 
@@ -13,18 +13,15 @@ from dreamgym_lg.types import StepResult, Task
 class ALFWorld(TextGame):
     """One episode at a time of any task of `data.load_tasks`; instances may live in different threads.
 
-    Args:
-        max_steps: An episode is truncated after so many steps (the paper's 50); at least 1.
-        check: As of `text.check_action`.
+    Args: `max_steps`, after which an episode is truncated (the paper's 50); at least 1.
 
     Reward 1 on success, which ends the episode, else 0. The first observation is the room alone: the task stands in the
     instruction. `info["valid"]` is False for an action that the game answers with `NOTHING_HAPPENS`. All instances share a
     process (`engine`), one answer at a time: while a game is loaded (a second, again a tenth), the others wait.
     """
 
-    def __init__(self, *, max_steps: int = 50, check: Check = "names") -> None:
+    def __init__(self, *, max_steps: int = 50) -> None:
         super().__init__(max_steps)
-        self.check = check
         self._game: Game | None = None
 
     def reset(self, task: Task) -> str:
@@ -51,7 +48,7 @@ class ALFWorld(TextGame):
         return StepResult(one_line(game.state.text), float(success), success, False, {"success": success, "valid": valid})
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(action, observations, check=self.check)
+        return check_action(action, observations)
 
     def valid_actions(self) -> list[str]:
         return self._game.state.admissible if self._game is not None else []

@@ -1,7 +1,6 @@
 """ALFWorld as the world of an experiment, and the scripted policies that collect its traces."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,6 @@ from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSpl
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.text import (
     TOOLS,
-    Check,
     Goal,
     Known,
     check_action,
@@ -24,10 +22,9 @@ from dreamgym_lg.integrations.alfworld.text import (
     hidden_facts,
     kind_of,
     likely_order,
-    names,
 )
 from dreamgym_lg.integrations.text_games.game import Rules, TextGame
-from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, ScriptedPolicies, View
+from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.types import Split, Step, Task, Trajectory
 
 AT_ONCE, REPEATED = 30, 6
@@ -44,7 +41,6 @@ class ALFWorldWorld(World):
         games: As `data.load_tasks`. Default: $ALFWORLD_DATA, else ~/.cache/alfworld, as `alfworld-download`.
         max_steps: Actions after which an episode is truncated (in the paper 50; the stored solutions take at most 10).
         family: The type of task to play, one of `FAMILIES`; None for all six.
-        check: As of `text.check_action`.
 
     Raises `ConfigurationError` for an unknown family.
     """
@@ -53,25 +49,18 @@ class ALFWorldWorld(World):
     assisted = True
     settings = Settings(
         tasks=500,
-        episodes={"demonstration": 400, "noisy": 300, "random": 200, "malformed": 100, "fluent_wrong": 300},
+        episodes={"demonstration": 400, "noisy": 400, "random": 500},
         retrieved=1,
         retrieved_characters=300,
         policy_tokens=32,
     )
 
-    def __init__(
-        self,
-        games: str | Path | None = None,
-        *,
-        max_steps: int = 20,
-        family: Family | None = None,
-        check: Check = "state",
-    ) -> None:
+    def __init__(self, games: str | Path | None = None, *, max_steps: int = 20, family: Family | None = None) -> None:
         if family is not None and family not in FAMILIES:
             raise ConfigurationError.unknown("family", family, FAMILIES)
         self.games = games or os.environ.get("ALFWORLD_DATA") or Path("~/.cache/alfworld")
-        self.max_steps, self.family, self.check = max_steps, family, check
-        self.arguments = {"games": str(self.games), "max_steps": max_steps, "family": family, "check": check}
+        self.max_steps, self.family = max_steps, family
+        self.arguments = {"games": str(self.games), "max_steps": max_steps, "family": family}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         tasks = [task for task in self._load() if task.metadata["official_split"] != "valid_unseen"]
@@ -82,13 +71,13 @@ class ALFWorldWorld(World):
         return [task for task in tasks if self.family in (None, task.metadata["type"])]
 
     def create_environment(self) -> ALFWorld:
-        return ALFWorld(max_steps=self.max_steps, check=self.check)
+        return ALFWorld(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
         return Dream([Rules(self.refusal), model])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(action, observations, check=self.check)
+        return check_action(action, observations)
 
     def context(self, task: Task, steps: Sequence[Step]) -> list[str]:
         return hidden_facts(task, steps, usual_places(self.games))
@@ -102,15 +91,13 @@ class ALFWorldWorld(World):
                 share = {
                     kind: count * (number + 1) // len(parts) - count * number // len(parts) for kind, count in episodes.items()
                 }
-                yield from POLICIES.trajectories(part, environment, episodes=share, seed=seed + number)
+                yield from collect_episodes(create_oracle, part, environment, episodes=share, seed=seed + number)
 
     def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
         return {"unseen rooms": self._load("valid_unseen")[:limit]}
 
 
 # --- Scripted policies -----------------------------------------------------------------------------------------------
-
-_ARRIVED = re.compile(r"You arrive at (.+?)\. ")
 
 
 def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
@@ -152,32 +139,3 @@ def _next(goal: Goal, known: Known, order: Callable[[str], list[str]]) -> tuple[
                 return place, f"take {name} from {place}"
     unknown = [place for place in order(goal.place if held else goal.thing) if place not in known.contents]
     return (unknown[0] if unknown else known.here), ""
-
-
-def _wrong(view: View, rng: Random) -> str:
-    """Well-formed but not what is needed: another object or place, a thing that is not at hand or of another world."""
-    others = [action for action in view.valid if action != view.right]
-    places = sorted(names(view.seen[:1]))
-    things = sorted(names(view.seen) - set(places)) or list(view.words)
-    here = next((place for seen in reversed(view.seen) for place in _ARRIVED.findall(seen)), places[0])
-    place = rng.choice([here, rng.choice(places)])  # at the right place with the wrong thing is the nearest miss
-    thing, other, foreign = rng.choice(things), rng.choice(things), rng.choice(view.words)
-    treat = rng.choice(("heat", "cool", "clean"))
-    built = [f"take {thing} from {place}", f"move {thing} to {place}", f"{treat} {thing} with {place}", f"open {place}"]
-    rare = [f"close {place}", f"use {thing}", f"examine {thing}", f"slice {thing} with {other}", f"go to {foreign}"]
-    verb = view.right.split(" ")[0]
-    near = [action for action in others if action.startswith(f"{verb} ")]
-    handled = [action for action in others if not action.startswith(("go ", "help", "look", "inventory"))]
-    groups = [*[near] * 2, handled, *[built] * 3, rare]
-    chosen = rng.choice(rng.choice([group for group in groups if group]))
-    return chosen if chosen != view.right else rng.choice(others)
-
-
-POLICIES = ScriptedPolicies(
-    create_oracle,
-    lambda tasks: sorted(names([task.observation for task in tasks])) or ["lamp 1"],
-    _wrong,
-    verbs=("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "look", "put", "pick", "examine", "grab"),
-    prepositions=("to", "from", "with"),
-    misused=("in", "on", "into", "at", "under", "onto"),
-)

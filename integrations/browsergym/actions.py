@@ -29,7 +29,7 @@ _FILES = ("upload_file", "mouse_upload_file")
 _NO_FIELD = frozenset({"button", "link", "clickable", "checkbox", "radio", "option", "tab", "LabelText", "cell", "row"})
 """Roles of elements that take no text and have no options: a browser refuses, whatever the page."""
 
-_LINE = re.compile(r"^(?P<tabs>\t*)(?:\[(?P<bid>\w+)\] )?(?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
+_LINE = re.compile(r"^\t*\[(?P<bid>\w+)\] (?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
 _NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 _PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
 
@@ -79,9 +79,6 @@ class Element(NamedTuple):
     bid: str
     role: str
     name: str
-    """Its name; where it has none, the texts within it."""
-    attributes: str
-    """Whatever follows the name, such as ` value='Ertha', expanded=False`."""
 
 
 def last_page(observations: Sequence[str]) -> str:
@@ -92,31 +89,8 @@ def last_page(observations: Sequence[str]) -> str:
 @lru_cache(256)
 def elements(observation: str) -> tuple[Element, ...]:
     """The elements of the page that an observation shows, from top to bottom."""
-    page_elements, unnamed = list[Element](), set[int]()
-    around = list[tuple[int, int]]()  # depth and place in `page_elements` of the elements that a line is within
-    for line in _LINE.finditer(observation):
-        depth, name = len(line["tabs"]), _NAME.match(line["rest"])
-        text = str(ast.literal_eval(name[0])) if name else ""
-        around = [each for each in around if each[0] < depth]
-        if line["bid"]:
-            around.append((depth, len(page_elements)))
-            if not text:
-                unnamed.add(len(page_elements))
-            page_elements.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
-        elif line["role"] == "StaticText":
-            for _, place in around:
-                if place in unnamed:
-                    page_elements[place] = page_elements[place]._replace(name=f"{page_elements[place].name} {text}".strip())
-    return tuple(page_elements)
-
-
-def listed(observation: str) -> str:
-    """An observation with the page's elements alone, a third as long as the tree: `button OK: 18, focused`."""
-    match = _PAGE.search(observation)
-    if match is None:
-        return observation
-    before, page = observation[: match.start()], observation[match.start() :]
-    return before + "\n".join(f"{each.role} {each.name}".strip() + f": {each.bid}{each.attributes}" for each in elements(page))
+    lines = [(line, _NAME.match(line["rest"])) for line in _LINE.finditer(observation)]
+    return tuple(Element(line["bid"], line["role"], ast.literal_eval(name[0]) if name else "") for line, name in lines)
 
 
 class _Wrong(Exception):

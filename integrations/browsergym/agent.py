@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from dreamgym_lg.environment import Environment, EpisodeContext, PlayedAction, aplay_action, play_action
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.browsergym.actions import allowed_actions, describe_action, listed, render, tool_schema
+from dreamgym_lg.integrations.browsergym.actions import allowed_actions, describe_action, render, tool_schema
 from dreamgym_lg.integrations.browsergym.environment import OVER
 from dreamgym_lg.types import Step, Task
 
@@ -34,7 +34,6 @@ class BrowserTools:
         environment: `BrowserGym`, or a dream of its pages. `start` resets it; the caller closes it.
         actions: Names of BrowserGym's actions, each a tool. Default: all that the benchmark allows.
         max_steps: Actions after which the episode is over. Default: as long as the environment goes on.
-        short: The agent reads a page as the list of its elements (`listed`), in place of the whole tree.
 
     Raises `ConfigurationError` for an action that the benchmark does not allow.
     """
@@ -46,9 +45,8 @@ class BrowserTools:
         *,
         actions: Collection[str] | None = None,
         max_steps: int | None = None,
-        short: bool = False,
     ) -> None:
-        self.environment, self.task, self.max_steps, self.short = environment, task, max_steps, short
+        self.environment, self.task, self.max_steps = environment, task, max_steps
         self.steps: list[Step] = []
         self.success, self.over = False, False
         self._page = ""
@@ -79,10 +77,7 @@ class BrowserTools:
 
     def _begin(self, page: str) -> list[BaseMessage]:
         self.steps, self._page, self.success, self.over = [], page, False, False
-        return [HumanMessage(f"{self.task.instruction}\n\n{self._shown(page)}")]
-
-    def _shown(self, page: str) -> str:
-        return listed(page) if self.short else page
+        return [HumanMessage(f"{self.task.instruction}\n\n{page}")]
 
     # The calls of one message are played one after the other; those after the end change nothing. Functions and no
     # `partial`, which LangGraph does not take.
@@ -113,7 +108,7 @@ class BrowserTools:
         self.steps.append(played.step)
         self._page = played.step.next_observation
         self.success, self.over = played.success, played.step.terminated or played.step.truncated
-        return self._shown(played.step.next_observation)
+        return played.step.next_observation
 
 
 def chosen_actions(benchmark: str, actions: Collection[str] | None) -> tuple[str, ...]:
@@ -139,17 +134,15 @@ class BrowserAgent:
     An episode is over when the page is, or when the agent answers without calling a tool; after `max_steps` replies it is cut.
     """
 
-    def __init__(self, model: BaseChatModel, *, actions: Collection[str] | None, max_steps: int, short: bool = False) -> None:
-        self.model, self.actions, self.max_steps, self.short = model, actions, max_steps, short
+    def __init__(self, model: BaseChatModel, *, actions: Collection[str] | None, max_steps: int) -> None:
+        self.model, self.actions, self.max_steps = model, actions, max_steps
 
     async def astream(
         self, payload: Mapping[str, Task], config: Any = None, *, context: EpisodeContext, **_: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """The steps so far and whether they succeeded, whenever something was added. Args: `payload`, the `task`."""
         assert context.environment is not None, "rollout gives the environment"
-        page = BrowserTools(
-            context.environment, payload["task"], actions=self.actions, max_steps=self.max_steps, short=self.short
-        )
+        page = BrowserTools(context.environment, payload["task"], actions=self.actions, max_steps=self.max_steps)
         messages = await page.astart()
         async for state in create_agent_graph(self.model, page).astream({"messages": messages}, stream_mode="values"):
             yield {"steps": list(page.steps), "success": page.success}

@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, elements, normalized, render
+from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, normalized
 from dreamgym_lg.integrations.browsergym.browsers import Browsers, Seat
 from dreamgym_lg.integrations.browsergym.data import check_sites
 from dreamgym_lg.integrations.text_games.game import TextGame
@@ -16,8 +15,6 @@ from dreamgym_lg.types import StepResult, Task
 
 OVER = "The task has ended."
 """The observation of the last step: the page behind it is the benchmark's own business."""
-_CLICKED = ("button", "link", "checkbox", "radio", "tab", "option", "menuitem", "textbox", "combobox", "searchbox", "clickable")
-_WRITTEN = ("textbox", "searchbox", "spinbutton", "Date", "InputTime")
 
 
 class BrowserGym(TextGame):
@@ -77,20 +74,6 @@ class BrowserGym(TextGame):
         observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
         info = {"success": terminated and reward >= 1, "valid": not error}
         return StepResult(observation, reward, terminated, False, info)
-
-    def valid_actions(self) -> list[str]:
-        """Clicks on all elements, all choices, and each word of the goal in each field."""
-        actions, on_page = set[str](), elements(self._page)
-        words = re.findall(r"[\w.@/:-]+", self._goal)
-        for element in on_page:
-            if element.role in _CLICKED:
-                actions.add(render("click", {"bid": element.bid}))
-            if element.role in _WRITTEN:
-                actions.update(render("fill", {"bid": element.bid, "value": word}) for word in words)
-            if element.role in ("combobox", "listbox"):
-                options = [each.name for each in on_page if each.role == "option"]
-                actions.update(render("select_option", {"bid": element.bid, "options": name}) for name in options)
-        return sorted(actions)
 
     @property
     def goal(self) -> str:

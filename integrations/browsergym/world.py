@@ -1,6 +1,6 @@
 """MiniWoB++, WebArena and WebArena-Lite as worlds of an experiment."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actio
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
-from dreamgym_lg.integrations.browsergym.scripted_policies import POLICIES, SOLVERS
 from dreamgym_lg.integrations.text_games.game import Rules
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -27,16 +26,24 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 
+SHORT_TASKS = (
+    *("choose-list", "click-button", "click-button-sequence", "click-checkboxes", "click-checkboxes-large", "click-dialog"),
+    *("click-checkboxes-transfer", "click-dialog-2", "click-link", "click-option", "click-tab", "click-test", "click-test-2"),
+    *("click-test-transfer", "enter-password", "enter-text", "enter-text-dynamic", "focus-text", "focus-text-2", "login-user"),
+    "unicode-test",
+)
+"""Tasks of MiniWoB++ that a few actions solve."""
+
+
 class BrowserGymWorld(World):
     """A benchmark of BrowserGym, played by an agent with one tool per action (`BrowserAgent`).
 
-    MiniWoB++ has scripted policies to collect with, the others need recorded traces. WebArena-Lite is trained on WebArena's
-    tasks without the sources of its own 165, its test tasks.
+    It needs recorded traces. WebArena-Lite is trained on WebArena's tasks without the sources of its own 165, its test tasks.
 
     Args:
-        names: Of MiniWoB++: the tasks. Default: those of `SOLVERS`.
+        names: Of MiniWoB++: the tasks. Default: `SHORT_TASKS`.
         max_steps: Actions after which an episode is truncated. Default: 15, for WebArena 30 (as its authors).
-        actions, short: As `BrowserTools`.
+        actions: As `BrowserTools`.
         browsers: As `Browsers`.
 
     Raises `ConfigurationError` for an unknown task of MiniWoB++, names for another benchmark, and an unknown action.
@@ -45,7 +52,6 @@ class BrowserGymWorld(World):
     assisted = True
     settings = Settings(
         tasks=640,
-        episodes={"demonstration": 200, "noisy": 200, "random": 200, "malformed": 100},
         retrieved=1,
         retrieved_characters=600,
         policy_tokens=48,
@@ -58,19 +64,17 @@ class BrowserGymWorld(World):
         names: Iterable[str] | None = None,
         max_steps: int | None = None,
         actions: Sequence[str] | None = None,
-        short: bool = False,
         browsers: int | None = None,
     ) -> None:
         if names is not None and benchmark != "miniwob":
             raise ConfigurationError(f"names={list(names)} for {benchmark}; only tasks of miniwob are named")
         self.name = self.benchmark = benchmark
-        self.names = list(SOLVERS if names is None else names)
+        self.names = list(SHORT_TASKS if names is None else names)
         if benchmark == "miniwob":
             load_tasks(benchmark, names=self.names)  # an unknown one is named at once
         self.max_steps = max_steps or (15 if benchmark == "miniwob" else 30)
         self.actions = None if actions is None else list(chosen_actions(benchmark, actions))
-        self.short = short
-        arguments = {"max_steps": self.max_steps, "actions": self.actions, "short": short}
+        arguments = {"max_steps": self.max_steps, "actions": self.actions}
         self.arguments = arguments | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
@@ -89,12 +93,6 @@ class BrowserGymWorld(World):
     def create_environment(self) -> BrowserGym:
         return BrowserGym(self._browsers, max_steps=self.max_steps)
 
-    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
-        if self.benchmark != "miniwob":
-            super().collect(tasks, episodes, seed=seed)
-        with closing(self.create_environment()) as environment:
-            yield from POLICIES.trajectories(tasks, environment, episodes=episodes, seed=seed)
-
     def create_dream(self, model: Model) -> Dream:
         return Dream([Rules(self.refusal), model])
 
@@ -102,7 +100,7 @@ class BrowserGymWorld(World):
         return check_action(self.benchmark, action, observations)
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
-        return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps, short=self.short)
+        return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int

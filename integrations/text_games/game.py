@@ -39,12 +39,12 @@ class TextGame(Environment):
             raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
         self.max_steps = max_steps
 
-    @abstractmethod
     def valid_actions(self) -> list[str]:
-        """Every action that the game accepts now, sorted; empty before the first `reset`.
+        """Every action that the game accepts now, sorted; empty before the first `reset`, and where nobody can tell.
 
         For scripted policies and tests: a policy under evaluation must not see it.
         """
+        return []
 
     @abstractmethod
     def play(self, action: str) -> StepResult:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import TextGame, digest, one_line
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, check_action, world_split
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, check_action, world_split
 from dreamgym_lg.types import StepResult, Task
 
 Answer = TypeVar("Answer")
@@ -40,14 +40,11 @@ class TextWorldExpress(TextGame):
     Each holds a slot of that process from its first `reset` to its `close`. A task's `seed` and metadata name the world:
     `game`, `params` and `fold` (train, dev or test, which share no objects).
 
-    Args:
-        max_steps: An episode is truncated after so many real steps; at least 1.
-        check: As of `text.check_action`.
+    Args: `max_steps`, real steps after which an episode is truncated; at least 1.
     """
 
-    def __init__(self, *, max_steps: int = 10, check: Check = "names") -> None:
+    def __init__(self, *, max_steps: int = 10) -> None:
         super().__init__(max_steps)
-        self.check = check
         self._slot: Interface | None = None
         self._game = ""
         self._state: dict[str, Any] = {}
@@ -75,7 +72,7 @@ class TextWorldExpress(TextGame):
         return StepResult(observation, reward, success or failure, False, info)
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(self._game, action, observations, check=self.check) if self._game else None
+        return check_action(self._game, action, observations) if self._game else None
 
     def valid_actions(self) -> list[str]:
         return sorted(set(self._state.get("validActions", ())))

@@ -1,16 +1,15 @@
-"""TextWorld-Express's text alone: action checks, splits, varied tasks and hidden facts."""
+"""TextWorld-Express's text alone: action checks, splits and hidden facts."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from random import Random
-from typing import Any, Literal, get_args
+from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import digest, draw_order, one_line
 from dreamgym_lg.tasks import first_observation, world_seed
-from dreamgym_lg.types import Split, Step, Task, Trajectory
+from dreamgym_lg.types import Split, Step, Task
 
 GAMES: Mapping[str, str] = {
     "peckingorder": "",
@@ -27,14 +26,8 @@ GAMES: Mapping[str, str] = {
 UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 """The environment's answer to every invalid action."""
 
-Check = Literal["names", "state"]
-"""How much `check_action` knows."""
-
 STATE_KNOWN = ("peckingorder", "twc")
 """Games whose observations say all that is in sight, held and open."""
-
-VARIED = ("peckingorder", "twc")
-"""Games of which `vary_task` makes other tasks."""
 
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
 """Things that rooms show like an item although nobody can take them."""
@@ -152,21 +145,19 @@ _FORMS = re.compile(
 )
 
 
-def check_action(game: str, action: str, observations: Sequence[str], *, check: Check = "names") -> str | None:
+def check_action(game: str, action: str, observations: Sequence[str]) -> str | None:
     """`UNKNOWN_ACTION` for an action that the real game would refuse whatever it hides, else None.
 
-    `names`: a known verb form whose names have all been observed, as whole words. `state`, for the games of `STATE_KNOWN`:
-    also possible with the things in sight, held and open, so that nothing invalid passes. `simonsays` is not checked: it never
-    shows its valid actions.
+    In the games of `STATE_KNOWN` possible actions are those with the things in sight, held and open, so that nothing invalid
+    passes. In others it is a known verb form whose names have all been observed, as whole words. `simonsays` is not checked: it
+    never shows its valid actions.
     """
     if game not in GAMES:
         raise ConfigurationError.unknown("game", game, GAMES)
-    if check not in get_args(Check):
-        raise ConfigurationError.unknown("check", check, get_args(Check))
     action = action.strip()
     if game == "simonsays":
         return None
-    if check == "state" and game in STATE_KNOWN and (room := _follow(observations)) is not None:
+    if game in STATE_KNOWN and (room := _follow(observations)) is not None:
         return None if action in _possible(game, room) else UNKNOWN_ACTION
     form = _FORMS.fullmatch(action)
     if form is None:
@@ -188,73 +179,10 @@ def world_split(observation: str, *, test_share: float = 0.15, validation_share:
     return "test" if position < test_share else "validation" if position < test_share + validation_share else "train"
 
 
-@lru_cache(maxsize=4096)
-def _mentions(observation: str) -> tuple[re.Pattern[str], list[str]] | None:
-    """A pattern for the movable items with their articles, and what it finds; None where there is nothing to find."""
-    room = _look(observation)
-    if room is None or not room.items:
-        return None
-    names = "|".join(re.escape(item) for item, _ in room.items)
-    pattern = re.compile(rf"\b(?:an?|some) (?:{names})(?=,|\.| on it)")
-    return pattern, pattern.findall(observation)
-
-
 def movable_items(observation: str) -> list[str]:
     """The names of what can be taken in the room that `observation` describes; empty if it describes none."""
     room = _look(observation)
     return [item for item, _ in room.items] if room else []
-
-
-def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
-    """Items that a task's failed episodes named after their last reward."""
-    items = movable_items(task.observation)
-    # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
-    name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
-    items_named: set[str] = set()
-    for each in trajectories if items else ():
-        if each.task.id == task.id and not each.success:
-            paid = max((number for number, step in enumerate(each.steps, start=1) if step.reward > 0), default=0)
-            items_named.update(*(name.findall(f"{step.action}\n{step.next_observation}") for step in each.steps[paid:]))
-    return items_named
-
-
-def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
-    """Exchange up to half of a task's items for known ones: a synthetic task.
-
-    Items of `keep` stay, unless there are no others: a hard task is often hard for one or two of its items. New ones come from
-    `observations`, the first ones of other training worlds, for `twc` of the same room. None if there are too few, for another
-    game, or if the new world falls in an evaluation split. Raises `ConfigurationError` if `task` itself does.
-    """
-    if task.split != "train":
-        raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
-    game, before = task.metadata.get("game"), task.observation
-    mentions = _mentions(before)
-    if game not in VARIED or mentions is None:
-        return None
-    pattern, own = mentions
-    room = before.split(". ")[0] if game == "twc" else ""
-    others = [_mentions(text) for text in observations if text.startswith(room)]
-    new = sorted(set[str]().union(*(other[1] for other in others if other is not None)) - set(own))
-    free = [number for number, name in enumerate(own) if name.split(" ", 1)[1] not in keep] or range(len(own))
-    exchanged = rng.sample(free, min(len(free), -(-len(own) // 2)))
-    if len(new) < len(exchanged):
-        return None
-    names = list(own)
-    for number, name in zip(exchanged, rng.sample(new, len(exchanged)), strict=True):
-        names[number] = name
-    chosen = iter(names)
-    after = pattern.sub(lambda _: next(chosen), before)
-    if world_split(after) != "train":
-        return None
-    return Task(
-        id=f"{game}-{digest('synthetic', str(game), after)[:12]}",
-        instruction=task.instruction,
-        environment=task.environment,
-        observation=after,
-        metadata={"game": game, "params": task.metadata.get("params", "")},
-        origin="synthetic",
-        parent_id=task.id,
-    )
 
 
 # --- Hidden facts ----------------------------------------------------------------------------------------------------

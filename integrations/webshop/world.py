@@ -12,7 +12,7 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.text_games.game import Rules, Score, digest
-from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, ScriptedPolicies, View
+from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.integrations.webshop.data import Goal, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import PER_PAGE, check_action, compact
@@ -35,7 +35,7 @@ class WebShop(World):
 
     name = "webshop"
     settings = Settings(
-        episodes={"demonstration": 100, "noisy": 200, "random": 300, "fluent_wrong": 1500},
+        episodes={"demonstration": 100, "noisy": 200, "random": 1800},
         retrieved=0,  # the experience model is asked about purchases alone
         experience_steps=120,
         experience_tokens=48,
@@ -95,14 +95,12 @@ class WebShop(World):
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:
-            yield from POLICIES.trajectories(tasks, environment, episodes=episodes, seed=seed)
+            yield from collect_episodes(create_oracle, tasks, environment, episodes=episodes, seed=seed)
 
 
 # --- Scripted policies -----------------------------------------------------------------------------------------------
 
-_ASIN = re.compile(r"click\[b0[a-z0-9]{8}\]")
 _LIMIT = re.compile(r", and price lower than ([\d.]+) dollars$")
-_BUY = "click[buy now]"
 
 
 def search_words(instruction: str) -> str:
@@ -126,7 +124,7 @@ def create_oracle(environment: WebShopEnvironment, task: Task, rng: Random) -> O
         if visit.product == target:
             chosen = visit.options.values()
             missing = [f"click[{value}]" for value in _values(visit.goal) if value not in chosen]
-            action = next((click for click in missing if click in valid), _BUY)
+            action = next((click for click in missing if click in valid), "click[buy now]")
             return action if visit.kind == "item" else "click[< prev]"
         among = target in visit.found
         if visit.kind == "results" and among and visit.number <= visit.found.index(target) // PER_PAGE:
@@ -138,31 +136,3 @@ def create_oracle(environment: WebShopEnvironment, task: Task, rng: Random) -> O
 
 def _values(goal: Goal) -> list[str]:
     return [option if isinstance(option, str) else option[1] for option in goal.options]
-
-
-def _wrong(view: View, rng: Random) -> str:
-    """Well-formed but not what is needed: another product or option, bought too early, other words, back and forth."""
-    others = [action for action in view.valid if action != view.right] or [_BUY]
-    products = [action for action in others if _ASIN.fullmatch(action)]
-    words = view.right.removeprefix("search[").removesuffix("]").split() if view.right.startswith("search[") else []
-    searches = [f"search[{' '.join(rng.sample(view.words, min(3, len(view.words))))}]"]
-    if len(words) > 2:
-        searches.append(f"search[{' '.join(rng.sample(words, 2))}]")
-    unseen = [f"click[{rng.choice(view.words)}]", "click[search]"]
-    buys = [_BUY] if _BUY in others else []
-    groups = [*[products] * 3, *[buys] * 3, *[others] * 3, searches, unseen]
-    return rng.choice(rng.choice([group for group in groups if group]))
-
-
-def _words(tasks: Sequence[Task]) -> list[str]:
-    return sorted({word for task in tasks for word in re.findall(r"[a-z]{4,}", search_words(task.instruction))}) or ["lamp"]
-
-
-POLICIES = ScriptedPolicies(
-    create_oracle,
-    _words,
-    _wrong,
-    verbs=("buy[it]", "open[it]", "click", "search", "choose[size]", "think[the price is fine]"),
-    prepositions=("with", "and"),
-    misused=("for", "of", "please"),
-)

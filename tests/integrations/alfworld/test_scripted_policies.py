@@ -12,8 +12,8 @@ from dreamgym_lg.types import Task
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.world import POLICIES, create_oracle
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
+from dreamgym_lg.integrations.alfworld.world import create_oracle
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, collect_episodes
 
 pytestmark = pytest.mark.slow  # the engine's process takes five seconds to start
 
@@ -30,11 +30,11 @@ def training(tasks: list[Task]) -> list[Task]:
 
 def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {str(kind): 4 for kind in KINDS}
-    trajectories = list(POLICIES.trajectories(training, environment, episodes=episodes, seed=3, run="here"))
+    trajectories = list(collect_episodes(create_oracle, training, environment, episodes=episodes, seed=3))
     assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 4 * len(KINDS)
     for trajectory in trajectories:
         steps, seen = trajectory.steps, [environment.reset(trajectory.task)]
-        assert trajectory.source == "offline" and trajectory.run == "here" and 1 <= len(steps) <= 30
+        assert trajectory.source == "offline" and trajectory.run == "offline" and 1 <= len(steps) <= 30
         assert trajectory.success == (trajectory.reward == 1.0) == steps[-1].terminated
         assert steps[-1].truncated != steps[-1].terminated
         for step in steps:  # played once more
@@ -49,14 +49,14 @@ def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, 
 
 
 def test_the_same_seed_gives_the_same_trajectories(environment: ALFWorld, training: list[Task]) -> None:
-    episodes = {"noisy": 3, "fluent_wrong": 3}
-    once = list(POLICIES.trajectories(training, environment, episodes=episodes, seed=1))
-    assert once == list(POLICIES.trajectories(training, environment, episodes=episodes, seed=1))
-    assert once != list(POLICIES.trajectories(training, environment, episodes=episodes, seed=2))
+    episodes = {"noisy": 3, "random": 3}
+    once = list(collect_episodes(create_oracle, training, environment, episodes=episodes, seed=1))
+    assert once == list(collect_episodes(create_oracle, training, environment, episodes=episodes, seed=1))
+    assert once != list(collect_episodes(create_oracle, training, environment, episodes=episodes, seed=2))
 
 
 def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: list[Task]) -> None:
-    played = {kind: list(POLICIES.trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
+    played = {kind: list(collect_episodes(create_oracle, training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
     for trajectory in played["demonstration"]:
         assert trajectory.success and not trajectory.invalid_actions
@@ -67,12 +67,8 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
     assert len({len(trajectory.steps) for trajectory in played["demonstration"]}) > 4  # it searches, differently each time
     assert sum(trajectory.success for trajectory in played["noisy"]) >= 8  # it finds back
     assert sum(len(trajectory.steps) for trajectory in played["noisy"]) > sum(len(t.steps) for t in played["demonstration"])
-    assert not any(trajectory.success for trajectory in played["random"])
-    assert min(invalid["noisy"], invalid["malformed"], invalid["fluent_wrong"], invalid["mixture"]) > 0
-    # right in form: refused by the world, not for what they look like
-    wrong = [step for trajectory in played["fluent_wrong"] for step in trajectory.steps if not step.valid]
-    verbs = {"go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "slice", "examine"}
-    assert {step.action.split(" ")[0] for step in wrong} <= verbs
+    assert sum(trajectory.success for trajectory in played["random"]) <= 2
+    assert 0 < invalid["noisy"] < invalid["random"]
 
 
 @pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
@@ -98,6 +94,7 @@ def test_scripted_policies_never_touch_evaluation_tasks(packed: Path, environmen
     for split in ("validation", "test"):
         chosen = [task for task in tasks if task.split == split]
         with pytest.raises(ConfigurationError, match=f"is a {split} task"):
-            POLICIES.trajectories(chosen, environment, episodes={"random": 1}, seed=0)
+            next(collect_episodes(create_oracle, chosen, environment, episodes={"random": 1}, seed=0))
     with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
-        POLICIES.trajectories([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)
+        train = [task for task in tasks if task.split == "train"]
+        next(collect_episodes(create_oracle, train, environment, episodes={"noise": 1}, seed=0))

@@ -14,7 +14,6 @@ from dreamgym_lg.integrations.browsergym.actions import (
     check_action,
     elements,
     last_page,
-    listed,
     normalized,
     render,
     tool_schema,
@@ -36,8 +35,7 @@ def test_elements_of_a_page() -> None:
     found = {element.bid: element for element in elements(PAGE)}
     assert list(found) == ["14", "16", "17", "20"]
     assert found["20"][1:3] == ("button", "Don't")
-    assert found["17"].name == "more", "what has no name is called by the texts within it"
-    assert "focused" in found["16"].attributes and found["14"].name == "Name: it's"
+    assert found["16"] == ("16", "textbox", "")
 
 
 @pytest.mark.parametrize(
@@ -115,18 +113,6 @@ def test_a_page_is_a_value_to_the_experience_model() -> None:
     asked = JsonFormat().ask(task, Question("click('20')", hostile, 0.0, (), ""))
     assert json.loads(asked) == {"score": 0.0, "observation": hostile, "action": "click('20')"}
     assert not any(line.startswith(("reward", "valid", "invalid", ">")) for line in hostile.splitlines())
-
-
-def test_a_page_as_the_list_of_its_elements() -> None:
-    shown = listed(f"Error: no such thing\n{PAGE}")
-    assert shown.splitlines() == [
-        "Error: no such thing",
-        "paragraph Name: it's: 14",
-        "textbox it's: 16 value='it\\'s', focused",
-        "clickable more: 17",
-        "button Don't: 20",
-    ]
-    assert listed("The task has ended.") == "The task has ended."
 
 
 def test_a_tool_takes_what_has_to_be_given() -> None:

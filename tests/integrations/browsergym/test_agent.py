@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.integrations.browsergym.actions import elements, last_page
+from dreamgym_lg.integrations.browsergym.actions import elements, last_page, render
 from dreamgym_lg.integrations.browsergym.agent import BrowserTools, create_agent_graph
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym
@@ -71,13 +71,11 @@ def test_the_world_of_miniwob(browsers: Browsers, monkeypatch: pytest.MonkeyPatc
     ids = [task.id for tasks in found.values() for task in tasks]
     assert 3 <= len(ids) == len(set(ids)) and all(task.split == split for split, tasks in found.items() for task in tasks)
     assert all(task.observation.startswith("RootWebArea") for task in found["train"])
-    played = list(world.collect(found["train"], {"demonstration": 2}, seed=0))
-    assert len(played) == 2 and all(trajectory.success for trajectory in played)
-    seen = [played[0].steps[0].observation]
-    assert world.refusal(played[0].task, played[0].steps[0].action, seen) is None
-    assert world.refusal(played[0].task, "click('99')", seen)
-    right = world.agent(ToolPolicy(calls=["click('99')", played[0].steps[0].action]), real=True)
-    (real,) = run_lasting(rollout(right, [played[0].task], world.create_environment, source="real"))
+    task = next(task for task in found["train"] if task.metadata["task"] == "miniwob.click-test-2")
+    right = render("click", {"bid": next(each.bid for each in elements(task.observation) if each.name == "ONE")})
+    assert world.refusal(task, right, [task.observation]) is None and world.refusal(task, "click('99')", [task.observation])
+    agent = world.agent(ToolPolicy(calls=["click('99')", right]), real=True)
+    (real,) = run_lasting(rollout(agent, [task], world.create_environment, source="real"))
     assert real.success and [step.valid for step in real.steps] == [False, True], "the agent of the dream plays real pages"
     again = BrowserGymWorld(**world.arguments)  # type: ignore[arg-type]
     assert (again.names, again.max_steps, again.name) == (world.names, world.max_steps, "miniwob")
@@ -100,15 +98,9 @@ def test_the_cookbook_up_to_the_first_missing_site() -> None:
     needs_webarena()
     others = {name: value for name, value in os.environ.items() if not name.startswith("WA_")}
     environment = {**others, "WA_REDDIT": "http://localhost:9999"}
-    done = subprocess.run([sys.executable, COOKBOOK], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        [sys.executable, COOKBOOK, "--model", "openai:none"], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert done.returncode == 1 and "webarenalite: 165 tasks" in done.stdout
     assert "6 of 7 addresses are missing: set WA_SHOPPING, WA_SHOPPING_ADMIN, WA_GITLAB" in done.stderr
     assert "WA_REDDIT" not in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_cookbook_on_miniwob(browsers: Browsers) -> None:
-    browsers.close()
-    command = [sys.executable, COOKBOOK, "--benchmark", "miniwob", "--limit", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "1 of 1 tasks solved" in done.stdout, done.stderr

@@ -18,8 +18,8 @@ from langchain_core.messages import AIMessage
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
-from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, vary_task, world_split
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, play_episode
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, world_split
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import StepResult, Task
 
@@ -27,7 +27,7 @@ pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express import environment as module
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.world import POLICIES
+from dreamgym_lg.integrations.textworld_express.world import create_oracle
 
 Worlds = dict[str, list[Task]]
 World = Callable[..., Task]
@@ -91,16 +91,14 @@ def test_any_text_is_answered_as_unknown(environment: TextWorldExpress, world: W
     assert environment.check_action(action, [first]) == UNKNOWN_ACTION
 
 
-@pytest.mark.parametrize(("check", "answer"), [("names", None), ("state", UNKNOWN_ACTION)])
-def test_adapter_checks_as_much_as_it_is_told(world: World, check: Check, answer: str | None) -> None:
+def test_it_checks_by_the_state_of_its_game(world: World) -> None:
     not_held = "put black blanket in chest of drawers"
-    with closing(TextWorldExpress(check=check)) as environment:
+    with closing(TextWorldExpress()) as environment:
         assert environment.check_action(not_held, []) is None, "before a reset there is no game to know"
         first = environment.reset(world("twc"))
-        assert environment.check_action(not_held, [first]) == answer
+        assert environment.check_action(not_held, [first]) == UNKNOWN_ACTION
         assert environment.check_action("take black blanket", [first]) is None
         assert environment.check_action("take elephant", [first]) == UNKNOWN_ACTION
-    assert TextWorldExpress().check == "names"
 
 
 # --- wrong arguments ------------------------------------------------------------------------------------------------
@@ -136,10 +134,8 @@ def test_missing_metadata_is_named(environment: TextWorldExpress, world: World, 
 
 
 def test_a_synthetic_task_has_no_real_world(environment: TextWorldExpress, training: Worlds) -> None:
-    observations = [task.observation for task in training["twc"]]
-    varied = (vary_task(task, Random(0), observations) for task in training["twc"])
     with pytest.raises(ConfigurationError, match="synthetic: no real world"):
-        environment.reset(next(task for task in varied if task is not None))
+        environment.reset(replace(training["twc"][0], origin="synthetic"))
 
 
 # --- tasks ----------------------------------------------------------------------------------------------------------
@@ -174,7 +170,7 @@ def test_32_threads_play_what_one_plays(training: Worlds) -> None:
     def play(number: int) -> object:
         kind, task = jobs[number]
         with closing(TextWorldExpress()) as environment:
-            return POLICIES.play(kind, environment, task, Random(number), ["lamp"])
+            return play_episode(kind, create_oracle, environment, task, Random(number))
 
     sequential = [play(number) for number in range(len(jobs))]
     with ThreadPoolExecutor(32) as threads:

@@ -101,10 +101,11 @@ def test_other_games_and_unknown_rooms_hide_nothing() -> None:
 
 
 def test_the_real_book_asks_for_what_the_facts_of_its_episode_say(environment: Any, training: dict[str, list[Task]]) -> None:
-    from dreamgym_lg.integrations.textworld_express.world import POLICIES
+    from dreamgym_lg.integrations.text_games.scripted_policies import collect_episodes
+    from dreamgym_lg.integrations.textworld_express.world import create_oracle
 
     asked = 0
-    for trajectory in POLICIES.trajectories(training["peckingorder"], environment, episodes={"noisy": 12}, seed=0):
+    for trajectory in collect_episodes(create_oracle, training["peckingorder"], environment, episodes={"noisy": 12}, seed=0):
         for step, fact in zip(trajectory.steps, facts(trajectory.task, list(trajectory.steps)), strict=False):
             if step.next_observation.startswith("The current task is to take the "):
                 assert step.next_observation == f"The current task is to take the {fact}."

@@ -1,6 +1,6 @@
 """TextWorld-Express as the world of an experiment."""
 
-from collections import Counter
+from contextlib import closing
 from random import Random
 from typing import Any
 
@@ -9,13 +9,11 @@ import pytest
 from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.world import load_world
-from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, Trajectory
 
 pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express.text import GAMES, movable_items
-from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
+from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld, create_oracle
 
 SPLITS = ("train", "validation", "test")
 
@@ -50,14 +48,22 @@ def test_dream_and_reality_refuse_the_same_actions() -> None:
 @pytest.mark.parametrize("game", sorted(set(GAMES) - {"simonsays"}))
 def test_no_game_pays_an_action_twice_before_something_is_lost(game: str) -> None:
     """What `Score(once=True)` has its dreams do."""
-    world, repeated = TextWorldExpressWorld(game, max_steps=30), 0
-    for trajectory in world.collect(world.tasks("train", limit=150), {"fluent_wrong": 100, "mixture": 60}, seed=0):
-        paid = set[str]()
-        for step in trajectory.steps:
-            paid = paid if step.reward >= 0 else set()
-            assert step.reward <= 0 or step.action not in paid
-            repeated += step.action in paid
-            paid |= {step.action} if step.reward > 0 else set()
+    world, repeated, rng = TextWorldExpressWorld(game, max_steps=30), 0, Random(0)
+    with closing(world.create_environment()) as environment:
+        for task in world.tasks("train", limit=60):
+            right, seen, paid, over = create_oracle(environment, task, rng), [environment.reset(task)], set[str](), False
+            while not over:
+                valid = environment.valid_actions()
+                undone = [action for action in valid if action.startswith("take ")]
+                detour = sorted(paid) + undone if paid and rng.random() < 0.5 else []
+                action = rng.choice(detour) if detour else right(seen, valid)
+                result = environment.step(action)
+                over = result.terminated or result.truncated
+                seen.append(result.observation)
+                paid = paid if result.reward >= 0 else set()
+                assert result.reward <= 0 or action not in paid
+                repeated += action in paid
+                paid |= {action} if result.reward > 0 else set()
     assert repeated > 0 or game == "coin", "the test would say little"
 
 
@@ -79,33 +85,6 @@ def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
     tasks = world.tasks("train", limit=30)
     played = list(world.collect(tasks, {"demonstration": 5, "random": 3}, seed=0))
     assert [trajectory.success for trajectory in played[:5]] == [True] * 5 and len(played) == 8
-
-
-def test_generated_tasks_are_synthetic_and_of_the_same_game() -> None:
-    world = TextWorldExpressWorld("peckingorder")
-    tasks = world.tasks("train", limit=60)
-    buffer = ReplayBuffer(":memory:")
-    generate = world.task_generator(tasks, buffer)
-    assert generate is not None
-    made = [task for parent in tasks if (task := generate(parent, [], Random(0))) is not None]
-    assert len(made) > len(tasks) / 2 and Counter(task.origin for task in made) == {"synthetic": len(made)}
-    assert TextWorldExpressWorld("coin").task_generator(tasks, buffer) is None
-
-
-def test_generated_tasks_keep_the_items_that_failed_episodes_named() -> None:
-    world = TextWorldExpressWorld("peckingorder")
-    tasks = world.tasks("train", limit=60)
-    generate = world.task_generator(tasks, ReplayBuffer(":memory:"))
-    assert generate is not None
-    made = 0
-    for parent in tasks:
-        first, *_, last = movable_items(parent.observation)
-        step = Step(observation="", action=f"take {last}", next_observation=f"The current task is to take the {first}.")
-        failed = Trajectory(task=parent, steps=(step,), success=False, source="synthetic")
-        for task in filter(None, (generate(parent, [failed], Random(seed)) for seed in range(5))):
-            assert {first, last} <= set(movable_items(task.observation))
-            made += 1
-    assert made > 100
 
 
 def test_worlds_by_name() -> None:

@@ -203,7 +203,7 @@ async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scri
 
 def test_the_short_form_takes_the_same_actions_and_pays_the_same(small: Path) -> None:
     tasks = WebShop(small).tasks("train", limit=60)
-    episodes = {"noisy": 15, "fluent_wrong": 15, "random": 10}
+    episodes = {"noisy": 15, "random": 25}
     official = list(WebShop(small).collect(tasks, episodes, seed=1))
     lengths = 0, 0
     for recorded in official:
