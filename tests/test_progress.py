@@ -4,10 +4,10 @@ import nbclient
 import nbformat
 import pytest
 
-from dreamgym_lg.progress import Tenths, show_progress
+from dreamgym_lg.progress import show_progress
 
 CELL = """
-from dreamgym_lg.progress import Tenths, show_progress
+from dreamgym_lg.progress import show_progress
 
 for done in range(3):
     show_progress("base policy (loss 3.0)", done, 2)
@@ -30,10 +30,15 @@ def test_a_cell_of_a_notebook_shows_each_stage_on_a_line(monkeypatch: pytest.Mon
 def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dreamgym_lg.progress._tenths", Tenths())
+    monkeypatch.setattr("dreamgym_lg.progress._reached", {})
     for done in range(101):
         show_progress(f"base policy (loss {done})", done, 100)
     show_progress("train: rollout", 1, 40)
     show_progress("train: update", 2, 40)
+    show_progress("collect", 0, 0)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [*(f"base policy (loss {done}): {done}/100" for done in range(0, 101, 10)), "train: rollout: 1/40"]
+    assert lines == [
+        *(f"base policy (loss {done}): {done}/100" for done in range(0, 101, 10)),
+        "train: rollout: 1/40",
+        "collect: 0/0",
+    ]

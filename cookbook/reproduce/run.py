@@ -23,8 +23,9 @@ from pathlib import Path
 from cells import DEFAULT_WORLDS, METHODS, WORLDS, Cell, all_cells, matching
 from rich.table import Table
 
-from dreamgym_lg.cli.console import console, progress_shown, quiet_libraries
+from dreamgym_lg.cli.console import console, quiet_libraries
 from dreamgym_lg.errors import DreamGymError
+from dreamgym_lg.progress import show_progress
 
 HERE = Path(__file__).parent
 
@@ -80,11 +81,10 @@ def _run_here(cells: Sequence[Cell], given: argparse.Namespace) -> int:
     from tables import write_tables
 
     try:
-        with progress_shown() as progress:
-            for cell in cells:
-                scale = TINY if given.quick else Scale()
-                run_cell(cell, given.runs, given.results, scale, progress=progress, say=console.print)
-                write_tables(given.results)
+        for cell in cells:
+            scale = TINY if given.quick else Scale()
+            run_cell(cell, given.runs, given.results, scale, progress=show_progress, say=console.print)
+            write_tables(given.results)
     except KeyboardInterrupt:
         return 130
     except DreamGymError as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
+from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 
 Source = Annotated[
@@ -36,10 +36,9 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
     with errors_shown(), ReplayBuffer(traces if _is_sqlite(traces) else ":memory:") as buffer:
         if not _is_sqlite(traces):
             buffer.extend(load_traces(traces))
-        with progress_shown() as report:
-            if writer != "enumerate":
-                say(f"{writer} is called {rounds} times at most; it reads recorded calls and their answers.")
-            tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes, on_progress=report)
+        if writer != "enumerate":
+            say(f"{writer} is called {rounds} times at most; it reads recorded calls and their answers.")
+        tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes)
     table = Table(
         "tool", "use", "exact", "refused", "wrong", "admitted", title="replay of left-out traces", title_justify="left"
     )

@@ -1,8 +1,8 @@
-"""The console that all commands share; errors, progress and typed lines."""
+"""The console that all commands share; errors and typed lines."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
-from dreamgym_lg.progress import StageBars, Tenths
 from dreamgym_lg.redaction import redact_environment
 
 console = Console()
@@ -33,20 +32,6 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here" if resumes else "stopped", style="yellow")
         raise typer.Exit(130) from None
-
-
-@contextmanager
-def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """`StageBars`; called with (label, how much is done, of how much). Without a terminal, a line every tenth."""
-    with StageBars(console) as bars:
-        tenths = Tenths()
-
-        def report(label: str, done: int, total: int) -> None:
-            bars.report(label, done, total)
-            if not console.is_terminal and tenths.reached(label, done, total):
-                console.print(f"{label}: {done}/{total}", highlight=False)
-
-        yield report
 
 
 def typed(prompt: str) -> str | None:

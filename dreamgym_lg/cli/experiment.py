@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dreamgym_lg.cli.console import console, errors_shown, progress_shown, quiet_libraries
+from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
 from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import load_experience_model
@@ -189,13 +189,12 @@ def _is_folder(name: str) -> bool:
 
 @contextmanager
 def _opened(name: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
-    """`open_experiment` with progress bars over it, and with trackers if there are names of some."""
+    """`open_experiment`, its lines on the console, and with trackers if there are names of some."""
     with errors_shown(resumes=True):
         work = open_experiment(name, **options)
         work.report_to = check_trackers(report_to) if report_to else work.report_to
-        with progress_shown() as progress:
-            work.progress, work.say = progress, console.print
-            yield work
+        work.say = console.print
+        yield work
 
 
 def demo(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym_lg.cli.console import console, errors_shown, progress_shown, say
+from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.cli.experiment import ModelName, OptionalWorld, opened_dream
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.dream.prompter import finish_prompts
@@ -14,6 +14,7 @@ from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.fidelity.report import check_pages
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
 
@@ -37,15 +38,14 @@ def fidelity(
     """
     with errors_shown():
         check_pages()
-        with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work), progress_shown() as progress:
+        with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work):
             if work is not None:
-                work.progress = progress
                 arguments, folder = _of_experiment(work, dream, limit), work.out
             else:
                 assert replay_buffer is not None
                 arguments, folder = _of_buffer(buffer), replay_buffer.parent
             try:
-                measured = measure(dream, **arguments, limit=limit, seed=seed, on_progress=progress)
+                measured = measure(dream, **arguments, limit=limit, seed=seed, on_progress=show_progress)
             except DreamGymError:
                 finish_prompts()  # the same command goes on from their answers
                 raise

@@ -64,8 +64,7 @@ class Workspace:
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
-        progress: Called with a label, the amount done and the total. Default: `show_progress`: bars, or in a file a line for
-            each tenth of a stage.
+        progress: Called with a label, the amount done and the total. Default: `show_progress`.
         say: Called with one line at each evaluation and with every warning. Default: a logged warning.
     """
 
