@@ -71,7 +71,7 @@ class ModelUnavailable(DreamGymError):
 
 
 class OwnerUnknown(DreamGymError):
-    """Code that an episode left behind calls a model or tool, for an unknown owner."""
+    """Code that an episode left behind calls a model or tool, or a queue brings work from another run."""
 
 
 class RunStopped(DreamGymError):

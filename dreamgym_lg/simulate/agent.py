@@ -16,6 +16,7 @@ from dreamgym_lg.dream import User
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import (
+    THREADS,
     RealAccessBlocked,
     aiterate_in_episode,
     guarded_episode,
@@ -25,7 +26,6 @@ from dreamgym_lg.simulate.context import (
 from dreamgym_lg.simulate.conversation import RealUser, final_action, malformed_call
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_context, check_names
 from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
-from dreamgym_lg.simulate.ownership import THREADS
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.tasks import agent_input, first_observation
 from dreamgym_lg.token_recorder import TokenRecorder

@@ -1,20 +1,30 @@
 """Knows the episode that the running code belongs to, and patches methods to ask it.
 
-One ContextVar holds it: LangGraph copies the context into every task and thread, so that concurrent episodes stay apart and
-production calls in between see none at all. Threads and tasks that the graph starts by itself may outlive their episode and
-be given work by others: there the variable holds a `Worker`, which knows whose work is at hand.
+One ContextVar holds it: LangGraph and asyncio copy the context into every task, so that concurrent episodes stay apart and
+production calls in between see none at all. Threads that an episode's code starts get a copy too.
 """
 
 import asyncio
 import functools
+import gc
 import inspect
+import logging
+import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+import weakref
+from asyncio import BaseEventLoop
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from multiprocessing.pool import Pool, ThreadPool
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, OwnerUnknown
+from dreamgym_lg.simulate.user_code import frames, started_by, user_line, users_frame
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,76 +66,12 @@ class ContextEpisode:
     """Its block was left: whatever of its code still runs is answered by nobody."""
 
 
-class Worker:
-    """A thread or task that an episode's code started, with its work's owners.
-
-    Work is known by the queue that brings it (`take`). Without that it does its first episode's, and after that nobody's.
-
-    A thread or task that production has started is `lent`: an episode answers for the models and tools of the work that its
-    node gave by a queue; no guard stands there, and once the episode has ended it is production's again.
-    """
-
-    def __init__(self, name: str, started_at: str, owners: Sequence[ContextEpisode | None], *, lent: bool = False) -> None:
-        self.name, self.started_at, self.lent = name, started_at, lent
-        self._owners = list(owners)
-        """Who gave the work at hand; more than one while a batch is collected."""
-        self._queues: dict[int, object] = {}
-        """Those that have brought an episode's work; kept, since the id of a collected object is used again."""
-        self._collecting = False
-        """It has taken work and has not acted on it yet."""
-
-    @property
-    def owner(self) -> ContextEpisode | None:
-        """The episode whose guard stands; None where all the work at hand is production's."""
-        return None if self.lent else next((owner for owner in self._owners if owner is not None), None)
-
-    @property
-    def is_returned(self) -> bool:
-        """It was lent, and whoever gave it the work at hand has ended."""
-        return self.lent and all(owner is None or owner.ended for owner in self._owners)
-
-    def take(self, queue: object, owner: ContextEpisode | None) -> None:
-        """A queue gave it what `owner` had put there; None: production had.
-
-        A queue that has brought no episode's work yet gives it none of production's either: it brings answers.
-        """
-        if owner is not None:
-            self._queues[id(queue)] = queue
-        elif id(queue) not in self._queues:
-            return
-        others = [other for other in self._owners if other is not owner] if self._collecting else []
-        self._owners, self._collecting = [*others, owner], True
-
-    def start(self, name: str, started_at: str) -> "Worker | None":
-        """A thread or task that it starts for the work at hand. None: production's."""
-        self._collecting = False
-        return None if self._owners == [None] else Worker(name, started_at, self._owners)
-
-    def answering_episode(self) -> ContextEpisode | None:
-        """Who answers a call for the work at hand. Raises `OwnerUnknown` if it is the work of more than one."""
-        self._collecting = False
-        if len(self._owners) > 1:
-            raise OwnerUnknown(
-                f"{self.name}, started at {self.started_at}, asks a model or tool for work of more than one run at once "
-                "(episodes, or an episode and production), of which each has its own policy: create it anew in every run, or "
-                "let it ask for one at a time"
-            )
-        return self._owners[0]
-
-
-_current: ContextVar[ContextEpisode | Worker | None] = ContextVar("dreamgym_episode", default=None)
-
-
-def context_owner() -> ContextEpisode | Worker | None:
-    """The episode that this code runs in, or the `Worker` that works for one."""
-    owner = _current.get()
-    return None if isinstance(owner, Worker) and owner.is_returned else owner
+_current: ContextVar[ContextEpisode | None] = ContextVar("dreamgym_episode", default=None)
 
 
 def guarded_episode() -> ContextEpisode | None:
     """The episode that this code runs in. None: production, the policy, or the environment."""
-    owner = _current.get()
-    return owner.owner if isinstance(owner, Worker) else owner
+    return _current.get()
 
 
 def answering_episode() -> ContextEpisode | None:
@@ -133,22 +79,13 @@ def answering_episode() -> ContextEpisode | None:
 
     Raises `OwnerUnknown` where the episode has ended: the old policy would answer, perhaps to production.
     """
-    owner = context_owner()
-    episode = owner.answering_episode() if isinstance(owner, Worker) else owner
+    episode = _current.get()
     if episode is not None and episode.ended:
-        who = f"{owner.name}, started at {owner.started_at}," if isinstance(owner, Worker) else _thread_or_task()
         raise OwnerUnknown(
-            f"{who} asks a model or tool after the episode that it belongs to has ended, and who gave it the work is "
-            "unknown: create it anew in every run, or give it work by a queue.Queue, an asyncio.Queue, or a pool's submit"
+            f"{_thread_or_task()} asks a model or tool after the episode that it belongs to has ended: create it anew in every "
+            "run, or give its work to a pool's submit"
         )
     return episode
-
-
-def lend(queue: object, episode: ContextEpisode) -> None:
-    """Lend this thread or task of production's to `episode`, whose node's work a queue brought."""
-    worker = Worker(_thread_or_task(), "in production", [episode], lent=True)
-    worker.take(queue, episode)
-    _current.set(worker)
 
 
 def _thread_or_task() -> str:
@@ -169,7 +106,7 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def in_episode(owner: ContextEpisode | Worker | None) -> AbstractContextManager[None]:
+def in_episode(owner: ContextEpisode | None) -> AbstractContextManager[None]:
     """The block belongs to `owner`. None: to no episode, as the policy and the environment."""
     return set_var(_current, owner)
 
@@ -250,3 +187,185 @@ def subclasses(owner: type) -> Iterator[type]:
     yield owner
     for derived in type.__subclasses__(owner):
         yield from subclasses(derived)
+
+
+# --- threads, pools and queues ------------------------------------------------------------------------------------------------
+
+_making_thread: ContextVar[bool] = ContextVar("dreamgym_making_thread", default=False)
+"""A pool starts threads of its own: the work belongs to who gives it, and the thread, which may outlive it, to nobody."""
+_CREATOR = "_dreamgym_episode"
+"""Attribute of a queue that an episode's code has created."""
+THREADS = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
+"""Threads come on demand. A loop's own executor has a few, for which hundreds of episodes would wait."""
+
+
+def patch_threads() -> None:
+    """Patch what starts threads and gives them work; idempotent."""
+    dispatch(threading.Thread, "start", _start, _owner)
+    dispatch(ThreadPoolExecutor, "submit", _submit, _owner)
+    dispatch(ThreadPool, "__init__", _make_pool, _owner)
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all else that a pool offers ends in one of these
+        dispatch(Pool, name, _give_to_pool, _owner)
+    dispatch(BaseEventLoop, "create_task", _create_task, _owner)
+    dispatch(BaseEventLoop, "run_in_executor", _run_in_executor)
+    for kind, put in ((queue.Queue, "put"), (asyncio.Queue, "put_nowait")):
+        dispatch(kind, "__init__", _create_queue, _owner)
+        dispatch(kind, put, _put, lambda: True)
+
+
+def _owner() -> ContextEpisode | None:
+    """The episode that owns what this code starts. None in production, where threads are left as they are."""
+    episode = guarded_episode()
+    return episode if episode is not None and episode.owns_threads else None
+
+
+def _copy_context() -> Context:
+    """This context for new work, with the line that starts it."""
+    context = copy_context()
+    context.run(started_by.set, user_line())
+    return context
+
+
+def _start(episode: ContextEpisode, original: Method, thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
+    if not _making_thread.get():
+        thread.run = functools.partial(_run, _copy_context(), thread.run)  # type: ignore[method-assign]
+    return original(thread)
+
+
+def _run(context: Context, run: Callable[[], None]) -> None:
+    """End a stopped thread with one line: the episode tells what was stopped, and where."""
+    try:
+        context.run(run)
+    except (RealAccessBlocked, EpisodeBroken) as stopped:
+        logger.warning("%s, started at %s, has ended: %s", _thread_or_task(), context[started_by], stopped)
+
+
+def _submit(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> Any:
+    with set_var(_making_thread, True):
+        return original(pool, _copy_context().run, *args, **kwargs)
+
+
+def _make_pool(episode: ContextEpisode, original: Method, pool: ThreadPool, args: Args, kwargs: Kwargs) -> Any:
+    args, kwargs = _in_context(args, kwargs)
+    with set_var(_making_thread, True):
+        return original(pool, *args, **kwargs)
+
+
+def _give_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(pool, ThreadPool):
+        args, kwargs = _in_context(args, kwargs)
+    return original(pool, *args, **kwargs)
+
+
+def _in_context(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """A thread pool's arguments, its work, initialisers and callbacks as of who gives them.
+
+    They raise what stops an episode as an `Exception`: else the pool's thread ends, and its caller waits for ever.
+    """
+    context = _copy_context()
+
+    def owned(value: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return context.copy().run(value, *args, **kwargs)
+            except (RealAccessBlocked, EpisodeBroken) as stopped:  # which the episode has noted
+                raise RuntimeError(str(stopped)) from stopped
+
+        return call if callable(value) else value
+
+    return tuple(map(owned, args)), {name: owned(value) for name, value in kwargs.items()}
+
+
+def _create_task(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
+    with set_var(started_by, user_line()):
+        return original(loop, *args, **kwargs)
+
+
+def _run_in_executor(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
+    pool, *rest = args
+    return original(loop, THREADS if pool is None and episode.guard is not None else pool, *rest)
+
+
+def _create_queue(episode: ContextEpisode, original: Method, created: Any, args: Args, kwargs: Kwargs) -> None:
+    original(created, *args, **kwargs)
+    setattr(created, _CREATOR, episode)
+
+
+def _put(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Let a queue bring work only to threads and tasks of the run that has created it: others have another policy."""
+    item = args[0] if args else kwargs["item"]
+    if getattr(jobs, _CREATOR, None) is not _owner() and _is_work(item):
+        caller = next(frame for frame in frames() if frame.f_globals["__name__"] not in (__name__, "queue", "asyncio.queues"))
+        if users_frame(caller):
+            raise OwnerUnknown(
+                f"{user_line()} gives work to a queue of another run (a dreamed episode, or production), where another policy "
+                "would answer it: create queue and worker anew in every run, or give the work to a pool's submit"
+            )
+    return original(jobs, *args, **kwargs)
+
+
+_ANSWERED_BY = (Future, asyncio.Future, threading.Event, asyncio.Event, queue.Queue, asyncio.Queue)
+
+
+def _is_work(item: Any) -> bool:
+    """Tells if an item is to be called, or holds the place for its answer: one that only tells something does not."""
+    fields = vars(item).values() if hasattr(item, "__dict__") else ()
+    parts = (item, *(item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()))
+    return any(map(callable, parts)) or any(isinstance(each, _ANSWERED_BY) for each in (*parts, *fields))
+
+
+# --- what is called later -----------------------------------------------------------------------------------------------------
+
+
+def patch_deferred() -> None:
+    """Patch what registers code to be called later; once per process."""
+    dispatch(ThreadPoolExecutor, "__init__", _create_executor, _owner)
+    dispatch(Future, "add_done_callback", _add_done_callback, _owner)
+    for kind in (weakref.finalize, Finalize):
+        dispatch(kind, "__call__", _finalize)
+    gc.callbacks.append(_around_collection)
+
+
+def _create_executor(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> None:
+    original(pool, *args, **kwargs)
+    if pool._initializer is not None:
+        pool._initializer = functools.partial(_copy_context().run, pool._initializer)
+
+
+def _add_done_callback(episode: ContextEpisode, original: Method, future: Future[Any], args: Args, kwargs: Kwargs) -> None:
+    function, context = args[0] if args else kwargs["fn"], _copy_context()
+
+    def call(done: Future[Any]) -> None:
+        with suppress(RealAccessBlocked):  # the guard has noted it; the thread may be production's
+            context.copy().run(function, done)
+
+    return original(future, call)
+
+
+def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Finalisers belong to production. Python gives the dead reference; code that calls one itself gives none."""
+    return run_in(None if args else episode, original, finalizer, *args, **kwargs)
+
+
+def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` inside `episode`, in a context of its own.
+
+    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
+    """
+    context = copy_context()
+    context.run(_current.set, episode)
+    return context.run(function, *args, **kwargs)
+
+
+_collecting_thread = 0
+"""The thread in which garbage is being collected; a process has one collection at a time."""
+
+
+def is_collecting() -> bool:
+    """Tells if this thread collects garbage, so that what runs is a finaliser."""
+    return _collecting_thread == threading.get_ident()
+
+
+def _around_collection(phase: str, info: Any) -> None:
+    global _collecting_thread
+    _collecting_thread = threading.get_ident() if phase == "start" else 0

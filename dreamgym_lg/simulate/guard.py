@@ -39,8 +39,10 @@ from dreamgym_lg.simulate.context import (
     dispatch,
     guarded_episode,
     in_episode,
+    is_collecting,
+    patch_deferred,
+    run_in,
 )
-from dreamgym_lg.simulate.ownership import is_collecting, patch_deferred, run_in
 from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
 
 _NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")

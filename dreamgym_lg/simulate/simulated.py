@@ -30,6 +30,7 @@ from dreamgym_lg.simulate.context import (
     RealAccessBlocked,
     dispatch,
     in_episode,
+    patch_threads,
     set_var,
 )
 from dreamgym_lg.simulate.conversation import (
@@ -46,7 +47,6 @@ from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingSt
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
-from dreamgym_lg.simulate.ownership import patch_threads
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.simulate.user_code import raising_line
 from dreamgym_lg.types import StepResult, Task

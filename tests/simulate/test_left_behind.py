@@ -1,4 +1,4 @@
-"""What an episode's code has started and what outlives it: a worker serves whoever gave it the work, or says that it cannot."""
+"""What an episode's code has started and what outlives it: it answers nobody else, and workers of a queue are refused."""
 
 import asyncio
 import queue
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from worlds import TASK, Answers
+from worlds import TASK, Answers, dreamed
 from zoo import World, signed
 from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
@@ -25,13 +25,13 @@ Work = Callable[[], Any]
 class QueueWorker:
     """One thread, born with the first work, that does what a queue brings: as clients of rate-limited services have."""
 
-    def __init__(self, jobs: Any) -> None:
-        self.jobs, self.thread = jobs, None
+    def __init__(self, make: Callable[[], Any] = queue.Queue) -> None:
+        self.make, self.jobs = make, None
 
     def __call__(self, work: Work) -> Any:
-        if self.thread is None:
-            self.thread = threading.Thread(target=self.serve, daemon=True, name="the-worker")
-            self.thread.start()
+        if self.jobs is None:
+            self.jobs = self.make()
+            threading.Thread(target=self.serve, daemon=True, name="the-worker").start()
         done: Future[Any] = Future()
         self.jobs.put((work, done))
         return done.result(20)
@@ -68,83 +68,96 @@ def agent(world: World, hand_over: Callable[[Work], Any]) -> Any:
     return StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
 
 
-def dreamed(graph: Any, label: str) -> Any:
+def dreamed_by(graph: Any, label: str) -> Any:
     with simulated(graph, policy=ScriptedPolicy(label=label), environment=Answers(label=label), task=TASK) as episode:
         state = episode.invoke(ask())
     assert all(step.next_observation.startswith(label) for step in episode.steps) and episode.steps
     return state
 
 
-@pytest.mark.parametrize("make", [lambda: QueueWorker(queue.Queue()), PoolWorker], ids=["queue", "ThreadPool"])
-def test_a_worker_born_in_an_episode_serves_whoever_gives_it_work(make: Any, tmp_path: Path) -> None:
+def test_a_pool_born_in_an_episode_serves_whoever_gives_it_work(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
-    graph = agent(world, make())
+    graph = agent(world, PoolWorker())
     for number in range(2):
-        state = dreamed(graph, f"policy{number}")
-        assert signed(state, f"policy{number}") and len(world.effects) == number * (3 if make is PoolWorker else 1)
+        state = dreamed_by(graph, f"policy{number}")
+        assert signed(state, f"policy{number}") and len(world.effects) == number * 3
         state = graph.invoke(ask())
         assert signed(state, "production") and not signed(state, "policy0") and not signed(state, "policy1")
     assert world.effects and "book wrote" in state["messages"][-1].text
 
 
-def test_a_worker_serves_production_and_other_episodes_while_its_own_goes_on(tmp_path: Path) -> None:
+def test_a_queue_worker_of_production_is_given_no_work_of_a_dream(tmp_path: Path) -> None:
+    """Its model and tools are real."""
     world = World(folder=tmp_path)
-    graph = agent(world, QueueWorker(queue.Queue()))
-    started, results = threading.Event(), list[Any]()
-
-    def beside() -> None:
-        started.wait(20)
-        results.extend([graph.invoke(ask()), dreamed(graph, "second"), graph.invoke(ask())])
-
-    other = threading.Thread(target=beside)
-    other.start()
-    with simulated(graph, policy=ScriptedPolicy(label="first"), environment=Answers(), task=TASK) as episode:
-        assert signed(episode.invoke(ask()), "first")
-        started.set()
-        other.join()
-        assert signed(episode.invoke(ask()), "first")
-    assert [signed(result, "production") for result in results] == [True, False, True] and signed(results[1], "second")
-    assert len(world.effects) == 2 and len(episode.steps) == 2
-
-
-def test_a_worker_of_production_is_lent_to_the_episode_whose_node_gives_it_work(tmp_path: Path) -> None:
-    """It answers for that episode's policy and world, and is production's again when the episode has ended."""
-    world = World(folder=tmp_path)
-    worker = QueueWorker(queue.Queue())
-    assert worker(int) == 0
-    graph = agent(world, worker)
-    assert signed(dreamed(graph, "policy0"), "policy0") and world.effects == []
+    graph = agent(world, QueueWorker())
     assert signed(graph.invoke(ask()), "production") and len(world.effects) == 1
-    assert signed(dreamed(graph, "policy1"), "policy1") and len(world.effects) == 1
-    assert world.model.invoke("beside").text.startswith("production")
-    worker.jobs.put((lambda: (tmp_path / "late").touch(), done := Future[Any]()))
-    done.result(20)
-    assert (tmp_path / "late").exists()
+    with pytest.raises(OwnerUnknown, match=r"test_left_behind.py:\d+ in __call__ gives work to a queue of another run"):
+        dreamed_by(graph, "policy")
+    assert signed(graph.invoke(ask()), "production") and len(world.effects) == 2 and world.model_calls == 2
 
 
-def test_who_reads_what_a_driver_has_put_is_not_lent(tmp_path: Path) -> None:
-    """Results of an episode, put there around its run and not by a node: a judge that reads them asks its own model."""
-    world, results, judged = World(folder=tmp_path), queue.Queue[Any](), list[str]()
-    judge = threading.Thread(target=lambda: judged.append(world.model.invoke(str(results.get())).text))
-    judge.start()
-    graph = agent(world, lambda work: work())
-    with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
-        results.put(len(episode.invoke(ask())["messages"]))
-        judge.join(20)
-    assert judged[0].startswith("production")
+def test_a_queue_worker_of_an_episode_serves_no_other_run(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    graph = agent(world, QueueWorker())
+    assert signed(dreamed_by(graph, "policy"), "policy")
+    for run in (lambda: graph.invoke(ask()), lambda: dreamed_by(graph, "other")):
+        with pytest.raises(OwnerUnknown, match="gives work to a queue of another run"):
+            run()
+    assert world.effects == [] and world.model_calls == 0
 
 
 def test_a_worker_whose_giver_is_unknown_answers_nobody_after_its_episode(tmp_path: Path) -> None:
-    """A C queue tells nobody who put what: production gets an error that names the thread, never the old policy's answer."""
+    """A C queue is not watched: production gets an error that names the thread, never the old policy's answer."""
     world = World(folder=tmp_path)
-    graph = agent(world, QueueWorker(queue.SimpleQueue()))
-    assert signed(dreamed(graph, "policy"), "policy")
-    for _ in range(2):
-        with pytest.raises(OwnerUnknown, match=r"the-worker.*test_left_behind.py:\d+ in __call__.*anew in every run"):
-            graph.invoke(ask())
-    with pytest.raises(OwnerUnknown), simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
-        episode.invoke(ask())
+    graph = agent(world, QueueWorker(queue.SimpleQueue))
+    assert signed(dreamed_by(graph, "policy"), "policy")
+    for run in (lambda: graph.invoke(ask()), lambda: dreamed_by(graph, "other")):
+        with pytest.raises(OwnerUnknown, match=r"the-worker.*after the episode .* has ended"):
+            run()
     assert world.effects == [] and world.model_calls == 0
+
+
+@pytest.mark.parametrize("make", [queue.Queue, asyncio.Queue])
+def test_what_is_only_told_by_a_queue_is_no_work(make: Any) -> None:
+    """Progress for a page, say."""
+    events = make()
+    assert dreamed(lambda: events.put_nowait({"step": 1, "text": "looking"})).blocked == []
+    assert events.get_nowait() == {"step": 1, "text": "looking"}
+
+
+async def test_a_batching_task_serves_the_run_that_made_it_alone(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    batcher: dict[str, Any] = {}
+
+    async def serve() -> None:
+        while True:
+            text, done = await batcher["jobs"].get()
+            try:
+                done.set_result((await world.model.abatch([text]))[0])
+            except Exception as error:
+                done.set_exception(error)
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        if not batcher:
+            batcher.update(jobs=asyncio.Queue(), task=asyncio.create_task(serve()))
+        done = asyncio.get_running_loop().create_future()
+        await batcher["jobs"].put((state["messages"][-1].text, done))
+        return {"messages": [await done]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+    async def adreamed(label: str) -> Any:
+        async with simulated(graph, policy=ScriptedPolicy(label=label), environment=Answers(), task=TASK) as episode:
+            return await episode.ainvoke(ask())
+
+    assert signed(await adreamed("policy"), "policy")
+    for run in (adreamed("other"), graph.ainvoke(ask())):
+        with pytest.raises(OwnerUnknown, match="in node gives work to a queue of another run"):
+            await run
+    batcher.pop("task").cancel()
+    batcher.clear()
+    assert signed(await graph.ainvoke(ask()), "production") and world.model_calls == 1
+    batcher["task"].cancel()
 
 
 def test_what_a_pool_calls_besides_work_is_guarded_too(tmp_path: Path) -> None:
@@ -174,116 +187,3 @@ def test_what_a_pool_calls_besides_work_is_guarded_too(tmp_path: Path) -> None:
     with pytest.raises(RealAccessBlocked), simulated(graph, policy=ScriptedPolicy(), environment=Answers()) as episode:
         episode.invoke({"found": None})
     assert sorted(stopped) == ["callback", "initialiser", "thread"] and list(tmp_path.iterdir()) == []
-
-
-def test_what_an_episode_left_in_a_queue_is_not_done_for_real(tmp_path: Path) -> None:
-    """The rest of a dead episode's work is no work of production's."""
-    world = World(folder=tmp_path)
-    worker, may_go = QueueWorker(queue.Queue()), threading.Event()
-    book = toolbox(world)[0]
-    late = Future[Any]()
-
-    def node(state: dict) -> dict[str, Any]:
-        worker(int)
-        worker.jobs.put((lambda: may_go.wait(20), Future()))
-        worker.jobs.put((lambda: book.invoke({"city": "Rome", "nights": 1}), late))
-        return {}
-
-    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
-    with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
-        episode.invoke({"found": None})
-    may_go.set()
-    with pytest.raises(OwnerUnknown):
-        late.result(20)
-    assert "book wrote" in worker(lambda: book.invoke({"city": "Bonn", "nights": 1}))
-    assert [detail for _, detail in world.effects] == ["Bonn 1"]
-
-
-# --- tasks --------------------------------------------------------------------------------------------------------------------
-
-
-class Batcher:
-    """A task, born with the first call, that asks the model for all that came within a moment; or one task for each."""
-
-    def __init__(self, model: Any, *, most: int, apart: bool = False) -> None:
-        self.model, self.most, self.apart = model, most, apart
-        self.jobs: asyncio.Queue[Any] = asyncio.Queue()
-        self.task: asyncio.Task[None] | None = None
-
-    async def __call__(self, text: str) -> Any:
-        if self.task is None:
-            self.task = asyncio.create_task(self.serve())
-        done = asyncio.get_running_loop().create_future()
-        await self.jobs.put((text, done))
-        return await done
-
-    async def serve(self) -> None:
-        while True:
-            batch = [await self.jobs.get()]
-            try:
-                while len(batch) < self.most:
-                    batch.append(await asyncio.wait_for(self.jobs.get(), 0.05))
-            except TimeoutError:
-                pass
-            if self.apart:
-                self.running = asyncio.create_task(self.answer(batch))
-            else:
-                await self.answer(batch)
-
-    async def answer(self, batch: list[Any]) -> None:
-        try:
-            replies = await self.model.abatch([text for text, _ in batch])
-        except Exception as error:
-            replies = [error] * len(batch)
-        for (_, done), reply in zip(batch, replies, strict=True):
-            if isinstance(reply, Exception):
-                done.set_exception(reply)
-            else:
-                done.set_result(reply)
-
-
-def batched(batcher: Batcher) -> Any:
-    async def node(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await batcher(state["messages"][-1].text)]}
-
-    return StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
-
-
-async def adreamed(graph: Any, label: str) -> Any:
-    async with simulated(graph, policy=ScriptedPolicy(label=label), environment=Answers(), task=TASK) as episode:
-        return await episode.ainvoke(ask())
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["itself", "a task for each"])
-async def test_a_task_born_in_an_episode_serves_whoever_gives_it_work(apart: bool, tmp_path: Path) -> None:
-    world = World(folder=tmp_path)
-    batcher = Batcher(world.model, most=1, apart=apart)
-    graph = batched(batcher)
-    labels = ["policy0", "production", "policy1", "policy2", "production"]
-    one_by_one = [await (graph.ainvoke(ask()) if each == "production" else adreamed(graph, each)) for each in labels]
-    at_once = await asyncio.gather(
-        *(graph.ainvoke(ask()) if each == "production" else adreamed(graph, each) for each in labels)
-    )
-    for results in (one_by_one, at_once):
-        assert [[signed(result, label) for label in labels] for result in results] == [[a == b for b in labels] for a in labels]
-    assert batcher.task is not None
-    batcher.task.cancel()
-
-
-async def test_a_batch_of_two_owners_is_refused(tmp_path: Path) -> None:
-    """One call cannot be answered by two policies: it names the task and says what to do."""
-    world = World(folder=tmp_path)
-    batcher = Batcher(world.model, most=2)
-    graph = batched(batcher)
-
-    async def produced() -> Any:
-        while batcher.task is None:
-            await asyncio.sleep(0)
-        return await graph.ainvoke(ask())
-
-    results = await asyncio.gather(adreamed(graph, "policy"), produced(), return_exceptions=True)
-    assert [type(result) for result in results] == [OwnerUnknown] * 2 and "task of Batcher.serve, started at" in str(results[1])
-    assert "more than one" in str(results[1]) and world.model_calls == 0
-    assert signed(await graph.ainvoke(ask()), "production") and signed(await adreamed(graph, "policy"), "policy")
-    assert batcher.task is not None
-    batcher.task.cancel()

@@ -1,4 +1,4 @@
-"""Work that a node hands to others: workers born lazily, in production or in a dream, and other loops, pools and contexts."""
+"""Work that a node hands to others: threads, other loops, pools and contexts."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,7 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import anyio
-from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages import AnyMessage
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langgraph.graph import MessagesState
 
@@ -33,42 +33,6 @@ def _hands_over(world: World, hand_over: Callable[[Work], Any]) -> Built:
         return {"messages": [reply, *results, hand_over(lambda: world.model.invoke([*state["messages"], reply, *results]))]}
 
     return Built(graph=single(node), payload=ask(), tools=["book"], expect=answered())
-
-
-class QueueWorker:
-    """One thread that does what a queue brings, as clients of rate-limited services have."""
-
-    def __init__(self, *, lazy: bool) -> None:
-        self.jobs: queue.Queue[Any] = queue.Queue()
-        self.birth = threading.Lock()
-        self.thread = threading.Thread(target=self.serve, daemon=True)
-        if not lazy:
-            self.thread.start()
-
-    def __call__(self, work: Work) -> Any:
-        with self.birth:
-            if not self.thread.ident:
-                self.thread.start()
-        done: Future[Any] = Future()
-        self.jobs.put((work, done))
-        return done.result(20)
-
-    def serve(self) -> None:
-        while True:
-            work, done = self.jobs.get()
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
-
-
-def queue_worker_born_lazily(world: World) -> Built:
-    return _hands_over(world, QueueWorker(lazy=True))
-
-
-def queue_worker_born_before(world: World) -> Built:
-    """It serves production before any dream, and dreams between."""
-    return _hands_over(world, QueueWorker(lazy=False))
 
 
 def pool_of_multiprocessing(world: World) -> Built:
@@ -154,38 +118,6 @@ def anyio_threads(world: World) -> Built:
     return Built(graph=single(node), payload=ask(), tools=["book"], mode="async", expect=answered())
 
 
-class Batcher:
-    """A task, born with the first call on each loop, that asks the model for what has come."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.loop = model, None
-
-    async def __call__(self, messages: Any) -> AIMessage:
-        if self.loop is not asyncio.get_running_loop():
-            self.loop, self.jobs = asyncio.get_running_loop(), asyncio.Queue()
-            self.task = asyncio.create_task(self.serve())
-        done = asyncio.get_running_loop().create_future()
-        await self.jobs.put((messages, done))
-        return await done
-
-    async def serve(self) -> None:
-        while True:
-            messages, done = await self.jobs.get()
-            done.set_result((await self.model.abatch([messages]))[0])
-
-
-def task_born_lazily(world: World) -> Built:
-    book = toolbox(world)[0]
-    think, tell = Batcher(world.model.bind_tools([book])), Batcher(world.model)
-
-    async def node(state: MessagesState) -> dict[str, Any]:
-        reply = await think(state["messages"])
-        results = [await book.ainvoke(call) for call in reply.tool_calls]
-        return {"messages": [reply, *results, await tell([*state["messages"], reply, *results])]}
-
-    return Built(graph=single(node), payload=ask(), tools=["book"], mode="async", expect=answered())
-
-
 def stream_read_by_another(world: World) -> Built:
     """A thread reads the model's stream into a queue; the node takes the words from there."""
     book = toolbox(world)[0]
@@ -218,8 +150,6 @@ def made_with_the_first_call(world: World) -> Built:
 
 
 KINDS = kinds(
-    queue_worker_born_lazily,
-    queue_worker_born_before,
     pool_of_multiprocessing,
     pool_that_copies_contexts,
     context_given_by_hand,
@@ -227,7 +157,6 @@ KINDS = kinds(
     thread_with_a_loop,
     loop_of_its_own,
     anyio_threads,
-    task_born_lazily,
     stream_read_by_another,
     made_with_the_first_call,
 )
