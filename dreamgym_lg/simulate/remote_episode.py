@@ -4,9 +4,9 @@ The other process is a walled worker or a Ray actor. What comes up is JSON, one 
 trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
 questions of an episode, which may be open at once:
 
-    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
+    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
-    down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
+    down    ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
 
@@ -22,15 +22,14 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
-from queue import SimpleQueue
 from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessageChunk, BaseMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, PrivateAttr, TypeAdapter
 from typing_extensions import TypedDict
@@ -65,31 +64,19 @@ class Parent:
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
         self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
-        self._on_chunk = dict[int, Callable[[Any], object]]()
 
-    def ask(self, kind: str, *args: Any, on_chunk: Callable[[Any], object] | None = None) -> "Future[Any]":
-        """Ask the parent. Args: `on_chunk`, called by the thread that reads with each part of a streamed reply.
-
-        Raises `RuntimeError` after the episode's end: its threads get no answers of the next one.
-        """
+    def ask(self, kind: str, *args: Any) -> "Future[Any]":
+        """Ask the parent. Raises `RuntimeError` after the episode's end: its threads get no answers of the next one."""
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
         self._questions[number] = future
-        if on_chunk is not None:
-            self._on_chunk[number] = on_chunk
         self._write(to_line(ask=kind, episode=self.episode, number=number, args=args))
         return future
-
-    def chunk(self, number: int, chunk: Any) -> None:
-        """Deliver a part of the parent's streamed reply."""
-        if number in self._on_chunk:
-            self._on_chunk[number](chunk)
 
     def answer(self, number: int, value: Any, error: str | None) -> None:
         """Deliver the parent's answer to a question; dropped after the episode's end."""
         future = self._questions.pop(number, None)
-        self._on_chunk.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
 
@@ -127,52 +114,34 @@ class ParentPolicy(BaseChatModel):
         return "dreamgym-parent"
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        result: ChatResult = self._ask("policy", messages, stop, kwargs).result()
+        result: ChatResult = self._ask(messages, stop, kwargs).result()
         return result
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        result: ChatResult = await asyncio.wrap_future(self._ask("policy", messages, stop, kwargs))
+        result: ChatResult = await asyncio.wrap_future(self._ask(messages, stop, kwargs))
         return result
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        chunks = SimpleQueue[Any]()
-        future = self._ask("stream", messages, stop, kwargs, chunks.put)
-        future.add_done_callback(lambda _: chunks.put(None))
-        while (chunk := chunks.get()) is not None:
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
-        future.result()
+        """The reply as one chunk: in a dream nobody reads along."""
+        chunk = _as_chunk(self._generate(messages, stop, **kwargs))
+        if run_manager is not None:
+            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        yield chunk
 
     async def _astream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        """As `_stream`."""
+        chunk = _as_chunk(await self._agenerate(messages, stop, **kwargs))
+        if run_manager is not None:
+            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        yield chunk
 
-        def put(chunk: Any) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-
-        future = self._ask("stream", messages, stop, kwargs, put)
-        future.add_done_callback(lambda _: put(None))
-        while (chunk := await chunks.get()) is not None:
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
-        future.result()
-
-    def _ask(
-        self,
-        kind: str,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        options: dict[str, Any],
-        on_chunk: Callable[[Any], object] | None = None,
-    ) -> "Future[Any]":
+    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> "Future[Any]":
         sent = list[Any]()
         with self._sending:
             numbers = self._numbers.copy()
@@ -180,9 +149,13 @@ class ParentPolicy(BaseChatModel):
                 text = to_line(message=message_to_dict(message)).decode()
                 number = numbers.setdefault(text, len(numbers))
                 sent.append((number, text) if number >= len(self._numbers) else number)
-            future: Future[Any] = self.parent.ask(kind, sent, stop, options, on_chunk=on_chunk)
+            future: Future[Any] = self.parent.ask("policy", sent, stop, options)
             self._numbers = numbers
         return future
+
+
+def _as_chunk(result: ChatResult) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(**result.generations[0].message.model_dump(exclude={"type"})))
 
 
 class ParentEnvironment(Environment):
@@ -292,10 +265,7 @@ class RemoteEpisode:
         message = read_message(message)
         if not self.ended.done() and "ask" in message:
             number, args = message["number"], message["args"]
-            if message["ask"] == "stream":
-                answering: Awaitable[Any] = self._stream(number, *args)
-            else:
-                answering = (self._reply if message["ask"] == "policy" else self._step)(*args)
+            answering: Awaitable[Any] = (self._reply if message["ask"] == "policy" else self._step)(*args)
             self.unanswered.add(number)
             self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
         elif not self.ended.done():
@@ -310,21 +280,12 @@ class RemoteEpisode:
         self._send(order)
         self.unanswered.discard(number)
 
-    async def _stream(self, number: int, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> None:
-        messages, arguments = self._read_call(sent, options)
-        async for chunk in self._policy.astream(messages, stop=stop, **arguments):
-            self._send(pickle.dumps(("chunk", self._number, number, ChatGenerationChunk(message=chunk))))
-
-    def _read_call(self, sent: list[Any], options: dict[str, Any]) -> tuple[list[BaseMessage], dict[str, Any]]:
+    async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
         new = {number: clean(json.loads(text)["message"]) for number, text in (each for each in sent if isinstance(each, list))}
         self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        arguments: dict[str, Any] = {
-            name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options
-        }
-        return [self._messages[each[0] if isinstance(each, list) else each] for each in sent], arguments
-
-    async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
-        (messages, arguments), policy = self._read_call(sent, options), self._policy
+        messages = [self._messages[each[0] if isinstance(each, list) else each] for each in sent]
+        arguments: Any = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
+        policy = self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
         if not has_listeners and type(policy).agenerate is BaseChatModel.agenerate:
             # `agenerate` did its work in the other process already, around its `ParentPolicy`
@@ -375,7 +336,7 @@ class _Sent(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     episode: int
     number: int | None
-    ask: Literal["policy", "stream", "step"]
+    ask: Literal["policy", "step"]
     args: list[Any]
     state: AgentState
     ended: Literal[True]

@@ -121,15 +121,15 @@ async def _streamed(state: MessagesState) -> dict:
     second = [event async for event in model.astream_events(messages, version="v2")]
     third = [event async for event in await model.astream_events(messages, version="v3")]
     tokens = [event["data"]["chunk"].text for event in second if event["event"] == "on_chat_model_stream"]
-    return {"messages": [AIMessage(f"{len(chunks)} {''.join(tokens)} {len(tokens)} {len(third)}")]}
+    return {"messages": [AIMessage(f"{''.join(tokens)}|{len(chunks)}|{len(tokens)}|{len(third)}")]}
 
 
 def _streamed_by_hand(state: MessagesState) -> dict:
-    return {"messages": [AIMessage(str(len(list(ScriptedModel(label="production").stream(state["messages"])))))]}
+    chunks = list(ScriptedModel(label="production").stream(state["messages"][:1]))
+    return {"messages": [AIMessage(f"{state['messages'][-1].text}|{len(chunks)}")]}
 
 
-streams = StateGraph(MessagesState).add_node("node", _streamed).add_edge(START, "node").compile()
-streams_synchronously = StateGraph(MessagesState).add_node("node", _streamed_by_hand).add_edge(START, "node").compile()
+streams = StateGraph(MessagesState).add_sequence([_streamed, _streamed_by_hand]).add_edge(START, "_streamed").compile()
 
 
 def own_permission() -> None:

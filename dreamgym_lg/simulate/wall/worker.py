@@ -376,8 +376,7 @@ def _obey(
                 playing = play_episode(parent, task, partial(create_both, parent, *world), failure=_failure)
                 loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
             elif number in parents:
-                deliver = parents[number].chunk if order == "chunk" else parents[number].answer
-                deliver(*rest)
+                parents[number].answer(*rest)
     os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
 
 
