@@ -1,6 +1,5 @@
 """Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what one tried episode really does."""
 
-import contextvars
 import io
 import json
 import sqlite3
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,6 @@ from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
-from langgraph.types import interrupt
 from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call
@@ -27,7 +26,16 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.episode import check_names
-from dreamgym_lg.simulate.object_graph import body, function_references, makes_tools, named, reachable, run_by, runs_in_dream
+from dreamgym_lg.simulate.object_graph import (
+    body,
+    function_references,
+    makes_tools,
+    named,
+    reachable,
+    references,
+    run_by,
+    runs_in_dream,
+)
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, state_update
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
@@ -213,13 +221,6 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
         problems += _called_past_its_class(function, place)
         if makes_tools(function):
             yield Part("tool", f"made in {place}", "simulated")
-        for each in function_references(function):
-            if each is interrupt:  # == of a data frame is no truth
-                yield Part("interrupt", f"in {place}", "answered")
-            elif isinstance(each, type) and issubclass(each, BaseChatModel):
-                yield Part("model", f"{each.__name__} made in {place}", "simulated")
-            elif getattr(each, "__name__", "") == "init_chat_model":
-                yield Part("model", f"made in {place}", "simulated")
     yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
 
@@ -230,73 +231,47 @@ _POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "s
 def _reached(each: Any, place: str) -> Iterator[Part]:
     """The problem of an object past which neither patch nor guard reaches."""
     name, package = type(each).__name__, type(each).__module__.partition(".")[0]
-    here, unseen = f"{name} in {place}", "no guard sees what is sent on an open connection"
-    fix = (
-        "let the tool be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
-    )
+    here = f"{package}.{name} in {place}"
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
         yield Part("model", here, "not simulated", advice)
     elif package in ("openai", "anthropic") and hasattr(each, "base_url"):
-        yield Part("client", f"{package}.{here}", "stopped", "call the model through its LangChain class")
+        yield Part("client", here, "stopped", "call the model through its LangChain class")
     elif name == "RemoteGraph" and package == "langgraph":
         yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
-    elif _is_open_file(each):
-        file = f"{getattr(each, 'name', name)} open in {place}"
-        yield Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
-    elif isinstance(each, subprocess.Popen) and each.stdin is not None:
-        yield Part("process", f"{each.args!r} in {place}", "could leak", f"no guard sees what is written to its input: {fix}")
-    elif package == "mcp" and name == "ClientSession":
-        yield Part(
-            "connection", f"MCP session in {place}", "could leak", f"no guard sees what is sent in an open session: {fix}"
-        )
-    elif _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
-        yield Part("connection", f"{package}.{here}", "could leak", f"{unseen}: {fix}")
+    elif kind := _held_open(each, package):
+        named_file = f"{getattr(each, 'name', name)} open in {place}"
+        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
+        advice = f"no guard sees what is written to an open {kind}: {fix}"
+        yield Part(kind, named_file if kind == "file" else here, "could leak", advice)
 
 
-def _is_open_file(each: Any) -> bool:
-    """Tells if it is a file on disk that is open for writing."""
-    if not isinstance(each, io.IOBase) or each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
-        return False
-    try:
-        return each.fileno() >= 0
-    except OSError:
-        return False
-
-
-def _is_open_database(each: Any) -> bool:
-    """Tells if it is an open SQLite database in a file."""
-    if not isinstance(each, sqlite3.Connection):
-        return False
-    try:
-        return any(file for _, _, file in each.execute("PRAGMA database_list"))
-    except sqlite3.ProgrammingError as error:  # it is closed, or of another thread
-        return "closed" not in str(error)
+def _held_open(each: Any, package: str) -> str:
+    """The kind of an object by which the real world is reached without an event; else ""."""
+    if isinstance(each, io.IOBase):
+        if each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
+            return ""
+        with suppress(OSError):  # it has no number: it is in memory
+            return "file" if each.fileno() >= 0 else ""
+    if isinstance(each, sqlite3.Connection):
+        try:
+            return "connection" if any(file for _, _, file in each.execute("PRAGMA database_list")) else ""
+        except sqlite3.ProgrammingError as error:  # it is closed, or of another thread
+            return "" if "closed" in str(error) else "connection"
+    if isinstance(each, subprocess.Popen) and each.stdin is not None:
+        return "process"
+    is_session = (package == "mcp" and type(each).__name__ == "ClientSession") or package in _DRIVERS_IN_C
+    return "connection" if is_session or (package == "sqlalchemy" and type(each).__name__ in _POOLS) else ""
 
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Ways by which models and tools are called and no class is asked."""
-    names, referred = named(function), list(function_references(function))
-    held = [part for each in referred if isinstance(each, list | tuple | dict) for part in _items(each)]
-    for name in sorted(names & {"func", "coroutine"}):
-        if any(isinstance(each, BaseTool) for each in (*referred, *held)):
-            call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
-            advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
-            yield Part("node", place, "not simulated", advice)
-    if any(each is contextvars.Context for each in referred) or (
-        any(each is contextvars for each in referred) and "Context" in names
-    ):
-        advice = (
-            "it runs code in an empty context (contextvars.Context), where no episode is known: use contextvars.copy_context()"
-        )
+    """Ways by which tools are called and no class is asked."""
+    referred = list(function_references(function))
+    referred += [part for each in referred if isinstance(each, list | tuple | dict) for part in references(each)]
+    for name in sorted(named(function) & {"func", "coroutine"} if any(isinstance(each, BaseTool) for each in referred) else ()):
+        call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
+        advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)
-    if "start_new_thread" in names:
-        advice = "it starts a thread below Python's (_thread.start_new_thread), where no episode is known: use threading.Thread"
-        yield Part("node", place, "not simulated", advice)
-
-
-def _items(each: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
-    return each.values() if isinstance(each, dict) else each
 
 
 # --- one tried episode --------------------------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """Follows the references of objects and code; tells which tools run in a dream too."""
 
 import contextlib
-import datetime
 import dis
 import functools
 import inspect
-import re
 import sys
 import threading
 import types
@@ -17,7 +15,7 @@ from typing import Any
 
 from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool, tool
@@ -265,9 +263,6 @@ _HARMLESS = {
 _ACTING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "setattr", "context", "config"}
 """Names by which a function may act all the same: a run's context and config hold whatever the user put there."""
 _CONSTANTS = (str, bytes, int, float, bool, type(None))
-_VALUES = (str, list, dict, set, int, float, datetime.datetime, re.Pattern, re.Match)
-_METHODS = {name for kind in (*_VALUES, BaseModel, ToolMessage, AIMessage, BaseStore) for name in dir(kind)}
-"""Of values: they touch nothing outside of the process."""
 
 
 def changes_state_only(tool: BaseTool) -> bool:
@@ -296,21 +291,12 @@ def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
 
 
 def _is_harmless_function(function: types.FunctionType, seen: tuple[Any, ...]) -> bool:
-    steps = [step for code in _codes(function) for step in dis.get_instructions(code)]
+    steps = (step for code in _codes(function) for step in dis.get_instructions(code))
     imported = {str(step.argval).partition(".")[0] for step in steps if step.opname == "IMPORT_NAME"}
     names = {*named(function), *(name for code in _codes(function) for name in code.co_varnames)}
-    values = list(named_values(function))
-    libraries = [each for each in values if isinstance(each, type | types.ModuleType) and _package(each) in _HARMLESS]
-    offered = {name for each in libraries for name in dir(each)}
-    called = {step.argval for step in steps if _is_method_call(step)}  # of what the state holds, a client perhaps
-    if not imported <= _HARMLESS or names & _ACTING or not called <= _METHODS | offered:
+    if not imported <= _HARMLESS or names & _ACTING:
         return False
-    return all(_is_harmless(each, (*seen, function)) for each in values)
-
-
-def _is_method_call(step: dis.Instruction) -> bool:
-    says_method = sys.version_info >= (3, 12) and step.opname == "LOAD_ATTR" and bool((step.arg or 0) & 1)
-    return says_method or step.opname == "LOAD_METHOD"
+    return all(_is_harmless(each, (*seen, function)) for each in named_values(function))
 
 
 def _package(value: Any) -> str:

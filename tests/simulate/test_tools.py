@@ -9,7 +9,7 @@ from datetime import date
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 from uuid import UUID
 
 import pytest
@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
+from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
@@ -444,13 +444,6 @@ def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
     assert environment.shown == ["book", "pay", "mail"] and episode.steps[0].reasoning == "because"
 
 
-class Saved(BaseModel):
-    text: str
-
-    def save(self) -> str:
-        return self.text
-
-
 # --- tools that only make a Command -------------------------------------------------------------------------------------------
 
 
@@ -486,14 +479,6 @@ def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: 
         """Act in another function."""
         return Command(update={"note": books(text)})
 
-    def asks_state(text: str, state: Annotated[dict, InjectedState]) -> Command:
-        """Ask what the state holds."""
-        return Command(update={"note": state["client"].book(text.upper())})
-
-    def saves(text: str) -> Command:
-        """Save what is the user's own."""
-        return Command(update={"note": Saved(text=text).save()})
-
     def says(text: str) -> str:
         """Say."""
         return text
@@ -502,4 +487,4 @@ def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: 
         return changes_state_only(StructuredTool.from_function(function))
 
     assert only(notes)
-    assert not any(map(only, (books, opens, imports, asks_context, asks_state, saves, through, says)))
+    assert not any(map(only, (books, opens, imports, asks_context, through, says)))

@@ -1,8 +1,6 @@
 """Agents that no dreamed episode can be right with, and the words by which each is told what to do."""
 
-import _thread
 import asyncio
-import contextvars
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -56,20 +54,6 @@ def tool_coroutine(world: World) -> Any:
 def completion_model(world: World) -> Any:
     model = FakeListLLM(responses=["production"])
     return _node(lambda state: model.invoke("book a room"))
-
-
-def empty_context(world: World) -> Any:
-    return _node(lambda state: contextvars.Context().run(world.model.invoke, state["messages"]).text)
-
-
-def thread_below_python(world: World) -> Any:
-    def act(state: MessagesState) -> str:
-        said, done = list[str](), threading.Event()
-        _thread.start_new_thread(lambda: (said.append(world.model.invoke(state["messages"]).text), done.set()), ())
-        done.wait(20)
-        return said[0]
-
-    return _node(act)
 
 
 def remote_graph(world: World) -> Any:
@@ -127,14 +111,12 @@ REFUSED: list[tuple[Refused, str, str]] = [
     (tool_func, "not simulated", r"it calls tool\.func\(\.\.\.\), which really runs .*: use tool\.invoke\(\.\.\.\)"),
     (tool_coroutine, "not simulated", r"it calls tool\.coroutine\(\.\.\.\), .* use await tool\.ainvoke\(\.\.\.\)"),
     (completion_model, "not simulated", "no policy answers for it: use its chat-model class"),
-    (empty_context, "not simulated", r"runs code in an empty context .*: use contextvars\.copy_context\(\)"),
-    (thread_below_python, "not simulated", r"starts a thread below Python's .*: use threading\.Thread"),
     (remote_graph, "stopped", "it runs on a server: use the graph itself instead"),
     (provider_client, "stopped", "call the model through its LangChain class"),
     (moderation, "stopped", "allow that host, or build the agent without it to train it"),
     (files_of_a_deep_agent, "stopped", "build the agent with StateBackend to train it"),
     (open_database, "could leak", "move it into a tool, or name the node in simulate_nodes"),
-    (open_session, "could leak", "sent in an open session: move it into a tool, or name the node in simulate_nodes"),
+    (open_session, "could leak", "written to an open connection: move it into a tool, or name the node in simulate_nodes"),
     (embedded_file, "could leak", "no guard sees what is written to an open file"),
 ]
 """Builder of the graph, its worst part's fate, and what it is told."""
