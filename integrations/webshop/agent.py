@@ -15,7 +15,6 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import parse_action
-from dreamgym_lg.integrations.webshop.reward import Nouns, Tagger
 from dreamgym_lg.types import Step, Task, Trajectory
 
 try:
@@ -41,20 +40,18 @@ class ShopTools:
     """Tools of any number of episodes, each in its own shop. Pass `reset_real` and `verify_real` to `DreamGym`.
 
     Args:
-        path, max_steps, nouns, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
+        path, max_steps, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
     """
 
-    def __init__(
-        self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob", compact: bool = False
-    ) -> None:
-        self._path, self._max_steps, self._nouns, self._compact = path, max_steps, nouns, compact
+    def __init__(self, path: str | Path, *, max_steps: int = 15, compact: bool = False) -> None:
+        self._path, self._max_steps, self._compact = path, max_steps, compact
         self._visits: ContextVar[_Visit] = ContextVar("visit")
         self.tools: list[BaseTool] = self._create_tools()
 
     @asynccontextmanager
     async def reset_real(self, task: Task) -> AsyncIterator[None]:
         """The shop of one real episode of the task. Raises what `WebShopEnvironment.reset` raises."""
-        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, nouns=self._nouns, compact=self._compact)
+        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, compact=self._compact)
         await environment.areset(task)
         token = self._visits.set(_Visit(environment))
         try:

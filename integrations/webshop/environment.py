@@ -24,7 +24,7 @@ from dreamgym_lg.integrations.webshop.pages import (
     search_page,
     sub_page,
 )
-from dreamgym_lg.integrations.webshop.reward import Nouns, Tagger, load_tagger, reward
+from dreamgym_lg.integrations.webshop.reward import reward
 from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
 from dreamgym_lg.types import StepResult, Task
 
@@ -92,15 +92,12 @@ class WebShopEnvironment(TextGame):
 
     Args:
         path: As `data.load_tasks`.
-        nouns: The reward's noun tagger: a `Tagger` or a function.
         compact: Show pages in their short form (`pages.compact`), and `SAME_PAGE` for one that is on the screen already.
     """
 
-    def __init__(
-        self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob", compact: bool = False
-    ) -> None:
+    def __init__(self, path: str | Path, *, max_steps: int = 15, compact: bool = False) -> None:
         super().__init__(max_steps)
-        self.path, self.nouns, self.compact = path, nouns, compact
+        self.path, self.compact = path, compact
         self._shop: Shop | None = None
         self.visit: Visit | None = None
         """For scripted policies and tests: a policy under evaluation must not see it. None after a purchase."""
@@ -120,7 +117,8 @@ class WebShopEnvironment(TextGame):
         verb, argument = parse_action(action)
         if verb == "click" and argument == BUY.lower() and argument in visit.page.clickables:
             self.visit = None
-            paid = self._pay(visit)
+            assert visit.product is not None
+            paid = reward(visit.product, visit.options, visit.goal, visit.target)
             return StepResult("", paid, True, False, {"success": paid == 1, "valid": True, "clickables": []})
         valid = True
         if verb == "search" and argument:
@@ -152,11 +150,6 @@ class WebShopEnvironment(TextGame):
         text, before = compact(page), self._shown
         self._shown = text
         return SAME_PAGE if text == before else text
-
-    def _pay(self, visit: Visit) -> float:
-        assert visit.product is not None
-        nouns = load_tagger(self.nouns) if isinstance(self.nouns, str) else self.nouns
-        return reward(visit.product, visit.options, visit.goal, visit.target, nouns)
 
 
 def _search(visit: Visit, products: Sequence[Product], number: int = 1) -> None:

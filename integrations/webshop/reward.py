@@ -1,24 +1,18 @@
 """Reward of a purchase: match of type, attributes, options and price with the goal."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import Literal, get_args
+from collections.abc import Mapping
+from functools import lru_cache
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.integrations.webshop.data import Goal
 from dreamgym_lg.integrations.webshop.pages import Product
 
 try:
     from rapidfuzz.fuzz import token_set_ratio
+    from textblob.en import tag
 except ImportError as error:
-    raise MissingDependency.extra("rapidfuzz", "webshop") from error
-
-Nouns = Callable[[str], Sequence[str]]
-"""A noun tagger: a title -> its nouns, in lower case and in its order, repetitions included."""
-Tagger = Literal["textblob", "spacy"]
-"""`textblob`: TextBlob's rules.  `spacy`: `en_core_web_sm`, as for the published rewards: 6 to 10 % of those of wrong products
-differ."""
+    raise MissingDependency.extra("rapidfuzz or textblob", "webshop") from error
 
 _MATCH = 85
 """Texts match above this similarity, 0 to 100."""
@@ -37,7 +31,7 @@ COLORS = tuple(
 """Words that an option collapses to: the first one, in this order."""
 
 
-def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Product, nouns: Nouns) -> float:
+def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Product) -> float:
     """0 to 1; 1 is success: the type is right, and every attribute, every option and the price limit is met.
 
     Args:
@@ -48,7 +42,7 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Produ
     have = [_color_in(value) for value in chosen.values()]
     options = sum(any(_similar(value, goal_value) for value in have) for goal_value in map(_color_in, goal.options))
     met = attributes + options + (bought.price <= goal.price_limit)
-    return met / (len(goal.attributes) + len(goal.options) + 1) * _type_reward(bought, target, nouns)
+    return met / (len(goal.attributes) + len(goal.options) + 1) * _type_reward(bought, target)
 
 
 def _has_attribute(bought: Product, goal_value: str) -> bool:
@@ -61,7 +55,7 @@ def _color_in(option: str | tuple[str, str]) -> str:
     return next((color for color in COLORS if color in option), str(option))
 
 
-def _type_reward(bought: Product, target: Product, nouns: Nouns) -> float:
+def _type_reward(bought: Product, target: Product) -> float:
     nouns_of_target = nouns(target.title)
     overlap = len(set(nouns_of_target) & set(nouns(bought.title))) / len(nouns_of_target) if nouns_of_target else 0.2
     if overlap < 0.1:
@@ -84,34 +78,10 @@ def _plain(text: str) -> str:
     return re.sub(r"\W", " ", text.translate(_LATIN_1)).lower().strip()
 
 
-# --- Noun taggers ----------------------------------------------------------------------------------------------------
+@lru_cache(100_000)
+def nouns(title: str) -> tuple[str, ...]:
+    """The nouns of a title in lower case and in its order, by TextBlob's rules.
 
-
-@cache
-def load_tagger(name: str) -> Nouns:
-    """The noun tagger of this name, which remembers what it has tagged. Errors: an unknown name, or its package is missing."""
-    if name == "textblob":
-        return lru_cache(100_000)(_textblob())
-    if name == "spacy":
-        return lru_cache(100_000)(_spacy())
-    raise ConfigurationError.unknown("noun tagger", name, get_args(Tagger))
-
-
-def _textblob() -> Nouns:
-    try:
-        from textblob.en import tag
-    except ImportError as error:
-        raise MissingDependency.extra("textblob", "webshop") from error
-    return lambda title: [word.lower() for word, kind in tag(title) if kind.startswith("NN")]
-
-
-def _spacy() -> Nouns:
-    try:
-        import spacy
-
-        tag = spacy.load("en_core_web_sm")
-    except (ImportError, OSError) as error:  # OSError: the model is missing
-        raise MissingDependency(
-            "the noun tagger 'spacy' needs spaCy and its model: pip install spacy && python -m spacy download en_core_web_sm"
-        ) from error
-    return lambda title: [token.text.lower() for token in tag(title) if token.pos_ in ("NOUN", "PROPN")]
+    The published rewards were computed with spaCy's model; 6 to 10 % of those of wrong products differ.
+    """
+    return tuple(word.lower() for word, kind in tag(title) if kind.startswith("NN"))

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 RESULTS = 50
 """Most products that a search finds."""
-_FORMAT = "1"
+_FORMAT = "2"
 """Of the files on disk; another format's are built anew."""
 _K1, _B = np.float32(0.9), np.float32(0.4)
 _LONGEST = 255
@@ -45,59 +45,12 @@ _STOP_WORDS = frozenset(
 
 # --- Analysis --------------------------------------------------------------------------------------------------------
 
-# Unicode's word boundaries (UAX #29) as of Unicode 9 and its emoji as of 12, which Lucene has. The installed Unicode is newer:
-# where it counts more characters as letters or fewer as emoji, the classes below say so.
-_PICTURES = (
-    r"\xa9\xae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9\u21aa\u231a\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa\u24c2"
-    r"\u25aa\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2714\u2716\u271d"
-    r"\u2721\u2728\u2733\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763-\u2767\u2795-\u2797\u27a1\u27b0\u27bf\u2934"
-    r"\u2935\u2b05-\u2b07\u2b1b\u2b1c\u2b50\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001f0ff\U0001f10d-\U0001f10f\U0001f12f"
-    r"\U0001f16c-\U0001f171\U0001f17e\U0001f17f\U0001f18e\U0001f191-\U0001f19a\U0001f1ad-\U0001f1e5\U0001f201-\U0001f20f"
-    r"\U0001f21a\U0001f22f\U0001f232-\U0001f23a\U0001f23c-\U0001f23f\U0001f249-\U0001f3fa\U0001f400-\U0001f53d"
-    r"\U0001f546-\U0001f64f\U0001f680-\U0001f6ff\U0001f774-\U0001f77f\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f"
-    r"\U0001f848-\U0001f84f\U0001f85a-\U0001f85f\U0001f888-\U0001f88f\U0001f8ae-\U0001f8ff\U0001f90c-\U0001f93a"
-    r"\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
+_BOUNDARY = regex.compile(r"(?w)\b", regex.V1)
+"""Unicode's word boundaries (UAX #29), as Lucene has them but for scripts without spaces, such as Thai."""
+_WORD = regex.compile(
+    r"_*[\p{Alphabetic}\p{Nd}\p{Extended_Pictographic}\p{Regional_Indicator}"
+    r"\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2763-\u2767]"  # pictures of the older Unicode that Lucene has
 )
-_TONES = r"\U0001f3fb-\U0001f3ff"
-_MARK = rf"[[\p{{WB=Extend}}\p{{WB=Format}}\p{{WB=ZWJ}}]--[{_TONES}]]"
-
-
-def _word_pattern() -> str:
-    """A token of letters, digits and underscores: runs of letters or digits, each joined inside by what joins its kind."""
-    hebrew = r"\p{WB=Hebrew_Letter}"
-    letter = rf"(?:[[\p{{WB=ALetter}}&&\p{{Alphabetic}}]{hebrew}\u05f3]{_MARK}*)"
-    digit = rf"(?:[\p{{WB=Numeric}}\uff10-\uff19]{_MARK}*)"
-    katakana = rf"(?:\p{{WB=Katakana}}{_MARK}*)"
-    low = rf"(?:\p{{WB=ExtendNumLet}}{_MARK}*)"
-    both = r"\p{WB=MidNumLet}'"
-    in_letters = rf"(?:[{both}\p{{WB=MidLetter}}:\u02d7]{_MARK}*|(?<={hebrew})\"(?={hebrew}))"
-    in_digits = rf"(?:[{both}\p{{WB=MidNum}}]{_MARK}*)"
-    letters = rf"{letter}+(?:{in_letters}{letter}+)*(?:(?<={hebrew})')?"
-    digits = rf"{digit}+(?:{in_digits}{digit}+)*"
-    part = rf"(?:{katakana}+|(?:{letters}|{digits})+)"
-    return rf"{low}*{part}(?:{low}+{part})*{low}*"
-
-
-def _emoji_pattern() -> str:
-    mark = rf"[{_MARK}--[\ufe0e\ufe0f]]*"
-    picture = rf"\u200d*[{_PICTURES}]{mark}\ufe0f?"
-    toned = rf"(?:\u200d*\p{{Emoji_Modifier_Base}}{mark})?[{_TONES}]{mark}"
-    one = rf"(?:{toned}|{picture})"
-    keycap = rf"[0-9#*]{mark}\ufe0f?\u20e3{mark}"
-    flag = rf"(?:\p{{Regional_Indicator}}{_MARK}*){{2}}"
-    joined = rf"(?:\u200d|(?<=\u200d)){one}"  # the joiner may have been taken for a mark
-    return rf"{one}(?:[\U000e0020-\U000e007e]+\U000e007f|(?:{joined})*)|{keycap}|{flag}"
-
-
-_TOKEN = regex.compile(
-    rf"{_word_pattern()}|{_emoji_pattern()}|\p{{Line_Break=Complex_Context}}[\p{{Line_Break=Complex_Context}}{_MARK}]*"
-    rf"|[\p{{Script=Han}}\p{{Script=Hiragana}}]{_MARK}*",
-    regex.V1,
-)
-_ASCII_TOKEN = regex.compile(
-    r"_*(?:[a-zA-Z]+(?:[.:'][a-zA-Z]+)*|[0-9]+(?:[.,;'][0-9]+)*)(?:_*(?:[a-zA-Z]+(?:[.:'][a-zA-Z]+)*|[0-9]+(?:[.,;'][0-9]+)*))*_*"
-)
-"""The same for text without other characters, four times as fast."""
 _POSSESSIVE = ("'s", "\u2019s", "\uff07s")
 _stemmer = PorterStemmer(PorterStemmer.MARTIN_EXTENSIONS)
 
@@ -112,7 +65,7 @@ def _term(token: str) -> str:
 
 def analyse(text: str) -> list[str]:
     """The terms of a text in order: lower-case words without stop words and possessive `'s`, stemmed by Porter."""
-    tokens = (_ASCII_TOKEN if text.isascii() else _TOKEN).findall(text.lower())
+    tokens = (part for part in _BOUNDARY.split(text.lower()) if _WORD.match(part))
     cut = (token[at : at + _LONGEST] for token in tokens for at in range(0, len(token), _LONGEST))
     return [term for token in cut if (term := _term(token))]
 

@@ -17,7 +17,6 @@ from dreamgym_lg.integrations.webshop.data import Goal, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import PER_PAGE, check_action, compact
 from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, ShopScore, as_taught, purchase
-from dreamgym_lg.integrations.webshop.reward import Tagger, load_tagger
 from dreamgym_lg.types import Split, Task, Trajectory
 
 
@@ -27,10 +26,8 @@ class WebShop(World):
     Args:
         products: As `data.load_tasks`. Default: $WEBSHOP_DATA, else ~/.cache/webshop.
         human: Instructions that people wrote, in place of those made from products.
-        nouns, max_steps, compact: As `WebShopEnvironment`. In the short form an episode is 900 tokens of the small base, in
+        max_steps, compact: As `WebShopEnvironment`. In the short form an episode is 900 tokens of the small base, in
             place of 3,200.
-
-    Raises `ConfigurationError` for an unknown tagger, `MissingDependency` for one that is not installed.
     """
 
     name = "webshop"
@@ -50,25 +47,12 @@ class WebShop(World):
     assisted = True
 
     def __init__(
-        self,
-        products: str | Path | None = None,
-        *,
-        human: bool = False,
-        nouns: Tagger = "textblob",
-        max_steps: int = 15,
-        compact: bool = False,
+        self, products: str | Path | None = None, *, human: bool = False, max_steps: int = 15, compact: bool = False
     ) -> None:
-        load_tagger(nouns)  # a wrong one is said now
         self.products = products or os.environ.get("WEBSHOP_DATA") or Path("~/.cache/webshop")
-        self.human, self.nouns, self.max_steps, self.compact = human, nouns, max_steps, compact
+        self.human, self.max_steps, self.compact = human, max_steps, compact
         self._recorded: RecordedShop | None = None
-        self.arguments = {
-            "products": str(self.products),
-            "human": human,
-            "nouns": nouns,
-            "max_steps": max_steps,
-            "compact": compact,
-        }
+        self.arguments = {"products": str(self.products), "human": human, "max_steps": max_steps, "compact": compact}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         """As `World.tasks`, in an order that mixes products and splits."""
@@ -77,7 +61,7 @@ class WebShop(World):
         return [replace(task, observation=compact(task.observation)) for task in tasks] if self.compact else tasks
 
     def create_environment(self) -> WebShopEnvironment:
-        return WebShopEnvironment(self.products, max_steps=self.max_steps, nouns=self.nouns, compact=self.compact)
+        return WebShopEnvironment(self.products, max_steps=self.max_steps, compact=self.compact)
 
     def create_dream(self, model: Model) -> Dream:
         """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""

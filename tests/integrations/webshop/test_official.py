@@ -15,8 +15,7 @@ from webshop_baselines import buy_first, play_baseline, rule_based
 
 from dreamgym_lg.integrations.webshop.data import load_catalogue, load_react_trajectories, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
-from dreamgym_lg.integrations.webshop.reward import COLORS, load_tagger, reward
-from dreamgym_lg.integrations.webshop.search import _ASCII_TOKEN, _TOKEN
+from dreamgym_lg.integrations.webshop.reward import COLORS, reward
 
 Read = Callable[[str], Path]
 
@@ -57,11 +56,11 @@ def test_goals_and_prices_are_the_official_ones(small: Path, official: Read) -> 
 
 
 def test_rewards_are_the_official_ones(small: Path, official: Read) -> None:
-    known, catalogue, nouns = packed(official("webshop_goals.json.xz")), load_catalogue(small), load_tagger("textblob")
+    known, catalogue = packed(official("webshop_goals.json.xz")), load_catalogue(small)
     assert list(COLORS) == known["colors"] and len(known["rewards"]) == 3000
     for index, asin, options, expected in known["rewards"]:
         goal = catalogue.goals[index]
-        paid = reward(catalogue.products[asin], options, goal, catalogue.products[goal.asin], nouns)
+        paid = reward(catalogue.products[asin], options, goal, catalogue.products[goal.asin])
         assert paid == pytest.approx(expected, abs=1e-12), (index, asin, options)
 
 
@@ -73,13 +72,6 @@ def test_the_baselines_reach_what_was_measured_on_the_official_engine(small: Pat
     assert sum(episode.success for episode in first) == 10
     ruled = [play_baseline(rule_based, environment, task) for task in tasks[:50]]
     assert 20 <= sum(episode.success for episode in ruled) <= 40
-
-
-def test_the_fast_pattern_splits_ascii_as_the_general_one(small: Path) -> None:
-    texts = [product.search_text for product in load_catalogue(small).products.values()]
-    ascii_texts = [text for text in texts if text.isascii()][:100]
-    for text in (*ascii_texts, "_a__b_ _ 1.5.x a.b.c 3,000,x don't '' 1'2 a:b:1 1:2 x_1,2_ 5;6"):
-        assert _ASCII_TOKEN.findall(text) == _TOKEN.findall(text)
 
 
 def test_the_recorded_react_episodes_are_trajectories(official: Read) -> None:
