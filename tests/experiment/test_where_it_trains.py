@@ -175,7 +175,7 @@ def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(mak
     (work := make(say=said.append)).train(iterations=2, learner_options={"updates": 5}, **NUMBERS)
     assert len(played(work)) == 2 and "has ended, and these settings train nothing" in said.pop()
     work.train(iterations=3, learner_options={"updates": 5}, **NUMBERS)
-    assert len(played(work)) == 3 and said == []
+    assert len(played(work)) == 3 and not any("has ended" in each for each in said)
 
 
 def test_a_training_that_began_with_the_base_policy_refuses_another_and_writes_nothing(make: Make) -> None:
