@@ -104,6 +104,8 @@ class Step:
     line: str = ""
     """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`, or the tool's first line, or the node's name;
     empty where there is none."""
+    words: str = field(default="", repr=False)
+    """Of a trace: what the agent said beside the call, in the same message."""
 
 
 class Act(NamedTuple):

@@ -214,6 +214,7 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     make: Callable[..., DreamGym], scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gym, policy, recorded = make(without_writes(TRACES)), tiny(), TRACES[0]
+    recorded = replace(recorded, steps=[replace(recorded.steps[0], words="W-0."), *recorded.steps[1:]])
     (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
     learned = [id for id in row["labels"] if id != -100]
     script, draw = list(learned), Batch._draw
@@ -229,6 +230,7 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     (segment,) = played.segments
     assert played.error is None and [each.action for each in played.steps] == [each.action for each in recorded.steps]
     assert list(segment.token_ids) == row["input_ids"]
+    assert "W-0.\n<tool_call>" in policy.tokenizer.decode(row["input_ids"]), "what was said beside a call is learned too"
     assert [id if sampled else -100 for id, sampled in zip(segment.token_ids, segment.sampled, strict=True)] == row["labels"]
 
 

@@ -18,7 +18,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.production.export import export_policy
+from dreamgym_lg.production.export import export_policy, load_policy
+from dreamgym_lg.token_recorder import TokenRecorder
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +129,14 @@ def test_tool_calls_come_back_through_both_clients(exported: Path) -> None:
         assert (call.function.name, call.function.arguments) == ("book", '{"city": "Rome"}')
         deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**given, stream=True) if chunk.choices]
         assert [call.function.name for delta in deltas for call in delta.tool_calls or ()] == ["book"]
+
+        said = [*given["messages"], {"role": "assistant", "content": "Let me see.", "tool_calls": [call.model_dump()]}]
+        said.append({"role": "tool", "tool_call_id": call.id, "content": "A real room."})
+        usage = client.chat.completions.create(**{**given, "messages": said}).usage
+        with TokenRecorder() as recorder:
+            load_policy(exported).bind_tools([book]).invoke(said)
+        (segment,) = recorder.segments()
+        assert usage is not None and usage.prompt_tokens == segment.sampled.index(True), "the words beside a call count"
 
         model: Any = ChatOpenAI(model="mine", base_url=f"{address}/v1", api_key="none")  # type: ignore[arg-type]
         messages = create_agent(model, [book]).invoke({"messages": [("human", ASKED)]})["messages"]

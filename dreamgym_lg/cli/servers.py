@@ -2,6 +2,7 @@
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ def serve(
         try:
             from transformers.cli.serve import Serve
             from transformers.cli.serving.model_manager import ModelManager
+            from transformers.cli.serving.utils import BaseHandler
             from transformers.utils.import_utils import is_serve_available
         except ImportError as error:
             raise MissingDependency.extra((error.name or "transformers").partition(".")[0], "serve") from error
@@ -54,6 +56,9 @@ def serve(
         os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
         # transformers would list what is in the hub's cache, and fail where there is none
         ModelManager.get_gen_models = staticmethod(lambda *_: [_listed(folder)])
+        BaseHandler.get_processor_inputs_from_messages = staticmethod(  # as `load_policy` and training render them
+            partial(_with_words, BaseHandler.get_processor_inputs_from_messages)
+        )
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         Serve(force_model=folder.name, host=host, port=port, device=device)
 
@@ -66,6 +71,12 @@ def _check_free(host: str, port: int) -> None:
         raise ConfigurationError(
             f"{host}:{port} cannot be listened on ({error.strerror}); give another --port or --host"
         ) from None
+
+
+def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
+    """Messages for the chat template. transformers leaves out what a message says beside its calls."""
+    words = convert([{**each, "tool_calls": None} for each in messages], modality)
+    return [{**each, "content": said["content"]} for each, said in zip(convert(messages, modality), words, strict=True)]
 
 
 def _listed(folder: Path) -> dict[str, Any]:

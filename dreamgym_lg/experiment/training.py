@@ -236,7 +236,8 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
     if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
         work.say(
             f"{len(shared)} of {len(tasks)} training tasks name an id, amount or name that a held-out task names too, or say "
-            f"the same, such as {shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks together"
+            f"the same, such as {shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks "
+            "together"
         )
     if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
         work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations

@@ -73,6 +73,11 @@ class Script:
         self.position += 1
         return self.say(as_said(self.steps[self.position - 1].action))
 
+    @property
+    def words(self) -> str:
+        """What the policy says beside its last action."""
+        return self.steps[self.position - 1].words
+
     def answer(self, action: str) -> StepResult:
         """The environment's answer, as it was recorded."""
         returned = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
@@ -118,7 +123,7 @@ class RecordedPolicy(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         script = Script.current()
         action = parse_action(script.next_action())
-        message = AIMessage(action) if isinstance(action, str) else AIMessage("")
+        message = AIMessage(action if isinstance(action, str) else script.words)
         if isinstance(action, ToolCall):
             message.tool_calls = [tool_call(name=action.name, args=dict(action.arguments), id=f"call-{script.position}")]
         return ChatResult(generations=[ChatGeneration(message=message)])

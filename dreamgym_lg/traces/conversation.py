@@ -25,6 +25,7 @@ class _Act:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     valid: bool = True
     answered: bool = False
+    words: str = ""
     seen: list[str] = field(default_factory=list)
 
 
@@ -79,7 +80,8 @@ class ParsedConversation:
         steps, observation = [], "\n\n".join(self.requests)
         for act in self.acts:
             after = "\n\n".join(act.seen)
-            steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
+            step = Step(observation=observation, action=act.action, next_observation=after, valid=act.valid, words=act.words)
+            steps.append(step)
             observation = after
         over = verdict is not None
         final = self.malformed.action if self.malformed is not None else self.reply
@@ -116,6 +118,8 @@ class ParsedConversation:
             return
         # Words that neither a user nor the end follows (a sub-agent's report) are no act towards the environment.
         self.reply = None if acts else render_answer(message.text)
+        if acts:
+            acts[0].words = message.text
         self.acts += acts
 
     def _answer(self, message: ToolMessage) -> None:
@@ -245,7 +249,7 @@ def to_trajectory(
         metadata=metadata or {},
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
-    index = int(_digest(repr(steps))[:12], 16)
+    index = int(_digest(repr(steps) + "".join(step.words for step in steps))[:12], 16)
     success = verdict is not None and verdict.success and steps[-1].terminated
     return Trajectory(task=task, steps=steps, success=success, run="traces", rollout_index=index)
 

@@ -51,7 +51,10 @@ class RecordedEngine:
         """Nothing to do: no keys and values are cached."""
 
     def _reply(self, request: Request) -> Generated:
-        reply = self._dialect.reply(Script.current().next_action())
+        script = Script.current()
+        reply = self._dialect.reply(script.next_action())
+        if script.words and not request.forced:
+            reply = f"{script.words}\n{reply}"
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
         generated = replied(self.tokenizer, self._prefixes, request, reply, self._end)

@@ -92,7 +92,9 @@ def test_what_is_said_beside_a_tools_answer_is_seen_with_it(read, seen) -> None:
 def test_words_that_nobody_answers_are_no_step(read, seen) -> None:
     report = {"role": "assistant", "name": "researcher", "content": "It is on page 3."}
     aside = calls("1", content="Let me look.")
-    assert len(seen(read(USER, aside, answer("1"), report, DONE))) == 2
+    trajectory = read(USER, aside, answer("1"), report, DONE)
+    assert len(seen(trajectory)) == 2 and [step.words for step in trajectory.steps] == ["Let me look.", ""]
+    assert trajectory.rollout_index != read(USER, calls("1"), answer("1"), report, DONE).rollout_index
 
 
 def test_a_greeting_before_the_user_is_no_step(read, seen) -> None:
