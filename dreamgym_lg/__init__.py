@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.world import World
     from dreamgym_lg.graphs.episode import create_episode_graph
     from dreamgym_lg.gym import DreamGym
-    from dreamgym_lg.hosted.hosted import Hosted
+    from dreamgym_lg.hosted import Hosted
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
     from dreamgym_lg.production.export import load_policy
     from dreamgym_lg.simulate import with_policy
@@ -71,7 +71,7 @@ _LATER = {
     **dict.fromkeys(("Schemas", "ScriptedUser", "Verdict", "Verify"), "dreamgym_lg.dream"),
     "DreamGym": "dreamgym_lg.gym",
     "Experiment": "dreamgym_lg.experiment.experiment",
-    "Hosted": "dreamgym_lg.hosted.hosted",
+    "Hosted": "dreamgym_lg.hosted",
     "LocalChatModel": "dreamgym_lg.integrations.transformers.chat_model",
     "Settings": "dreamgym_lg.experiment.settings",
     "World": "dreamgym_lg.experiment.world",

@@ -33,8 +33,16 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
-from dreamgym_lg.metrics.health import Row, check_health, check_trainable, describe, mostly_failed
-from dreamgym_lg.metrics.reports import add_totals, estimate_rest, reported_metrics
+from dreamgym_lg.metrics import (
+    Row,
+    add_totals,
+    check_health,
+    check_trainable,
+    describe,
+    estimate_rest,
+    mostly_failed,
+    reported_metrics,
+)
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
@@ -104,7 +112,7 @@ class Training:
     """With real rollouts, the run ends after so many steps. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
-    """Told the metrics of each iteration at its end, by their stable names (`metrics.reports`)."""
+    """Told the metrics of each iteration at its end, by their stable names (`metrics`)."""
     say: Callable[[str], None] = logging.getLogger(__name__).warning
     """Prints what a user should know while the run goes on."""
     _estimated: bool = False

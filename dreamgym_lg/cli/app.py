@@ -15,7 +15,7 @@ from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, 
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
 from dreamgym_lg.cli.servers import serve, ui
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
+from dreamgym_lg.hosted import EXAMPLE_MODEL
 
 app = typer.Typer(
     no_args_is_help=True,

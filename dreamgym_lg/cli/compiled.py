@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from dreamgym_lg.cli.console import console, errors_shown, say
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
+from dreamgym_lg.hosted import EXAMPLE_MODEL
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACES", help="A replay buffer, or traces as `dreamgym import` reads them.", exists=True)

@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.settings import quick, read_settings
 from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
 from dreamgym_lg.experiment.world import World, load_world, world_names
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
+from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.user_code import load_object

@@ -27,7 +27,7 @@ from dreamgym_lg.experiment.experience_models import is_local_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
+from dreamgym_lg.hosted import EXAMPLE_MODEL, load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate.object_graph import reachable

@@ -10,7 +10,7 @@ import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries, say
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ReplayBufferError
-from dreamgym_lg.production.manifest import read_manifest
+from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.report.pages import check_installed
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.compiled.recordings import Recordings, Trace
-from dreamgym_lg.hosted.chat_model import APART, load_chat_model
+from dreamgym_lg.hosted import APART, load_chat_model
 from dreamgym_lg.token_recorder import unrecorded
 
 MAX_EXAMPLES = 12

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from dreamgym_lg.dream.prompter import ask_until_read
 from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, load_prompt, read_form
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
-from dreamgym_lg.hosted.chat_model import name_of
-from dreamgym_lg.hosted.hosted import Hosted, hosted_for
+from dreamgym_lg.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Source, Trajectory
 

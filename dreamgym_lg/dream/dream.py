@@ -13,7 +13,7 @@ from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.event_loop import wait_in_loop
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Step, StepResult, Task
 

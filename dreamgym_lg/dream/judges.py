@@ -25,7 +25,7 @@ from dreamgym_lg.dream.prompts import (
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task, rules
 from dreamgym_lg.types import Step, Task, Trajectory

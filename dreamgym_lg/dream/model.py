@@ -15,8 +15,7 @@ from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
 from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.chat_model import name_of
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task
 from dreamgym_lg.types import Step, Task, Trajectory

@@ -16,8 +16,7 @@ from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.prompts import bind_schema
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.event_loop import finish_in_loop, lasting_loop
-from dreamgym_lg.hosted.chat_model import APART, Chat, load_chat_model, name_of
-from dreamgym_lg.hosted.hosted import Hosted, hosted_for
+from dreamgym_lg.hosted import APART, Chat, Hosted, hosted_for, load_chat_model, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.text import split_thought
 from dreamgym_lg.token_recorder import unrecorded

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, 
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.chat_model import Chat
+from dreamgym_lg.hosted import Chat
 from dreamgym_lg.tasks import described, is_tool_task, schemas, world_seed
 from dreamgym_lg.text import clean, split_thought
 from dreamgym_lg.types import Step, Task

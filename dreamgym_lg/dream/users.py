@@ -13,7 +13,7 @@ from dreamgym_lg.dream.prompter import Prompter, outgrown
 from dreamgym_lg.dream.prompts import encoded, load_prompt
 from dreamgym_lg.dream.trace_index import Call, comparable_call, message_text
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.text import split_thought

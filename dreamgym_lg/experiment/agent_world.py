@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
-from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
+from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, TaskGenerator
 from dreamgym_lg.dream import Dream, Model, References, User, usual_dream
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import Environment
@@ -19,7 +18,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.hosted.chat_model import load_chat_model
+from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent

@@ -17,8 +17,7 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.report.claim import ENOUGH, read_claim
-from dreamgym_lg.report.proof import POLICIES
+from dreamgym_lg.report.proof import ENOUGH, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy

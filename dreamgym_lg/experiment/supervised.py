@@ -19,7 +19,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
-from dreamgym_lg.hosted.chat_model import load_chat_model
+from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Source, Trajectory

@@ -24,7 +24,7 @@ from dreamgym_lg.experiment.experience_models import as_trained, load_experience
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
-from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted import name_of
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -10,7 +10,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.report import Comparison, Fidelity, Group
 from dreamgym_lg.fidelity.steps import measure_steps
-from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import sharing

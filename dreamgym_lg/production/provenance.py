@@ -17,8 +17,7 @@ from dreamgym_lg.experiment.evaluation import kept_policy
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.report.claim import read_claim
-from dreamgym_lg.report.proof import ASSISTED
+from dreamgym_lg.report.proof import ASSISTED, read_claim
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Source, Trajectory

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from urllib.parse import urlencode
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.metrics.health import check_health
+from dreamgym_lg.metrics import check_health
 from dreamgym_lg.replay.reader import Event, Filters, Iteration, Outcome, ReplayReader, Run
 from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, read_number
 from dreamgym_lg.statistics import Rate

@@ -19,7 +19,7 @@ from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.dream.users import ModelUser, RecordedUser, UntilHandOver
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted import name_of
 from dreamgym_lg.integrations.tau.common import Database
 from dreamgym_lg.integrations.tau.domain import HAND_OVER, Domain, DomainName, load_conversations, load_domain, load_tasks
 from dreamgym_lg.types import Task, Trajectory

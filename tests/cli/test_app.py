@@ -20,7 +20,7 @@ from dreamgym_lg.cli.experiment import open_experiment, open_folder
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import world as worlds
 from dreamgym_lg.experiment.world import load_world
-from dreamgym_lg.production.manifest import read_manifest
+from dreamgym_lg.production.export import read_manifest
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}

@@ -11,8 +11,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tools import StructuredTool
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
-from dreamgym_lg.curriculum.task_generator import TaskChecks, variation
+from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, read_proposals, read_selection, variation
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.hosted import Hosted

@@ -26,7 +26,7 @@ from dreamgym_lg.dream import (
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task
 

@@ -15,7 +15,7 @@ from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Referen
 from dreamgym_lg.dream.judges import JSON_PROMPT, LINE_PROMPT, RUBRIC
 from dreamgym_lg.dream.prompts import load_prompt
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task
 

@@ -18,7 +18,7 @@ from dreamgym_lg.dream.prompter import Prompter
 from dreamgym_lg.dream.prompts import LINE_PROMPT, Prediction, load_prompt
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.event_loop import lasting_loop
-from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.metrics.health import check_health, is_collapsed
+from dreamgym_lg.metrics import check_health, is_collapsed
 
 FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.02, "clip_ratio/region_mean": 0.01}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.metrics.reports import METRICS, RATES, ROLLOUTS, reported_metrics
+from dreamgym_lg.metrics import METRICS, RATES, ROLLOUTS, reported_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 

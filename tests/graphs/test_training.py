@@ -11,7 +11,7 @@ from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.integrations.text_games.game import Rules, Score
-from dreamgym_lg.metrics.health import describe
+from dreamgym_lg.metrics import describe
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
+from dreamgym_lg.hosted import EXAMPLE_MODEL, load_chat_model
 
 ROOT = Path(__file__).parents[2]
 EXTRA = "pip install 'dreamgym-lg[openai]'"

@@ -17,8 +17,7 @@ from langchain_core.runnables import RunnableLambda
 from dreamgym_lg.dream import Dream, Episode, Model
 from dreamgym_lg.dream.prompts import Prediction
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable, PredictionFailed
-from dreamgym_lg.hosted import Usage
-from dreamgym_lg.hosted.hosted import Hosted, hosted_for
+from dreamgym_lg.hosted import Hosted, Usage, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task
 

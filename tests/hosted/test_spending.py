@@ -10,7 +10,7 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.graphs.training import Training, run_training
 from dreamgym_lg.hosted import Hosted, Usage
-from dreamgym_lg.metrics.reports import estimate_rest
+from dreamgym_lg.metrics import estimate_rest
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 

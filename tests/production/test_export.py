@@ -17,8 +17,7 @@ from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory, l
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.sft import save_model
-from dreamgym_lg.production.export import export_policy, load_exported
-from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest
+from dreamgym_lg.production.export import MANIFEST, export_policy, load_exported, read_manifest, write_manifest
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.token_recorder import TokenRecorder
 

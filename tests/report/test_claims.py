@@ -10,8 +10,7 @@ from report_parts import Page, make_episode, make_metrics, make_result, measured
 from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.report.claim import ENOUGH, LABELS, read_claim
-from dreamgym_lg.report.proof import ASSISTED, EPISODES_SHOWN, summary_table, write_report
+from dreamgym_lg.report.proof import ASSISTED, ENOUGH, EPISODES_SHOWN, LABELS, read_claim, summary_table, write_report
 from dreamgym_lg.types import Act, Step
 
 # --- what must not be claimed -----------------------------------------------------------------------------------------

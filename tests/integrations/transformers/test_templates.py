@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Request
-from dreamgym_lg.metrics.health import check_health, describe, rewritten_segments
+from dreamgym_lg.metrics import check_health, describe, rewritten_segments
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory
 

@@ -1,1 +1,0 @@
-"""Metrics of training iterations: computed, judged, and named for trackers."""
