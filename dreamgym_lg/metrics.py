@@ -199,7 +199,7 @@ METRICS: Mapping[str, str] = {
         f"policy/{name}": name
         for name in ("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped")
     },
-    **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate", "refresh")},
+    **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},
     **{f"hosted/total_{name}": f"hosted_total_{name}" for name in ("calls", "tokens", "cost")},
     **{

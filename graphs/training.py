@@ -1,4 +1,4 @@
-"""The training graph: `curriculum -> rollout -> update_policy -> (evaluate) -> (refresh) -> curriculum ... -> END`.
+"""The training graph: `curriculum -> rollout -> update_policy -> (evaluate) -> curriculum ... -> END`.
 
 Durable with any checkpointer: the state holds ids and counters, the payloads are in the replay buffer, and every node may
 be repeated after a crash without doing its work twice.
@@ -101,9 +101,6 @@ class Training:
     evaluate_every: int = 10
     evaluated: int = 0
     """Dreamed episodes of an evaluation: for the estimate of what a hosted experience model will cost."""
-    refresh: Callable[[int], Row] | None = None
-    """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
-    refresh_every: int = 15
     stop_after_uniform: int = 5
     """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`). 0: never."""
     max_gap: float | None = None
@@ -252,11 +249,6 @@ class Training:
         self.replay_buffer.record_metrics(state["run"], state["iteration"], metrics)
         return after
 
-    def refresh_experience(self, state: TrainingState) -> TrainingState:
-        assert self.refresh is not None
-        self.replay_buffer.record_metrics(state["run"], state["iteration"], self.refresh(state["iteration"] + 1))
-        return {}
-
     def count(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
         rows = self.replay_buffer.metrics(state["run"])
@@ -272,8 +264,8 @@ class Training:
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "
-                "rewarded in the dream alone. The policy that did best in reality is kept. Refresh the experience model or "
-                "give it more failures; more iterations, or max_gap=None, go on"
+                "rewarded in the dream alone. The policy that did best in reality is kept. Give the experience model more "
+                "failures; more iterations, or max_gap=None, go on"
             )
         spent = state.get("real_steps", 0)
         if self.source == "real" and self.real_steps is not None and spent >= self.real_steps:
@@ -283,15 +275,10 @@ class Training:
     def is_over(self, state: TrainingState, finished: int) -> bool:
         return finished >= state["iterations"] or bool(self.end_cause(state))
 
-    def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
+    def after_update(self, state: TrainingState) -> Literal["evaluate", "count"]:
         finished = state["iteration"] + 1
         due = finished % self.evaluate_every == 0 or self.is_over(state, finished)
-        return "evaluate" if self.evaluate is not None and due else self.after_evaluation(state)
-
-    def after_evaluation(self, state: TrainingState) -> Literal["refresh", "count"]:
-        finished = state["iteration"] + 1
-        due = finished % self.refresh_every == 0 and not self.is_over(state, finished)
-        return "refresh" if self.refresh is not None and due else "count"
+        return "evaluate" if self.evaluate is not None and due else "count"
 
     def next_iteration(self, state: TrainingState) -> str:
         if "run" not in state or "iterations" not in state:
@@ -326,7 +313,6 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
         "rollout": training.rollout,
         "update_policy": training.update_policy,
         "evaluate": training.evaluate_policy,
-        "refresh": training.refresh_experience,
     }
     for name, node in nodes.items():
         builder.add_node(name, training.timed(name, node))
@@ -335,8 +321,7 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     builder.add_edge("curriculum", "rollout")
     builder.add_edge("rollout", "update_policy")
     builder.add_conditional_edges("update_policy", training.after_update)
-    builder.add_conditional_edges("evaluate", training.after_evaluation)
-    builder.add_edge("refresh", "count")
+    builder.add_edge("evaluate", "count")
     builder.add_conditional_edges("count", training.next_iteration, [END, "curriculum"])
     return builder
 
@@ -355,7 +340,7 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         # a node that had ended, and whose checkpoint had not been written yet, is a task, and no next one
         node = begun.tasks[0].name if begun.tasks else None
         ended = node is not None and not begun.next
-        updated = node in ("evaluate", "refresh") or (node == "count" and not ended) or (node == "update_policy" and ended)
+        updated = node == "evaluate" or (node == "count" and not ended) or (node == "update_policy" and ended)
         training.repeat_updates(run, begun.values.get("iteration", 0) + updated)
         if node is not None:
             if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):

@@ -251,10 +251,6 @@ def test_a_dream_of_ones_own_parts_trains_evaluates_and_is_named_by_the_export(
     other = Dream([Schemas(), Model(World())], judges=[Verify(odd_answer)], version="mine-2")
     make(dream=other, say=said.append).train(policy(), 2, **SETTINGS)
     assert "has ended, and these settings train nothing" in said[0]
-    with pytest.raises(
-        ConfigurationError, match="refresh_episodes=1 trains the local experience model.*set refresh_episodes=0"
-    ):
-        gym(out=tmp_path / "other").train(policy(), 2, refresh_episodes=1, **SETTINGS)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ WORLD_HELP = (
 )
 LEARNERS, TRACKER_NAMES = (", ".join(f"[b]{name}[/b]" for name in names) for names in (get_args(LearnerName), TRACKERS))
 PLACES = "Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's."
-REFRESH_HELP = "Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's."
 SERVERS_HELP = "A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
 
 WorldArgument = Annotated[str, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
@@ -38,7 +37,6 @@ Seed = Annotated[int | None, typer.Option(help="Decides worlds, weights and samp
 Out = Annotated[Path | None, typer.Option(help="Output folder. Default: runs/WORLD-seedSEED, or the experiment's own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few minutes: see every part work; proves nothing.")]
 Iterations = Annotated[int | None, typer.Option(min=1, help="Training iterations; may be raised later. Default: the world's.")]
-Refresh = Annotated[int | None, typer.Option(min=0, help=REFRESH_HELP)]
 Learner = Annotated[str | None, typer.Option(help=f"What trains the policy: {LEARNERS}. Default: the world's.")]
 Where = Annotated[str | None, typer.Option("--environment", help=PLACES)]
 RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after which a real training ends; may be raised later.")]
@@ -203,13 +201,12 @@ def demo(
     out: Out = None,
     quick: Quick = False,
     iterations: Iterations = None,
-    refresh: Refresh = None,
     learner: Learner = None,
     model: Model = None,
     report_to: ReportTo = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in reality, write the report."""
-    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "model": model}
+    chosen = {"iterations": iterations, "learner": learner, "model": model}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train(force=True)  # a demonstration says what the gate finds, and goes on
@@ -231,7 +228,6 @@ def train(
     out: Out = None,
     quick: Quick = False,
     iterations: Iterations = None,
-    refresh: Refresh = None,
     learner: Learner = None,
     environment: Where = None,
     real_steps: RealSteps = None,
@@ -246,7 +242,7 @@ def train(
 
     A dream that pays what it must not is refused, with the figure.
     """
-    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
+    chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         work.prepare()

@@ -75,8 +75,7 @@ def _offline(work: Experiment) -> tuple[list[Trajectory], str]:
     count = f"{len(held_out):,} trajectories that the experience model was not trained on"
     note = f"Offline data: {count}, in worlds of the train split"
     if len(held_out) < len(offline):
-        note += " (others of the same worlds were trained on"
-        note += "; a refresh may have drawn on them)" if work.settings.refresh_episodes else ")"
+        note += " (others of the same worlds were trained on)"
     return held_out, f"{note}."
 
 

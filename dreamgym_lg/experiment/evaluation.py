@@ -310,7 +310,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | lis
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
     """All real steps of the experiment's records, by their purpose."""
-    counts, own = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}, work.run_name("")
+    counts, own = {"offline": 0, "train": 0, "evaluation": 0}, work.run_name("")
     for trajectory in work.replay_buffer.trajectories(source="offline"):
         counts["offline"] += real_steps([trajectory])
     for trajectory in work.replay_buffer.trajectories(source="real"):

@@ -224,16 +224,11 @@ class Experiment(Workspace):
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
     def _check_trainable(self) -> None:
-        """Raise `ConfigurationError` without a task, or for refreshes of a given experience model."""
+        """Raise `ConfigurationError` without a task."""
         if not self.tasks("train"):
             raise ConfigurationError(
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
                 "buffer with traces"
-            )
-        if self.settings.refresh_episodes and (self._given is not None or not self.world.needs_model):
-            raise ConfigurationError(
-                f"refresh_episodes={self.settings.refresh_episodes} trains the local experience model further, and "
-                "experience_model= or dream= is given: set refresh_episodes=0"
             )
 
     def _record_start(self, policy: "LocalChatModel | str | Path") -> None:

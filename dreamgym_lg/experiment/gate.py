@@ -8,7 +8,7 @@ from random import Random
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.workspace import MIN_CASES, REFRESH, Workspace
+from dreamgym_lg.experiment.workspace import MIN_CASES, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.fidelity.judgement import (
     INVALID,
@@ -213,7 +213,7 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     edits = [each for each in edited_successes(by_tools, writes=writes, seed=work.settings.seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps and each.has_outcome]
     played = buffer.trajectories(source="real", errors=False)
-    own = [t for t in played if t.steps and t.run.startswith(work.run_name("")) and t.run != work.run_name(REFRESH)]
+    own = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
     recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])
     chosen = [*recorded, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
     rng.shuffle(chosen)

@@ -18,7 +18,7 @@ CHANGED_LATER = {
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
+    "evaluate_every", "evaluate_tasks", "references_only",
 }  # fmt: skip
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
@@ -26,7 +26,7 @@ CHANGEABLE = CHANGED_LATER | TRAINING
 STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
-_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
+_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every")
 _SHARES = ("synthetic_share", "max_false_success")
 
 
@@ -113,12 +113,6 @@ class Settings:
     """Held-out tasks of the proof."""
     panel_tasks: int = 40
     """Tasks of each of the world's further panels in the proof."""
-    refresh_every: int = 15
-    """Iterations between two refreshes of the experience model."""
-    refresh_episodes: int = 0
-    """Real episodes of the current policy that the experience model learns from at each refresh; 0 spends no real step."""
-    refresh_steps: int = 50
-    """Optimiser steps of each refresh."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -188,9 +182,6 @@ def quick(settings: Settings) -> Settings:
         evaluate_tasks=8,
         proof_tasks=8,
         panel_tasks=8,
-        refresh_every=2,
-        refresh_episodes=min(settings.refresh_episodes, 8),
-        refresh_steps=4,
         max_false_success=None,
         max_gap=None,
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
@@ -17,7 +16,7 @@ from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.lock import write_whole
-from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
+from dreamgym_lg.experiment.workspace import DATA, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 FIRST_LINES_WEIGHT = 4.0
 """Loss weight of the experience model's verdict, reward and status."""
-FURTHER_TRAINING_RATE_DIVISOR = 4.0
-"""Divides the learning rate where weights that were trained on such data are trained further."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 HELD_OUT = 32
@@ -156,20 +153,6 @@ def _check_judged(work: Workspace, taught: Sequence[Trajectory], edited: Sequenc
             f"all {successes} recorded episodes are successes, and none could be edited into a failure: the experience model "
             "will reward every message; import failed traces too, or name the tools that change the world (writes=[...])"
         )
-
-
-def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None:
-    """Train the newest experience model further, as `name`: half on the policy's real episodes, half on offline data."""
-    s = work.settings
-    rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
-    played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
-    taught, _ = work.experience_data()  # the gate goes on with the others
-    kept = rng.sample(taught, min(half, len(taught)))
-    start = work.models / work.newest_experience()
-    old, new = (_rows(work, start, work.world.as_taught(each)) for each in (kept, played))
-    rows = [*rng.choices(old, k=half), *rng.choices(new, k=half)]
-    options = {"slower": FURTHER_TRAINING_RATE_DIVISOR, "first_lines_weight": FIRST_LINES_WEIGHT}
-    fine_tune(work, "refresh", start, name, rows, steps=s.refresh_steps, **options)
 
 
 def tokenizer_of(start: str | Path) -> Any:

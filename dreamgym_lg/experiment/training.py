@@ -6,19 +6,17 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, gate, supervised
+from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
-from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
-from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.splits import sharing
 from dreamgym_lg.token_recorder import TrainablePolicy
 
@@ -211,8 +209,6 @@ def create_training(
         stop_after_uniform=s.stop_after_uniform,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
-        refresh=partial(_refresh, work, policy, dream) if s.refresh_episodes and dream is not None else None,
-        refresh_every=s.refresh_every,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,
     )
@@ -268,17 +264,3 @@ def _evaluate(work: Workspace, policy: "LocalChatModel", dream: Dream | None, it
         best = evaluation.BestPolicy(work, "best")
         best.offer(iteration, figures["eval_real_successes"] / episodes, figures["eval_real_reward_mean"], policy)
     return figures
-
-
-def _refresh(work: Workspace, policy: "LocalChatModel", dream: Dream, iteration: int) -> dict[str, Any]:
-    """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
-    s, name = work.settings, f"experience-{iteration}"
-    tasks = Random(f"{s.seed}/refresh/{iteration}").sample(work.tasks("train"), s.refresh_episodes)
-    episodes = check_played(work.play(REFRESH, policy, tasks, iteration=iteration))
-    if not (work.models / name).exists():
-        supervised.refresh_experience_model(work, name, iteration)
-    newest = work.experience(name).model
-    for model in (part for part in dream.responders if isinstance(part, Model)):
-        model.refreshed(name, newest)
-    gate.check_truthful(work, resumed=True)  # a new version of a part is measured anew
-    return {"real_steps": real_steps(episodes)}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
+TRAIN, OFFLINE = "train", "offline"
 """Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
 
 MIN_CASES = 20

@@ -92,8 +92,8 @@ POLICIES = ("base", "filtered", "trained")
 """The policies of a proof: trained on every recorded success; on the best recorded episodes, where there are others; and in
 the dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
-NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
-STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
+NODES = ("curriculum", "rollout", "update_policy", "evaluate")
+STEPS = {"offline": "offline", "train": "in training", "evaluation": "evaluation"}
 ASSISTED = "assisted by the world's rules"
 """Said of a dream in which the world's own rules answer or judge (`World.assisted`)."""
 NOTE = (
@@ -179,8 +179,8 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Per mode, then per further panel, the success after each stage and the verdict; the first is the headline."""
     counts = result.get("real_steps") or {}
-    counted = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
-    tail = f"; {sum(counted):,.0f} real steps spent in training" if counted else ""
+    spent = read_number(counts.get("train"))
+    tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
     claims: list[dict[str, str]] = []
     for place in ("real", *(result.get("panels") or {})):
         for mode, name in MODES.items():

@@ -291,7 +291,6 @@ def fine_tune(
     *,
     steps: int,
     learning_rate: float | None = None,
-    slower: float = 1.0,
     batch_size: int = 24,
     lora: bool | None = None,
     first_lines_weight: float = 1.0,
@@ -309,7 +308,6 @@ def fine_tune(
         rows: Conversations as tokens of this model (`tokenize`).
         learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters to 2e-4.
         lora: Whether adapters are trained, until the loss is `SATURATED_LOSS`. None: above 50 M parameters.
-        slower: Divides the default rate, where a training goes on from weights made from such data.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         until: `until(model, tokenizer, step)` may end it early.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
@@ -324,7 +322,7 @@ def fine_tune(
     else:
         model = model.float()  # of bfloat16 weights, small steps are lost by rounding
     if learning_rate is None:
-        learning_rate = default_rate(model, small=7e-4, large=2e-4 if adapters else 1e-5) / slower
+        learning_rate = default_rate(model, small=7e-4, large=2e-4 if adapters else 1e-5)
     elif not adapters and learning_rate > 1e-4 and model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
         logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
     drawn = list(rows)

@@ -120,7 +120,7 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    everywhere = {"world", "seed", "out", "quick", "iterations", "refresh", "learner", "report_to", "model"}
+    everywhere = {"world", "seed", "out", "quick", "iterations", "learner", "report_to", "model"}
     of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
@@ -158,10 +158,10 @@ def test_an_unknown_world_names_the_nearest(command: str, folder: Path) -> None:
 
 
 def test_a_name_has_a_folder_of_its_own_for_each_seed(folder: Path) -> None:
-    first, second = open_experiment("twc"), open_experiment("twc", seed=2, iterations=9, refresh_episodes=3)
+    first, second = open_experiment("twc"), open_experiment("twc", seed=2, iterations=9, num_tasks=3)
     assert (str(first.out), first.settings.seed) == ("runs/twc-seed1", 1)
     assert (str(second.out), second.settings.seed) == ("runs/twc-seed2", 2)
-    assert (second.settings.iterations, second.settings.refresh_episodes) == (9, 3)
+    assert (second.settings.iterations, second.settings.num_tasks) == (9, 3)
     assert open_experiment("twc", references_only=True).settings.references_only and not second.settings.references_only
     assert first.settings.iterations == first.world.settings.iterations
     quick = open_experiment("twc", quickly=True)
@@ -175,15 +175,15 @@ def test_a_world_s_name_is_no_path_though_a_folder_is_called_so(folder: Path) ->
 
 
 def test_what_reads_an_experiment_takes_the_settings_that_it_was_made_with(folder: Path) -> None:
-    open_experiment("twc", seed=2, refresh_episodes=8).open()
-    assert open_experiment("twc", seed=2, existing=True).settings.refresh_episodes == 8
+    open_experiment("twc", seed=2, num_tasks=9).open()
+    assert open_experiment("twc", seed=2, existing=True).settings.num_tasks == 9
     open_experiment("twc", seed=2).open()  # what only training reads may change until it has begun
     (folder / "runs" / "twc-seed2" / "training.db").touch()
-    with pytest.raises(ConfigurationError, match="was made with refresh_episodes=8, and refresh_episodes=0 is given"):
+    with pytest.raises(ConfigurationError, match="was made with num_tasks=9, and num_tasks=8 is given"):
         open_experiment("twc", seed=2).open()
     with pytest.raises(ConfigurationError, match="was made with seed=2, and seed=3 is given"):
         open_experiment("twc", seed=3, out=folder / "runs" / "twc-seed2", existing=True).check_settings()
-    open_experiment("twc", seed=2, refresh_episodes=8, max_gap=0.9).open()  # what ended by the gap goes on
+    open_experiment("twc", seed=2, num_tasks=9, max_gap=0.9).open()  # what ended by the gap goes on
     for command in ("eval", "report", "fidelity", "play"):
         shown = refused(command, "twc")
         assert (
@@ -254,10 +254,10 @@ def test_what_is_no_experiment_is_said(given: str, said: str, folder: Path) -> N
 
 
 def test_a_folder_is_opened_with_its_settings(folder: Path) -> None:
-    open_experiment("twc", seed=5, refresh_episodes=2).open()
+    open_experiment("twc", seed=5, num_tasks=2).open()
     again = open_experiment("runs/twc-seed5", iterations=99)
     assert (again.world.name, again.settings.seed) == ("textworld_express/twc", 5)
-    assert (again.settings.refresh_episodes, again.settings.iterations) == (2, 99)
+    assert (again.settings.num_tasks, again.settings.iterations) == (2, 99)
     for option in (["--seed", "1"], ["--out", "x"], ["--quick"]):
         assert "leave --seed, --out and --quick away" in refused("train", "runs/twc-seed5", *option)
 

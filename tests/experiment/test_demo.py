@@ -28,7 +28,7 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
         if policy != "filtered":
             assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
     assert "filtered" not in result["dream"] and result["filtered"] > 5, "no dream had a part in it"
-    assert result["real_steps"]["refresh"] == 0 and result["real_steps"]["offline"] > 1000
+    assert result["real_steps"]["offline"] > 1000
     assert set(result["seconds"]) == {"collect", "experience", "base", "filtered", "train", "prove"}
     assert (finished_run / "report.html").stat().st_size > 10_000
 

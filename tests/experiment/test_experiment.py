@@ -162,7 +162,7 @@ def test_collecting_stores_tasks_panels_and_trajectories_once(work: Experiment) 
     assert [len(work.tasks(split)) for split in ("train", "validation", "test")] == [4, 2, 2]
     assert {name: [task.id for task in tasks] for name, tasks in work.panels().items()} == {"iron doors": ["iron"]}
     assert len(work.offline()) == 5 and work.seconds("collect") is not None
-    assert count_real_steps(work) == {"offline": 5, "train": 0, "refresh": 0, "evaluation": 0}
+    assert count_real_steps(work) == {"offline": 5, "train": 0, "evaluation": 0}
 
 
 def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experiment, scripted: Any) -> None:

@@ -58,8 +58,7 @@ class Process:
     def __init__(self, folder: Path, policy: Any, dream: Any, **options: Any) -> None:
         self.policy, self.nodes = policy, list[tuple[str, int]]()
         self.buffer, self.learner = ReplayBuffer(folder / "replay.db"), StubLearner(folder / "updates")
-        self.version = folder / "version"
-        self.model = Model(dream, version=self.version.read_text() if self.version.exists() else "0")
+        self.model = Model(dream, version="0")
         self.dream = Dream([self.model], judges=[Score()])
         curriculum = Curriculum(TASKS, task_generator=vary, synthetic_share=0.5)
         curriculum.restore(self.buffer.tasks(origin="synthetic"), self.buffer.trajectories(run="r"))
@@ -73,13 +72,7 @@ class Process:
             **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
         )
         self.training.evaluate, self.training.evaluate_every = lambda finished: {"eval_finished": finished}, 2
-        self.training.refresh, self.training.refresh_every = self.refresh, 3
         self.training.on_node = lambda node, iteration: self.nodes.append((node, iteration))
-
-    def refresh(self, finished: int) -> dict[str, int]:
-        self.version.write_text(str(finished))
-        self.model.refreshed(str(finished))
-        return {"real_steps": 5}
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Start the run, or go on with it, as `Experiment.train` does."""

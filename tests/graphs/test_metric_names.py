@@ -26,7 +26,6 @@ def test_each_iteration_is_reported_once_and_complete(process: Any, tmp_path: Pa
     for (_, metrics), row in zip(seen, run.metrics(), strict=True):
         assert metrics["dream/success"] == row["train_success"] and metrics["policy/loss"] == row["loss"]
         assert metrics["seconds/update"] > 0
-    assert [metrics.get("real/steps_spent") for _, metrics in seen] == [None, None, 5, None], "of the refresh, as it is over"
 
 
 def test_a_name_says_where_the_episodes_were_played() -> None:

@@ -19,10 +19,10 @@ TASK = Task(id="t0", instruction="leave the house", environment="house")
 EVERY_NODE = [
     *[("curriculum", 0), ("rollout", 0), ("update_policy", 0)],
     *[("curriculum", 1), ("rollout", 1), ("update_policy", 1), ("evaluate", 1)],
-    *[("curriculum", 2), ("rollout", 2), ("update_policy", 2), ("refresh", 2)],
+    *[("curriculum", 2), ("rollout", 2), ("update_policy", 2)],
     *[("curriculum", 3), ("rollout", 3), ("update_policy", 3), ("evaluate", 3)],
 ]
-"""Four iterations, evaluated every 2 and at the end, refreshed every 3."""
+"""Four iterations, evaluated every 2."""
 
 
 # --- a run without a fault ------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_each_iteration_plays_its_groups_once_and_updates_the_policy_with_them(s
 
 def test_who_played_is_noted_with_each_episode(steady: Any) -> None:
     versions = {(iteration, policy, dream) for iteration, *_, policy, dream in steady.record()}
-    assert versions == {(0, "0", "0"), (1, "1", "0"), (2, "2", "0"), (3, "3", "3")}
+    assert versions == {(0, "0", "0"), (1, "1", "0"), (2, "2", "0"), (3, "3", "0")}
 
 
 def test_the_curriculum_learns_from_the_groups_and_adds_variations(steady: Any) -> None:
@@ -61,26 +61,17 @@ def test_every_iteration_has_its_metrics(steady: Any) -> None:
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
     assert [row["loss"] for row in rows] == [1, 1 / 2, 1 / 3, 1 / 4]
     assert [row.get("eval_finished") for row in rows] == [None, 2, None, 4]
-    assert [row.get("real_steps") for row in rows] == [None, None, 5, None]
     assert all(row["episodes"] == 6 and row["failed_episodes"] == 0 for row in rows)
     assert all(0 <= row["curriculum_value"] <= 0.25 for row in rows)
     timed = [{name for name in row if name.startswith("seconds_")} for row in steady.buffer.metrics("r")]
     assert timed == [{f"seconds_{node}" for node, number in EVERY_NODE if number == n} for n in range(4)]
 
 
-def test_evaluation_comes_before_a_refresh_and_none_is_due_at_the_very_end(process: Any, tmp_path: Path) -> None:
+def test_evaluation_may_be_left_out(process: Any, tmp_path: Path) -> None:
     one = process(tmp_path)
-    one.training.evaluate_every = one.training.refresh_every = 2
+    one.training.evaluate = None
     one.run(tmp_path)
-    assert one.nodes[6:8] == [("evaluate", 1), ("refresh", 1)]
-    assert one.nodes[-1] == ("evaluate", 3)
-
-
-def test_evaluation_and_refresh_may_be_left_out(process: Any, tmp_path: Path) -> None:
-    one = process(tmp_path)
-    one.training.evaluate = one.training.refresh = None
-    one.run(tmp_path)
-    assert one.nodes == [each for each in EVERY_NODE if each[0] not in ("evaluate", "refresh")]
+    assert one.nodes == [each for each in EVERY_NODE if each[0] != "evaluate"]
 
 
 def test_memory_is_free_before_an_update_and_what_old_weights_gave_is_dropped_after_it(process: Any, tmp_path: Path) -> None:
@@ -238,7 +229,7 @@ def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any
         return "You cannot dance." if action == "dance" else None
 
     one = process(tmp_path, source="real")
-    one.training.dream = one.training.refresh = None
+    one.training.dream = None
     # stands for a real world: the training is told who answers
     one.training.create_environment = Dream([Rules(refusal), one.model], judges=[Score()]).create_environment
     one.run(tmp_path)

@@ -59,8 +59,8 @@ def crashing(process: Any, node: str, iteration: int, moment: str) -> Iterator[N
 
 
 FAULTS = [
-    *[("curriculum", 2, "before"), ("rollout", 2, "before"), ("update_policy", 2, "before"), ("refresh", 2, "before")],
-    *[("curriculum", 2, "after"), ("rollout", 2, "after"), ("update_policy", 2, "after"), ("refresh", 2, "after")],
+    *[("curriculum", 2, "before"), ("rollout", 2, "before"), ("update_policy", 2, "before")],
+    *[("curriculum", 2, "after"), ("rollout", 2, "after"), ("update_policy", 2, "after")],
     *[("evaluate", 1, "before"), ("evaluate", 1, "after"), ("evaluate", 3, "after")],
     *[("curriculum", 0, "before"), ("curriculum", 0, "after"), ("update_policy", 0, "after")],
     *[("rollout", 1, "amid"), ("update_policy", 1, "amid")],

@@ -125,7 +125,7 @@ def test_different_numbers_of_episodes_are_both_named(tmp_path):
 
 
 def test_real_steps_spent_in_training_are_named(tmp_path):
-    page = Page(render(tmp_path, make_result(real_steps={"refresh": 2345})))
+    page = Page(render(tmp_path, make_result(real_steps={"train": 2345})))
 
     assert "; 2,345 real steps spent in training" in page.text
     assert "real steps spent" not in Page(render(tmp_path, make_result(real_steps=None))).text

@@ -42,7 +42,7 @@ def test_steps_time_and_settings_equal_the_result(tmp_path):
     page = Page(render(tmp_path, metrics=make_metrics()))
 
     assert page.row("offline")[1] == "51,234"
-    assert page.row("refresh")[1] == "0"
+    assert page.row("in training")[1] == "0"
     assert page.row("evaluation")[1] == "4,012"
     assert page.row("train")[1] == "48 min"
     assert page.row("training: rollout")[1:] == ["30 min", "64%"]
