@@ -26,12 +26,7 @@ def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
 
 def rules(task: Task) -> str:
     """The texts of the system messages that the agent is given; "" without one."""
-    return system_text(task.messages)
-
-
-def system_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The texts of the system messages at the beginning of `Task.messages`."""
-    return "\n\n".join(SystemMessage(content).text for content in _system(messages))
+    return "\n\n".join(SystemMessage(content).text for content in _system(task.messages))
 
 
 def described(task: Task) -> str:

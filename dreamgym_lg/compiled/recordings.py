@@ -17,6 +17,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
 from dreamgym_lg.tasks import find_tool_uses
+from dreamgym_lg.types import Step
 
 FOLDS = 5
 RESERVED = frozenset({*vars(runtime), "READS", "JSON", "SPREADS"})
@@ -43,10 +44,10 @@ class Trace(NamedTuple):
     """Tool, arguments, answer."""
 
 
-def _calls(steps: Sequence[tuple[str, str, bool, str]]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    for action, answer, valid, _ in steps:
-        if valid and (call := parse_call(action)) is not None:
-            yield call.name, call.arguments, answer
+def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    for step in steps:
+        if step.valid and (call := parse_call(step.action)) is not None:
+            yield call.name, call.arguments, step.next_observation
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,9 @@ class Recordings:
         cls, replay_buffer: ReplayBuffer, *, tools: Sequence[BaseTool], writes: Collection[str] | None, environment: str | None
     ) -> "Recordings":
         """The train tasks' real episodes of a buffer. Raises `ConfigurationError` where none of them holds a tool call."""
-        records = [
-            each for each in replay_buffer.records() if each.split == "train" and environment in (None, each.environment)
-        ]
-        traces = [Trace(each.task_id, list(_calls(each.steps))) for each in records]
+        recorded = replay_buffer.real_trajectories(split="train")
+        chosen = (each for each in recorded if environment in (None, each.task.environment))
+        traces = [Trace(each.task.id, list(_calls(each.steps))) for each in chosen]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
         # They become names of functions in `world.py`: a trace must not write code there.
         for tool in sorted(called):

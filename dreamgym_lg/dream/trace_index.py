@@ -13,10 +13,10 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import is_answer, parse_action, parse_call
-from dreamgym_lg.replay.buffer import Record, ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities
 from dreamgym_lg.tasks import ToolUse, find_tool_uses, rules
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Task, Trajectory
 
 FREE_TEXT_WORDS = 4
 """Words from which on an argument that nobody said before counts as free text."""
@@ -108,41 +108,43 @@ class TraceIndex:
         with self._lock:
             now = self._replay_buffer.revision()
             if now != self._read:
-                self._build(self._replay_buffer.records())
+                self._build([*self._replay_buffer.real_trajectories()])
             self._read = now
 
-    def _build(self, records: Sequence[Record]) -> None:
-        calls = (parse_call(step[0]) for each in records if each.split == "train" for step in each.steps if step[2])
+    def _build(self, recorded: Sequence[Trajectory]) -> None:
+        train = (step for each in recorded if each.task.split == "train" for step in each.steps if step.valid)
+        calls = (parse_call(step.action) for step in train)
         new = copy(self)
         new.uses = find_tool_uses(self.tools, {call.name for call in calls if call is not None}, writes=self._writes)
-        new._free_text = _find_free_text(records, new.writes)
+        new._free_text = _find_free_text(recorded, new.writes)
         new.answers, new.successes = {}, {}
-        for record in records:
-            new._add(record)
+        for trajectory in recorded:
+            new._add(trajectory)
         names = ("uses", "_free_text", "answers", "successes")
         self.__dict__.update({name: getattr(new, name) for name in names})  # at once, for those who read meanwhile
 
-    def _add(self, record: Record) -> None:
-        calls = [self.call(step[0]) for step in record.steps]
+    def _add(self, trajectory: Trajectory) -> None:
+        task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
         effects: Effects = ()
-        scopes = worlds_of(record.task_id, record.environment) if record.split == "train" else ()
-        for call, (_, answer, valid, reasoning) in zip(calls, record.steps, strict=True):
+        scopes = worlds_of(task.id, task.environment) if task.split == "train" else ()
+        for call, step in calls:
             if call is None:
                 continue
             for scope in scopes:
                 votes = self.answers.setdefault((scope, call, effects), {})
-                before = votes.get((answer, valid), Votes(0, reasoning))
-                votes[answer, valid] = before._replace(number=before.number + 1)
-            effects += self.effects([(call, valid)])
-        if record.success and record.steps:
-            writing = (step[0] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
-            turns = sum(is_answer(step[0]) for step in record.steps)
-            written = (step[1] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
-            last = record.steps[-1][0]
-            told = facts(message_text(last)) - facts(record.rules, record.instruction, record.request, *written)
-            success = Success(record.task_id, unordered(effects), tuple(writing), last, told, turns)
-            same_words = _words_key(record.environment, record.instruction, record.split)
-            for key in ((record.task_id,), same_words, (*same_words, record.rules)):
+                before = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
+                votes[step.next_observation, step.valid] = before._replace(number=before.number + 1)
+            effects += self.effects([(call, step.valid)])
+        if trajectory.success and trajectory.steps:
+            writing = [step for call, step in calls if call and self.writes(call.tool)]
+            turns = sum(is_answer(step.action) for step in trajectory.steps)
+            last, request = trajectory.steps[-1].action, trajectory.steps[0].observation
+            answers = (step.next_observation for step in writing)
+            own = facts(message_text(last)) - facts(rules(task), task.instruction, request, *answers)
+            made = tuple(step.action for step in writing)
+            success = Success(task.id, unordered(effects), made, last, own, turns)
+            same_words = _words_key(task.environment, task.instruction, task.split)
+            for key in ((task.id,), same_words, (*same_words, rules(task))):
                 self.successes.setdefault(key, []).append(success)
 
     def writes(self, tool: str) -> bool:
@@ -245,17 +247,19 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _find_free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
+def _find_free_text(recorded: Iterable[Trajectory], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
     """The (tool, argument) of writing calls that mostly hold freely worded text."""
     free, total = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for record in records:
-        for position, (action, *_) in enumerate(record.steps):
-            if (call := parse_call(action)) is None or not writes(call.name):
+    for trajectory in recorded:
+        task, steps = trajectory.task, trajectory.steps
+        for position, step in enumerate(steps):
+            if (call := parse_call(step.action)) is None or not writes(call.name):
                 continue
             texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
             total.update((call.name, name) for name in texts)
             long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
-            seen = _words([record.rules, record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
+            earlier = (each.next_observation for each in steps[:position])
+            seen = _words([rules(task), task.instruction, *earlier]) if long else ""
             free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
     return frozenset(key for key, count in free.items() if 2 * count > total[key])
 

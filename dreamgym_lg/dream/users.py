@@ -158,7 +158,7 @@ class RecordedUser:
 
     def __init__(self, conversations: Iterable[Trajectory] | ReplayBuffer, *, otherwise: User | None = None) -> None:
         if isinstance(conversations, ReplayBuffer):
-            conversations = (each for each in conversations.trajectories(errors=False) if each.source != "synthetic")
+            conversations = conversations.real_trajectories()
         self.otherwise = otherwise
         self._recorded: dict[str, list[list[tuple[Call | None, Step]]]] = {}
         for each in conversations:

@@ -98,11 +98,14 @@ def _experience_model(work: Workspace) -> dict[str, Any] | None:
 
 def _data(buffer: ReplayBuffer) -> dict[str, Any]:
     """Number and hash of the real episodes of training tasks, whatever their order."""
-    records = [each for each in buffer.records() if each.split == "train"]
-    texts = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
+    recorded = list(buffer.real_trajectories(split="train"))
+    texts = (
+        (each.task.id, each.task.instruction, each.success, [(s.action, s.next_observation, s.valid) for s in each.steps])
+        for each in recorded
+    )
     hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in texts)
-    steps = sum(len(each.steps) for each in records)
-    return {"trajectories": len(records), "steps": steps, "sha256": hashlib.sha256(b"".join(hashes)).hexdigest()}
+    steps = sum(len(each.steps) for each in recorded)
+    return {"trajectories": len(recorded), "steps": steps, "sha256": hashlib.sha256(b"".join(hashes)).hexdigest()}
 
 
 def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The replay buffer: every task, trajectory, token segment and metric, in one SQLite file."""
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from langchain_core.embeddings import Embeddings
 
@@ -26,7 +25,6 @@ from dreamgym_lg.replay.rows import (
     task_of,
     update_tasks,
 )
-from dreamgym_lg.tasks import system_text
 from dreamgym_lg.text import clean
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
@@ -36,22 +34,6 @@ _COUNTED = {
     "trajectories": f"count(*) FROM {WITH_TASK}",
     "steps": f"count(*) FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id",
 }
-
-
-class Record(NamedTuple):
-    """The parts of a real trajectory that an index over all of them needs."""
-
-    task_id: str
-    environment: str
-    instruction: str
-    split: Split
-    rules: str
-    """The system message that the agent was given."""
-    request: str
-    """The first observation."""
-    success: bool
-    steps: Sequence[tuple[str, str, bool, str]]
-    """Action, next observation, valid and reasoning of each."""
 
 
 class ReplayBuffer:
@@ -170,8 +152,12 @@ class ReplayBuffer:
 
         `errors=False` leaves out the failed ones. Without `segments` they come with none: tokens are most of a file.
         """
-        failed = () if errors else ("error IS NULL",)
-        where, values = _where(*failed, run=run, iteration=iteration, source=source, split=split, task_id=task_id)
+        conditions = () if errors else ("error IS NULL",)
+        filters = {"run": run, "iteration": iteration, "source": source, "split": split, "task_id": task_id}
+        return self._load(*conditions, segments=segments, limit=limit, **filters)
+
+    def _load(self, *conditions: str, segments: bool, limit: int | None = None, **filters: object) -> Iterator[Trajectory]:
+        where, values = _where(*conditions, **filters)
         sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):
@@ -192,30 +178,15 @@ class ReplayBuffer:
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
     def revision(self) -> tuple[int, int]:
-        """A pair that changes when `records` does, by whichever process."""
+        """A pair that changes when `real_trajectories` do, by whichever process."""
         real = "SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL ORDER BY id DESC LIMIT 1"
         sql = f"SELECT coalesce(({real}), 0), (SELECT count(*) FROM tasks WHERE split != 'train')"
         newest, held_out = self._rows(sql, ())[0]
         return newest, held_out
 
-    def records(self) -> list[Record]:
-        """Every real or offline trajectory that did not fail, oldest first."""
-        where = f"FROM {WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
-        first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
-        columns = f"trajectories.id, task_id, environment, instruction, split, messages, coalesce({first}, ''), success"
-        trajectories = self._rows(f"SELECT {columns} {where}", ())
-        sql = (
-            "SELECT trajectory_id, action, next_observation, valid, reasoning FROM steps WHERE trajectory_id IN "
-            "(SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL) ORDER BY trajectory_id, position"
-        )
-        steps: dict[int, list[tuple[str, str, bool, str]]] = {id: [] for id, *_ in trajectories}
-        for id, *step in self._rows(sql, ()):
-            if id in steps:  # else stored since
-                steps[id].append((step[0], step[1], bool(step[2]), step[3]))
-        return [
-            Record._make((*task, system_text(json.loads(messages)), first, bool(success), steps[id]))
-            for id, *task, messages, first, success in trajectories
-        ]
+    def real_trajectories(self, *, split: Split | None = None) -> Iterator[Trajectory]:
+        """`trajectories` of the sources `offline` and `real` that did not fail."""
+        return self._load("source != 'synthetic'", "error IS NULL", segments=False, split=split)
 
     def similar(
         self, observation: str, action: str, *, k: int = 3, environment: str | None = None, exclude_task: str | None = None

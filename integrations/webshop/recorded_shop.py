@@ -150,15 +150,13 @@ class RecordedShop:
         with self._lock:
             now = self._replay_buffer.revision()
             if now != self._read:
-                self._build(self._replay_buffer.trajectories(split="train", errors=False))
+                self._build(self._replay_buffer.real_trajectories(split="train"))
             self._read = now
 
     def _build(self, trajectories: Iterable[Trajectory]) -> None:
         pages, entries = dict[Place, dict[str, str]](), dict[str, list[str]]()
         paid, bought = dict[tuple[str, str, tuple[str, ...]], dict[str, float]](), dict[str, dict[str, Place]]()
         for trajectory in trajectories:
-            if trajectory.source == "synthetic":
-                continue
             task, place = trajectory.task, Place()
             for step in trajectory.steps:
                 if step.terminated and step.valid:

@@ -173,8 +173,8 @@ def test_recorded_answers_are_known_behind_recorded_steps_at_once(buffer: Replay
 
 
 def test_a_buffer_is_read_again_only_where_real_trajectories_were_added(buffer: ReplayBuffer, monkeypatch: Any) -> None:
-    reads, records = [], buffer.records
-    monkeypatch.setattr(buffer, "records", lambda: reads.append(1) or records())
+    reads, read = [], buffer.real_trajectories
+    monkeypatch.setattr(buffer, "real_trajectories", lambda: reads.append(1) or read())
     index = TraceIndex(buffer)
     for number, source in enumerate(["offline", "synthetic", "synthetic", "real"]):
         buffer.add(trace(order_task(), (ORDER, PAID), DONE, index=number, source=source))

@@ -359,11 +359,11 @@ def test_a_step_comes_back_whole_and_the_asking_task_can_be_left_out(buffer: Rep
     assert buffer.similar("a", "b", exclude_task="t0") == [seen]
 
 
-def test_records_and_revision_are_of_real_trajectories_that_did_not_fail(path: Path) -> None:
+def test_real_trajectories_and_their_revision_leave_out_what_was_dreamed_or_failed(path: Path) -> None:
     task = Task(id="t", instruction="i", environment="e")
     step = Step(observation="a", action="look", next_observation="b", valid=False, reasoning="r")
     with ReplayBuffer(path) as buffer:
-        assert buffer.revision() == (0, 0) and buffer.records() == []
+        assert buffer.revision() == (0, 0) and not list(buffer.real_trajectories())
         buffer.add(Trajectory(task=task, steps=[step, step], success=True))
         buffer.add(Trajectory(task=task, steps=[step], source="synthetic", rollout_index=1))
         buffer.add(Trajectory(task=task, steps=[step], source="real", rollout_index=2, error="OSError: away"))
@@ -372,8 +372,8 @@ def test_records_and_revision_are_of_real_trajectories_that_did_not_fail(path: P
         assert buffer.revision() == (4, 0)
         buffer.add_tasks([replace(task, split="test")])
         assert buffer.revision() == (4, 1)
-        row = ("look", "b", False, "r")
-        assert buffer.records() == [
-            ("t", "e", "i", "test", "", "a", True, [row, row]),
-            ("t", "e", "i", "test", "", "", False, []),
+        assert [(len(each.steps), each.source, each.task.split) for each in buffer.real_trajectories()] == [
+            (2, "offline", "test"),
+            (0, "real", "test"),
         ]
+        assert not list(buffer.real_trajectories(split="train"))
