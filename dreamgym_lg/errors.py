@@ -66,6 +66,10 @@ class PredictionFailed(DreamGymError):
     """The experience model's answer could not be parsed within its retries."""
 
 
+class UserFault(PredictionFailed):
+    """A dreamed user contradicts its goal. The episode is masked: nothing is trained on it, and it is no success."""
+
+
 class ModelUnavailable(DreamGymError):
     """A hosted model did not answer, or refused the request. Its message names the server and holds no key."""
 

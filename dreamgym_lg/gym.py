@@ -103,7 +103,7 @@ class DreamGym:
 
     def tasks(self, split: Split) -> list[Task]:
         """The tasks of a split: those given, and those of the traces."""
-        return self.world.tasks(split)
+        return self.experiment.tasks(split)
 
     def examine(self) -> Examination:
         """The graph's parts and how a dream handles each, as `dreamgym doctor` shows it."""
@@ -118,6 +118,10 @@ class DreamGym:
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
         """Fine-tune a local experience model on the traces (`Experiment.train_experience`)."""
         self.experiment.train_experience(model, annotator=annotator)
+
+    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None, steps: int = 100) -> None:
+        """Fine-tune a local user on the users of the traces (`Experiment.train_user`)."""
+        self.experiment.train_user(model, goals=goals, steps=steps)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""

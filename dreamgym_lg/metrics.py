@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import is_uniform
-from dreamgym_lg.types import Segment, Source, Trajectory, is_missing
+from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_user_fault
 
 Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
@@ -26,6 +26,7 @@ def describe(
     episodes = [trajectory for group in groups for trajectory in group]
     played = [trajectory for trajectory in episodes if trajectory.error is None]
     missing = sum(is_missing(trajectory.error) for trajectory in episodes)
+    user_faults = sum(is_user_fault(trajectory.error) for trajectory in episodes)
     steps = sum(len(trajectory.steps) for trajectory in played)
     synthetic = sum(group[0].task.origin == "synthetic" for group in groups)
     segments = [segment for trajectory in episodes for segment in trajectory.segments]
@@ -36,10 +37,11 @@ def describe(
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
-        "unreadable_episodes": len(episodes) - len(played) - missing,
+        "unreadable_episodes": len(episodes) - len(played) - missing - user_faults,
+        "user_faults": user_faults,
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
-        "train_success": sum(trajectory.success for trajectory in played) / max(len(episodes) - missing, 1),
+        "train_success": sum(trajectory.success for trajectory in played) / max(len(episodes) - missing - user_faults, 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": synthetic / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
@@ -180,6 +182,7 @@ ROLLOUTS: Mapping[str, str] = {
     "invalid_actions": "invalid_action_share",
     "cut_replies": "cut_reply_share",
     "failed_episodes": "failed_episodes",
+    "user_faults": "user_faults",
     "uniform_groups": "uniform_groups",
     "synthetic_tasks": "synthetic_share",
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Literal, NamedTuple, get_args
 
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
@@ -50,6 +50,8 @@ class Task:
     """Functions that an agent with tools can call: their schemas in OpenAI's form, or names alone. None: no tool task."""
     rubric: str = ""
     """How success is judged, in words; empty: by a general rubric."""
+    goal: Mapping[str, Any] = field(default_factory=dict)
+    """Side of its user in a conversation, which no agent is shown: the fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
     seed: int | None = None
     """Of the world, where its environment builds it from one."""
     panel: str = ""
@@ -198,6 +200,12 @@ class Trajectory:
 def is_missing(error: str | None) -> bool:
     """True for the error of an episode that could not be played.
 
-    An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success.
+    An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success;
+    nor is a dreamed user's fault.
     """
-    return error is not None and not error.startswith(f"{PredictionFailed.__name__}:")
+    return error is not None and not is_user_fault(error) and not error.startswith(f"{PredictionFailed.__name__}:")
+
+
+def is_user_fault(error: str | None) -> bool:
+    """True for the error of an episode that a dreamed user ended by contradicting its goal (`UserFault`)."""
+    return error is not None and error.startswith(f"{UserFault.__name__}:")

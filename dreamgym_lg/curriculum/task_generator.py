@@ -50,6 +50,7 @@ def variation(task: Task, text: str, *, rubric: str) -> Task:
         observation=text if task.observation else "",
         messages=[*system, {"role": "user", "content": text}] if task.messages else (),
         rubric=rubric,
+        goal={},  # another request is another user's
         origin="synthetic",
         parent_id=task.id,
         split="train",

@@ -1,6 +1,7 @@
 """The dream: responders answer tool calls, a user replies, judges decide the outcome; one loop steps them."""
 
 from dreamgym_lg.dream.dream import Dream, DreamEnvironment
+from dreamgym_lg.dream.goals import write_goals
 from dreamgym_lg.dream.judges import ModelJudge, Verify
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Judge, Responder, User, Verdict
@@ -30,6 +31,7 @@ __all__ = [
     "Verdict",
     "Verify",
     "usual_dream",
+    "write_goals",
 ]
 
 

@@ -1,25 +1,28 @@
 """Users that talk with an agent: a function, a language model, recorded ones."""
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.parts import Episode, User
 from dreamgym_lg.dream.prompter import Prompter, outgrown
-from dreamgym_lg.dream.prompts import encoded, load_prompt
-from dreamgym_lg.dream.trace_index import Call, comparable_call, message_text
-from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
+from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
+from dreamgym_lg.errors import PredictionFailed, UserFault
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.text import split_thought
 from dreamgym_lg.types import Step, Task, Trajectory
 
-PROMPT = "user-1"
+PROMPT, JUDGE_PROMPT = "user-1", "user-judge-1"
 END = "END"
 """The line with which a language model ends its conversation."""
 
@@ -37,22 +40,39 @@ class ScriptedUser:
         self.reply = reply
 
 
-class UntilHandOver:
+class _Behind:
+    """A user behind which another one stands."""
+
+    name = "user"
+    inner: User | None
+
+    @property
+    def model(self) -> BaseChatModel | None:
+        """The chat model of the other user."""
+        return getattr(self.inner, "model", None)
+
+    @property
+    def hosted(self) -> Hosted | None:
+        return getattr(self.inner, "hosted", None)
+
+    @property
+    def version(self) -> str:
+        return getattr(self.inner, "version", "")
+
+
+class UntilHandOver(_Behind):
     """A user that leaves once the agent hands them over by a tool.
 
     Args: `user`, replies until then; `tools`, names of such tools.
     """
 
-    name = "user"
-
     def __init__(self, user: User, tools: Collection[str]) -> None:
-        self.user, self.tools = user, frozenset(tools)
-        for key in ("model", "hosted", "version"):
-            setattr(self, key, getattr(user, key, None))
+        self.inner: User = user
+        self.tools = frozenset(tools)
 
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
         calls = (parse_call(step.action) for step in episode.steps if step.valid)
-        return None if any(call is not None and call.name in self.tools for call in calls) else self.user.reply(episode)
+        return None if any(call is not None and call.name in self.tools for call in calls) else self.inner.reply(episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +86,28 @@ class Goal:
     persona: str = ""
     """Manner of speaking."""
 
+    @property
+    def side(self) -> dict[str, Any]:
+        """Its fields that are not empty, as JSON."""
+        side = {"goal": self.goal, "facts": dict(self.facts), "persona": self.persona}
+        return {name: value for name, value in side.items() if value}
 
-def told_goal(task: Task) -> Goal:
-    """The goal of a user who knows nothing but what they have said."""
-    return Goal(goal=first_observation(task))
+
+def goal_of(task: Task) -> Goal:
+    """The goal that the task holds, else of a user who knows nothing but what they have said."""
+    return Goal(**task.goal) if task.goal else Goal(goal=first_observation(task))
 
 
 class ModelUser:
     """A user that a language model plays, with a hidden goal.
 
     The same conversation gets the same reply, in all episodes of a group. It reads the agent's messages alone, no tool call.
+    A reply that tells what the user cannot know is asked for again, and then ends the episode as the user's fault.
 
     Args:
-        model: A chat model that answers at temperature 0, or its name.
-        goal: (task) -> what its user wants and knows; a text is a goal without facts.
+        model: A chat model that answers at temperature 0, or its name. None: the local one that `train_user` trains.
+        goal: (task) -> what its user wants and knows; a text is a goal without facts. Default: `Task.goal`.
+        judge: A chat model, or its name, that reads each reply and finds those that contradict the goal (`UserJudge`).
         max_turns: Messages of the agent after which the conversation ends.
         replay_buffer: Beside its file, a hosted model's answers are kept.
         hosted, retries: As of `Model`.
@@ -89,16 +117,18 @@ class ModelUser:
 
     def __init__(
         self,
-        model: BaseChatModel | str,
+        model: BaseChatModel | str | None,
         *,
-        goal: Callable[[Task], Goal | str] = told_goal,
+        goal: Callable[[Task], Goal | str] = goal_of,
+        judge: BaseChatModel | str | None = None,
         max_turns: int = 30,
         replay_buffer: ReplayBuffer | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
     ) -> None:
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
-        self.goal, self.max_turns = goal, max_turns
+        self.judge = UserJudge(judge, replay_buffer=replay_buffer) if judge is not None else None
+        self._goal, self.max_turns = goal, max_turns
 
     @property
     def model(self) -> BaseChatModel | None:
@@ -114,36 +144,106 @@ class ModelUser:
         """Names the model and prompt behind the replies."""
         return f"{self.prompter.version}/{PROMPT}"
 
+    def goal(self, task: Task) -> Goal:
+        """The goal of the task's user."""
+        goal = self._goal(task)
+        return Goal(goal=goal) if isinstance(goal, str) else goal
+
     async def reply(self, episode: Episode) -> str | None:
-        """The next message; None ends the conversation. Raises as `Model.respond`."""
+        """The next message; None ends the conversation. Raises `UserFault`, and as `Model.respond`."""
         if sum(is_answer(step.action) for step in episode.steps) + 1 >= self.max_turns:
             return None
+        goal = self.goal(episode.task)
+        read = partial(read_reply, known_values(goal, episode))
         with outgrown(episode):
-            return await self.prompter.ask(self.messages(episode), read_reply, prompt=PROMPT)
+            reply = await self.prompter.ask(self.messages(episode), read, prompt=PROMPT)
+        if self.judge is not None and reply is not None:
+            await self.judge.check(goal, episode, reply)
+        return reply
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
         """The prompt: the goal, and the conversation from the user's side."""
-        goal = self.goal(episode.task)
-        known = Goal(goal=goal) if isinstance(goal, str) else goal
-        side = {"goal": known.goal, "facts": dict(known.facts), "persona": known.persona}
-        head = f"{load_prompt(PROMPT)}\n\n{encoded({name: text for name, text in side.items() if text})}"
-        turns: list[BaseMessage] = [HumanMessage("(The conversation begins.)"), AIMessage(first_observation(episode.task))]
-        for step in episode.steps:
-            if is_answer(step.action):
-                turns += [HumanMessage(message_text(step.action) or "(nothing)"), AIMessage(step.next_observation)]
-        turns.append(HumanMessage(message_text(episode.action) or "(nothing)"))
-        return [SystemMessage(head), *turns]
+        head = f"{load_prompt(PROMPT)}\n\n{encoded(self.goal(episode.task).side)}"
+        turns: list[BaseMessage] = [SystemMessage(head), HumanMessage("(The conversation begins.)")]
+        for number, text in enumerate([*said(episode.task, episode.steps), message_text(episode.action)]):
+            turns.append(HumanMessage(text or "(nothing)") if number % 2 else AIMessage(text))
+        return turns
+
+    def conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
+        """A recorded conversation as the model should have played its user, for its training."""
+        *steps, last = trajectory.steps
+        return [*self.messages(Episode(task=trajectory.task, steps=steps, action=last.action)), AIMessage(END)]
 
 
-def read_reply(text: str) -> str | None:
-    """The message in a model's answer; None where it ends the conversation. Raises `PredictionFailed` for nothing."""
+def read_reply(known: Collection[str], text: str) -> str | None:
+    """The message in a model's answer; None where it ends the conversation.
+
+    Args: `known`, the values that the user can tell.
+
+    Raises `PredictionFailed` for nothing, `UserFault` for a value that the user cannot know.
+    """
     message = split_thought(text)[1].strip()
     if not message:
         raise PredictionFailed(f"the user's reply is empty; expected a message, or a line with {END} alone")
-    return None if message.splitlines()[-1].strip().strip(".*`") == END else message
+    if message.splitlines()[-1].strip().strip(".*`") == END:
+        return None
+    if invented := values(message) - set(known):
+        raise UserFault(f"the user tells {', '.join(sorted(invented))}, which neither its goal nor the conversation holds")
+    return message
 
 
-class RecordedUser:
+def known_values(goal: Goal, episode: Episode) -> frozenset[str]:
+    """The values that a user can tell: of its goal and of the conversation, parts of numbers such as a date's year included."""
+    texts = [encoded(goal.side), *said(episode.task, episode.steps), message_text(episode.action)]
+    return values(*texts).union(*(re.findall(r"\d+", text) for text in texts))
+
+
+def said(task: Task, steps: Iterable[Step]) -> list[str]:
+    """The words of user and agent in turn, the user's first message first."""
+    turns = ((message_text(step.action), step.next_observation) for step in steps if is_answer(step.action))
+    return [first_observation(task), *(text for turn in turns for text in turn)]
+
+
+def values(*texts: str) -> frozenset[str]:
+    """Ids, amounts and addresses in texts that are no common words: of five signs, or three digits."""
+    ids = (each.lstrip("0") for each in facts(*texts))
+    return frozenset(each for each in ids if "@" in each or len(each) > 4 or sum(map(str.isdigit, each)) > 2)
+
+
+class UserJudge:
+    """A chat model that judges a user's replies by its goal.
+
+    Args: `model`, a chat model that answers at temperature 0, or its name; `replay_buffer`, as of `ModelUser`.
+    """
+
+    def __init__(self, model: BaseChatModel | str, *, replay_buffer: ReplayBuffer | None = None) -> None:
+        self.prompter = Prompter(model, replay_buffer=replay_buffer)
+
+    async def check(self, goal: Goal, episode: Episode, reply: str) -> None:
+        """Raise `UserFault` for a reply that contradicts the goal; what `Prompter.ask` raises."""
+        if (verdict := await self.judge(goal, episode, reply)).contradicts:
+            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}")
+
+    async def judge(self, goal: Goal, episode: Episode, reply: str) -> "ReplyVerdict":
+        """The verdict on one reply. Raises what `Prompter.ask` raises."""
+        conversation = [*said(episode.task, episode.steps), message_text(episode.action)]
+        content = {**goal.side, "conversation": conversation, "reply": reply}
+        messages: list[BaseMessage] = [SystemMessage(load_prompt(JUDGE_PROMPT)), HumanMessage(encoded(content))]
+        return await self.prompter.ask(messages, partial(read_form, form=ReplyVerdict), prompt=JUDGE_PROMPT)
+
+
+class ReplyVerdict(BaseModel):
+    """The verdict on a user's reply."""
+
+    model_config = ConfigDict(extra="forbid", title="verdict")
+    reason: StrictStr
+    contradicts: StrictBool
+    """It says or grants what the goal does not hold, or against it."""
+    answers: StrictBool
+    """It answers what the assistant asked, as far as the goal says."""
+
+
+class RecordedUser(_Behind):
     """The user of recorded conversations, as long as the agent keeps to one of them.
 
     It keeps to one whose tool calls and messages come in the same order, with the same arguments; the wording of messages does
@@ -154,36 +254,32 @@ class RecordedUser:
         otherwise: Replies once the agent has left the record. None: the episode ends as failed (`PredictionFailed`).
     """
 
-    name = "user"
-
     def __init__(self, conversations: Iterable[Trajectory] | ReplayBuffer, *, otherwise: User | None = None) -> None:
         if isinstance(conversations, ReplayBuffer):
             conversations = conversations.real_trajectories()
-        self.otherwise = otherwise
+        self.inner = otherwise
         self._recorded: dict[str, list[list[tuple[Call | None, Step]]]] = {}
         for each in conversations:
             self._recorded.setdefault(each.task.id, []).append([(_move(step), step) for step in _accepted(each.steps)])
 
-    @property
-    def model(self) -> BaseChatModel | None:
-        """The chat model of the user that takes over."""
-        return getattr(self.otherwise, "model", None)
-
-    @property
-    def hosted(self) -> Hosted | None:
-        return getattr(self.otherwise, "hosted", None)
-
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
         """The recorded user's next message; None at the end of the record."""
         moves = [_move(step) for step in _accepted(episode.steps)]
-        for conversation in self._recorded.get(episode.task.id, ()):
+        for conversation in self._recorded.get(episode.task.id, ()) if episode.own_traces else ():
             if [move for move, _ in conversation[: len(moves)]] != moves or len(conversation) == len(moves):
                 continue
             if is_answer((step := conversation[len(moves)][1]).action):
                 return None if len(conversation) == len(moves) + 1 else step.next_observation
-        if self.otherwise is not None:
-            return self.otherwise.reply(episode)
+        if self.inner is not None:
+            return self.inner.reply(episode)
         raise PredictionFailed(f"the agent has left the record of task {episode.task.id!r}, whose user is a recorded one")
+
+
+def model_user(user: object) -> ModelUser | None:
+    """The language model's part of a user, if it has one."""
+    while user is not None and not isinstance(user, ModelUser):
+        user = getattr(user, "inner", None)
+    return user
 
 
 def _accepted(steps: Sequence[Step]) -> list[Step]:

@@ -150,7 +150,8 @@ class AgentWorld(World):
         self.all_tasks = [*map(self.with_tools, tasks), *self.all_tasks]
 
     def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
-        return self.tasks(split)
+        goals = {task.id: task.goal for task in replay_buffer.tasks(split=split)}  # in hindsight, maybe
+        return [replace(task, goal=task.goal or goals.get(task.id, {})) for task in self.tasks(split)]
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream.annotate import Annotate
+from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
+from dreamgym_lg.experiment import evaluation, gate, imitation, supervised, users
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
@@ -24,7 +25,7 @@ from dreamgym_lg.experiment.training import (
     served_by,
     train_policy,
 )
-from dreamgym_lg.experiment.workspace import OFFLINE, Workspace, policy_version
+from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace, policy_version
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 
@@ -73,10 +74,12 @@ class Experiment(Workspace):
     # --- data and models -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """`collect`, `train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults."""
+        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and `train_filtered`."""
         self.collect()
         if self.settings.environment != "real" and self.world.needs_model:
             self.train_experience()
+        if self.settings.environment != "real" and self._lacks_user:
+            self.train_user()
         self.train_base()
         self.train_filtered()
 
@@ -119,6 +122,23 @@ class Experiment(Workspace):
         with self.stage("experience", model=model, annotator=annotator) as todo:
             if todo:
                 supervised.train_experience_model(self, model, annotator)
+
+    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None, steps: int = 100) -> None:
+        """Fine-tune a local user on the users of recorded conversations: a `ModelUser(None)` of the world is played by it.
+
+        It ends early once the loss on the conversations of validation tasks has stopped falling.
+
+        Args:
+            model: Initial weights, as of `train_experience`.
+            goals: A chat model that writes the goals of recorded users in hindsight (`write_goals`), or its name. Default: what
+                they said, word for word.
+            steps: Optimiser steps of `Settings.batch_size` conversations.
+
+        Raises `ConfigurationError` without a recorded conversation of a training task.
+        """
+        with self.stage("user", model=model, goals=goals) as todo:
+            if todo:
+                users.train_user_model(self, model, goals, steps)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.
@@ -223,8 +243,16 @@ class Experiment(Workspace):
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
+    @property
+    def _lacks_user(self) -> bool:
+        """True where the world's user is a local model that is not trained yet."""
+        user = model_user(self.world.user)
+        return user is not None and user.model is None and not (self.models / USER).exists()
+
     def _check_trainable(self) -> None:
-        """Raise `ConfigurationError` without a task."""
+        """Raise `ConfigurationError` without a task or a user's model."""
+        if self.settings.environment != "real" and self._lacks_user:
+            raise ConfigurationError(f"{self.out} holds no user, and user= has no model: call train_user() first")
         if not self.tasks("train"):
             raise ConfigurationError(
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "

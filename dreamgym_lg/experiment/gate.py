@@ -6,6 +6,7 @@ from itertools import accumulate
 from random import Random
 
 from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.workspace import MIN_CASES, Workspace
@@ -22,6 +23,7 @@ from dreamgym_lg.fidelity.judgement import (
     keys_of,
     questions,
 )
+from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, UNTOLD
 from dreamgym_lg.progress import counter
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import is_tool_task
@@ -29,6 +31,8 @@ from dreamgym_lg.types import Task, Trajectory
 
 MAX_ERROR = 0.5
 """Share of the real successes that a judge may miss, and of a responder's cases of one kind that it may get wrong."""
+MAX_USER_ERROR = 0.2
+"""Share of a user's cases of one kind (`fidelity.users`) that it may get wrong."""
 LIMIT = 50
 """Episodes of each kind that a dream is measured on, at most."""
 RUN = "fidelity"
@@ -51,7 +55,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/parts-2"  # one stored with other figures is measured again
+    key = f"{dream.version}/{keys_of(episodes)}/parts-3"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -73,23 +77,26 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
 
     Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
-    none at all (`World.judged_by_dream`), and, `resumed`, of a dream whose version was measured before.
+    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream whose version was
+    measured before.
 
     With `Workspace.force` the errors are only said.
     """
     limit = work.settings.max_false_success
-    if limit is None or work.settings.references_only or not work.world.judged_by_dream:
+    dreamt = work.world.judged_by_dream and not work.settings.references_only
+    if limit is None or not (dreamt or model_user(work.world.user)):
         return
-    work.check_outcomes("the gate measures the dream's verdicts by theirs")
+    if dreamt:
+        work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if resumed and stored.get("version") == dream.version:
         return
-    judgement = measure(work, dream)
-    if list(refusals(judgement, limit)):
+    judgement, roles = measure(work, dream), () if dreamt else ("user",)
+    if list(refusals(judgement, limit, roles)):
         judgement = measure(work, dream, limit=_LARGE)
     work.say(_summary(judgement))
-    if not (causes := list(refusals(judgement, limit))):
+    if not (causes := list(refusals(judgement, limit, roles))):
         return
     if work.force:
         work.say(
@@ -109,20 +116,26 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     )
 
 
-def refusals(judgement: Judgement, limit: float) -> Iterator[str]:
-    """The reasons against training in a dream, each of one part. Args: `limit`, of `Settings.max_false_success`.
+def refusals(judgement: Judgement, limit: float, roles: Collection[str] = ()) -> Iterator[str]:
+    """The reasons against training in a dream, each of one part.
+
+    Args: `limit`, of `Settings.max_false_success`; `roles`, of the parts that count; empty: all.
 
     A judge must not reward more than `limit` of any kind of failure nor miss more than `MAX_ERROR` of the real successes, and
     has to be measured on `MIN_CASES` of both if it is a language model. A responder must not err in more than `MAX_ERROR`
-    of any kind, nor answer everything alike. Of fewer than `MIN_CASES` cases the lower end of the interval counts.
+    of any kind, nor answer everything alike. A language model's user must not err in more than `MAX_USER_ERROR` of any kind,
+    of `MIN_CASES` replies at least. Of fewer than `MIN_CASES` cases the lower end of the interval counts.
     """
-    for part in judgement.parts:
+    for part in (part for part in judgement.parts if not roles or part.role in roles):
         name = f"the {part.role} {part.name!r}"
         for kind, rate in part.errors.items():
             most, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
+            most = MAX_USER_ERROR if part.role == "user" else most
             if (rate.value if rate.episodes >= MIN_CASES else rate.low) > most:
-                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{MAX_ERROR:g}"
+                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{most:g}"
                 yield f"{name} {error.format(_of(rate))}: {rate}, above {above}"
+        if part.role == "user" and (replies := part.cases(EARLY, LATE)) < MIN_CASES:
+            yield f"{name} was measured on {replies} replies; fewer than {MIN_CASES} prove nothing: import conversations"
         if part.alike:
             yield f"{name} answers everything alike"
         failures, successes = part.cases(*REAL_FAILURES), part.cases(MISSED)
@@ -138,6 +151,12 @@ _ERRORS = {
     INVALID: "accepts {} " + INVALID,
     LOOKUP: "answers {} " + LOOKUP + " otherwise",
     WRITTEN: "does not show what is new in {} " + WRITTEN,
+    INVENTED: "gives {} " + INVENTED,
+    UNTOLD: "does not tell {} " + UNTOLD,
+    EARLY: "ends {} " + EARLY,
+    LATE: "does not end {} " + LATE,
+    AGAINST: "gives {} " + AGAINST,
+    EVADED: "does not answer {} " + EVADED,
 }
 """Errors that `max_false_success` does not limit, in words."""
 
@@ -169,8 +188,9 @@ def _examples(judgement: Judgement) -> str:
 def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]) -> int:
     """Number of calls of hosted models that measuring the dream takes."""
     asked = [questions(each, writes) for each in episodes]
-    hosted = [[getattr(part, "hosted", None) is not None for part in parts] for parts in (dream.responders, dream.judges)]
-    return sum(actions * sum(hosted[0]) + ends * sum(hosted[1]) for actions, ends in asked)
+    roles = (dream.responders, dream.judges, [dream.user])
+    hosted = [sum(getattr(part, "hosted", None) is not None for part in parts) for parts in roles]
+    return sum(number * parts for each in asked for number, parts in zip(each, hosted, strict=True))
 
 
 def trainable_tasks(work: Workspace) -> list[Task]:

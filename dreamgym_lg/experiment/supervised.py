@@ -121,11 +121,11 @@ def _rows(
     model = work.experience("")
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
-    responses = _tokenized(start, [model.training_conversation(each) for each in recorded])
+    responses = tokenized(start, [model.training_conversation(each) for each in recorded])
     verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
     for each in (*recorded, *edited):
         verdicts[each.success] += run_lasting(judge_conversations(dream, each))
-    return _balanced(responses, _balanced(*(_tokenized(start, conversations) for conversations in verdicts.values())))
+    return _balanced(responses, _balanced(*(tokenized(start, conversations) for conversations in verdicts.values())))
 
 
 def _balanced(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
@@ -162,7 +162,8 @@ def tokenizer_of(start: str | Path) -> Any:
     return load_tokenizer(start)
 
 
-def _tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> "list[TokenizedConversation]":
+def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> "list[TokenizedConversation]":
+    """The conversations as rows of the model's training."""
     from dreamgym_lg.integrations.trl.rows import tokenize
 
     return tokenize(tokenizer_of(start), list(filter(None, conversations))) if conversations else []

@@ -17,6 +17,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
@@ -41,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 TRAIN, OFFLINE = "train", "offline"
 """Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
+
+USER = "user"
+"""Name of the local user's model in the folder."""
 
 MIN_CASES = 20
 """Real failures, and real successes, that a judge has to be measured on; with fewer, training needs `force=True`."""
@@ -284,7 +288,11 @@ class Workspace:
 
         Args: `name`, `own_process`, as of `experience`.
         """
-        return self.world.create_dream(self.experience(name, own_process=own_process))
+        dream = self.world.create_dream(self.experience(name, own_process=own_process))
+        user = model_user(dream.user)
+        if user is not None and user.model is None and (self.models / USER).exists():
+            user.prompter.renew(policy_version(self.models / USER), self._local(USER, own_process))
+        return dream
 
     @property
     def can_dream(self) -> bool:
@@ -330,7 +338,8 @@ class Workspace:
             )
             if not own_process:
                 return model
-            self._processes = {name: model}
+            kept = {each: old for each, old in self._processes.items() if USER in (each, name)}
+            self._processes = kept | {name: model}  # of experience models, the newest alone
         return self._processes[name]
 
     @property
@@ -385,12 +394,12 @@ class Workspace:
         return agent, create if dream is None else dream.create_environment
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
-        """Say how many dreamed episodes are no success since an answer could not be read."""
+        """Say how many dreamed episodes are no success since an answer could not be read, or by the user's fault."""
         failed = [str(episode.error) for episode in episodes if episode.error]
         if failed:
             self.say(
                 f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not "
-                f"be read, and count as no success; the first: {failed[0]}"
+                f"be read, or by the user's fault, and count as no success; the first: {failed[0]}"
             )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
-from dreamgym_lg.dream import Dream, Model, ModelJudge
+from dreamgym_lg.dream import Dream, Model, ModelJudge, User
 from dreamgym_lg.dream.model import Context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
@@ -56,6 +56,8 @@ class World(ABC):
     context: Context | None = None
     """Text that is already decided about a world, shown to the experience model (`Model`); a plain function in a class body has
     to be a `staticmethod`."""
+    user: User | None = None
+    """Talks with the agent in dreamed episodes; None: nobody does."""
     needs_model: bool = True
     """Whether the dream needs an experience model. False for a world that brings its own dream."""
 

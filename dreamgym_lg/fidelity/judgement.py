@@ -8,15 +8,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.schemas import fits_returns
+from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.fidelity.steps import with_observation
+from dreamgym_lg.fidelity.users import user_cases
 from dreamgym_lg.statistics import Rate, clustered_rate, normalised
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Trajectory
@@ -38,10 +41,11 @@ class PartJudgement:
     """The errors of one responder or judge, asked alone."""
 
     name: str
-    role: Literal["responder", "judge"]
+    role: Literal["responder", "judge", "user"]
     errors: Mapping[str, Rate] = field(default_factory=dict)
     """By kind, 0 is best. Of a judge: rewarded failures (`REAL_FAILURES`, kinds of edits), unrewarded successes (`MISSED`).
-    Of a responder: accepted `INVALID` actions, a `LOOKUP` answered otherwise, a write that is not shown (`WRITTEN`)."""
+    Of a responder: accepted `INVALID` actions, a `LOOKUP` answered otherwise, a write that is not shown (`WRITTEN`). Of a user:
+    the kinds of `fidelity.users`."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By kind, at most 3 errors in words."""
     alike: bool = False
@@ -118,7 +122,8 @@ async def ajudge(
 ) -> Judgement:
     """Put recorded episodes to a dream and to each of its parts.
 
-    Questions are last steps and invalid actions, a tool agent's lookups made again, and every step of a text agent's failure.
+    Questions are last steps and invalid actions, a tool agent's lookups made again, its messages to a user (`user_cases`), and
+    every step of a text agent's failure.
 
     Args:
         episodes: With their true outcome: recorded ones, real ones of a policy, and edits (`edited_successes`).
@@ -138,11 +143,12 @@ async def ajudge(
     return _judged(dream, [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes])
 
 
-def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int]:
-    """Number of questions of `ajudge` to each responder and to each judge."""
+def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int, int]:
+    """Number of questions of `ajudge` to each responder, to each judge and to a user."""
     asked, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
     actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in asked)
-    return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in asked) if by_tools else 0
+    turns = sum(is_answer(step.action) for step in trajectory.steps) if talks(trajectory) else 0
+    return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in asked) if by_tools else 0, turns
 
 
 def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
@@ -187,7 +193,8 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
                 (normalised(lookup.right), normalised(answer.observation)),
             )
             outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, seen))
-    return outcomes
+    cases = await user_cases(dream, trajectory)
+    return outcomes + [_Outcome(f"user:{each.by}", each.kind, task.id, each.wrong, each.example) for each in cases]
 
 
 def _kind(trajectory: Trajectory) -> str:
@@ -286,7 +293,8 @@ def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
         return clustered_rate((each.task, not each.wrong) for each in whole.get(kind, ()))
 
     parts = []
-    for role, group in (("responder", dream.responders), ("judge", dream.judges)):
+    users = [dream.user] if model_user(dream.user) is not None else []
+    for role, group in (("responder", dream.responders), ("judge", dream.judges), ("user", users)):
         for key, part in zip(_keys(group, role), group, strict=True):
             parts.append(_part(key, getattr(part, "model", None) is not None, [each for each in outcomes if each.part == key]))
     if _OWN not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN]):
@@ -311,7 +319,7 @@ def _part(key: str, by_model: bool, outcomes: Sequence[_Outcome]) -> PartJudgeme
     wrong = {kind: [each.example for each in cases if each.wrong][:_EXAMPLES] for kind, cases in groups.items()}
     return PartJudgement(
         name=name,
-        role="judge" if role == "judge" else "responder",
+        role=cast(Literal["responder", "judge", "user"], role),
         errors={kind: rate for kind, cases in sorted(groups.items()) if (rate := _rate(cases)) is not None},
         examples={kind: examples for kind, examples in wrong.items() if examples},
         alike=len(recorded) >= _ALIKE and len(answered) == 1,

@@ -16,7 +16,7 @@ from dreamgym_lg.text import clean
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 _TASK_FIELDS = tuple(field.name for field in fields(Task))
-_TASK_JSON: Mapping[str, Callable[[Any], object]] = {"metadata": dict, "tools": list, "messages": list}
+_TASK_JSON: Mapping[str, Callable[[Any], object]] = {"metadata": dict, "goal": dict, "tools": list, "messages": list}
 TASK_COLUMNS = ", ".join(f"tasks.{name}" for name in _TASK_FIELDS)
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 _STEP_VALUES = attrgetter(*_STEP_FIELDS)
@@ -103,7 +103,10 @@ def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
                 f"task {task.id!r} is stored with environment {environment!r} and given with {task.environment!r}: one id "
                 "stands for one world; give the new task another id"
             )
-    columns, values = ", ".join(_TASK_FIELDS), ", ".join(f"?{number}" for number in range(1, len(_TASK_FIELDS) + 1))
+    # a goal that was written in hindsight stays where the same task is given without one
+    new = {name: f"?{number}" for number, name in enumerate(_TASK_FIELDS, 1)}
+    new["goal"] = f"coalesce(nullif({new['goal']}, '{{}}'), goal)"
+    columns, values = ", ".join(new), ", ".join(new.values())
     connection.executemany(
         f"UPDATE tasks SET ({columns}) = ({values}) WHERE id = ?1 AND ({columns}) IS NOT ({values})",
         [_task_row(task) for task in tasks],

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.types import DECIDERS, is_missing
+from dreamgym_lg.types import DECIDERS, is_missing, is_user_fault
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,7 +27,8 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     loader = PackageLoader("dreamgym_lg", "templates")
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     templates.filters.update(text=text, **filters)
-    templates.tests["missing"] = is_missing
+    templates.tests |= {"missing": is_missing, "user_fault": is_user_fault, "message": is_answer}
+    templates.filters["message"] = message_text
     templates.globals["deciders"] = DECIDERS
     return templates
 

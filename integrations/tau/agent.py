@@ -100,9 +100,7 @@ class TauWorld(AgentWorld):
         self.desk = ServiceDesk(load_domain(domain, where))
         recorded = model is None or (where / f"tau_{domain}_conversations.json.xz").exists()
         self.conversations = load_conversations(domain, where) if recorded else []
-        customer = (
-            ModelUser(model, goal=lambda task: task.metadata["user_scenario"]) if model else RecordedUser(self.conversations)
-        )
+        customer = ModelUser(model) if model else RecordedUser(self.conversations)
         super().__init__(
             create_agent_graph(_AnyModel(), self.desk),
             tasks=load_tasks(domain, where) if model else [each.task for each in self.conversations],

@@ -164,7 +164,8 @@ def load_conversations(name: DomainName, path: str | Path) -> list[Trajectory]:
     for row, recorded in zip(_read(file), load_traces(file, environment=f"tau-{name}"), strict=True):
         task = tasks[f"tau-{name}-{row['task']}"]
         id = f"{task.id}-{row['trial']}"
-        conversations.append(replace(recorded, task=replace(recorded.task, id=id, metadata=task.metadata, split=task.split)))
+        own = replace(recorded.task, id=id, metadata=task.metadata, goal=task.goal, split=task.split)
+        conversations.append(replace(recorded, task=own))
     return conversations
 
 
@@ -175,6 +176,7 @@ def _task(name: str, stored: Mapping[str, Any]) -> Task:
         instruction=OPENING,
         environment=f"tau-{name}",
         metadata={key: stored[key] for key in kept},
+        goal={"goal": stored["user_scenario"]},
         split=_SPLITS[int(sha256(stored["user_id"].encode()).hexdigest(), 16) % len(_SPLITS)],
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,15 +10,16 @@ from langchain_core.messages import BaseMessage
 from orders import ORDER, PAID, REFUND, Says, order_task, play, trace
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedUser, Verdict
+from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedUser, Verdict, write_goals
 from dreamgym_lg.dream.prompts import load_prompt
-from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.errors import PredictionFailed, UserFault
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Step, Task, is_missing, is_user_fault
 
 WHICH, SURE, DONE = render_answer("Which order?"), render_answer("W-204 for 25 EUR, right?"), render_answer("It is refunded.")
 GOAL = Goal(goal="A refund of an order; a voucher would do.", facts={"order": "W-204"}, persona="in a hurry")
 TASK = order_task(instruction="I want my money back.")
+TRACE = trace(TASK, (WHICH, "W-204."), (ORDER, PAID), (SURE, "Yes, please."), (REFUND, "ok"), DONE)
 
 
 def say(user: Any, *steps: Step, action: str = WHICH, task: Task = TASK) -> str | None:
@@ -77,10 +79,96 @@ def test_a_line_with_the_end_ends_the_conversation(scripted: Any, text: str, rep
 def test_an_empty_reply_is_asked_again_and_the_same_conversation_only_once(scripted: Any) -> None:
     texts = iter(["", "W-204."])
     chat = scripted(reply=lambda _: next(texts))
-    user = ModelUser(chat)
+    user = ModelUser(chat, goal=lambda task: GOAL)
     assert [say(user), say(user)] == ["W-204.", "W-204."] and len(chat.asked) == 2
     with pytest.raises(PredictionFailed, match="the user's reply is empty"):
         say(ModelUser(scripted(reply=lambda _: " "), retries=0))
+
+
+def test_a_user_that_tells_what_it_cannot_know_is_asked_again_and_then_at_fault(scripted: Any) -> None:
+    texts = iter(["It is W-999.", "It is W-204.", "W-999!", "W-999, I said."])
+    chat = scripted(reply=lambda _: next(texts))
+    user = ModelUser(chat, goal=lambda task: GOAL)
+    assert say(user) == "It is W-204." and "w999, which neither its goal nor" in chat.asked[1][-1].text
+    with pytest.raises(UserFault, match="tells w999"):
+        say(user, talk(WHICH, "W-204."), action=SURE)
+    assert is_user_fault("UserFault: x") and not is_missing("UserFault: x")
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("W-204, of 25.00 EUR, in 2024.", True),  # of its goal, of the agent's message, and a part of a date
+        ("I am number 2 of 3.", True),  # counts
+        ("It was W204 on 2024-05-01.", True),
+        ("Write to me@shop.example.", False),
+        ("It cost 199 EUR.", False),
+        ("H9ZU1C", False),
+    ],
+)
+def test_values_of_goal_and_conversation_are_known_and_no_others(scripted: Any, reply: str, right: bool) -> None:
+    goal = Goal(goal="A refund of what came on 2024-05-01.", facts={"order": "W-204"})
+    user = ModelUser(scripted(reply=lambda _: reply), goal=lambda task: goal)
+    if right:
+        assert say(user, action=SURE) == reply
+    else:
+        with pytest.raises(UserFault):
+            say(user, action=SURE)
+
+
+def test_a_judge_reads_each_reply_by_the_goal(scripted: Any) -> None:
+    verdicts = iter([False, True])
+
+    def judge(messages: list[BaseMessage]) -> str:
+        content = json.loads(messages[-1].text)
+        assert content["goal"] == GOAL.goal and content["reply"] == "A voucher."
+        assert content["conversation"] == ["I want my money back.", "Which order?"]
+        return json.dumps({"reason": "as it said", "contradicts": next(verdicts), "answers": True})
+
+    for _ in range(2):
+        judged = ModelUser(scripted(reply=lambda _: "A voucher."), goal=lambda task: GOAL, judge=scripted(reply=judge))
+        try:
+            assert say(judged) == "A voucher."
+        except UserFault as fault:
+            assert "contradicts its goal: as it said" in str(fault)
+    assert next(verdicts, None) is None
+
+
+# --- goals in hindsight -------------------------------------------------------------------------------------------------
+
+
+def test_goals_are_written_in_hindsight_once_for_all_episodes_of_a_task(buffer: ReplayBuffer, scripted: Any) -> None:
+    failure = replace(trace(TASK, (WHICH, "W-9."), DONE, index=1), success=False)
+    silent = trace(order_task("t2"), (ORDER, PAID), DONE, index=2)
+    buffer.extend([failure, TRACE, silent])
+
+    def write(messages: list[BaseMessage]) -> str:
+        turns = json.loads(messages[1].text)["conversation"]
+        assert turns[:3] == ["I want my money back.", "Which order?", "W-204."], "of the success"
+        order = "W-777" if len(messages) == 2 else "W-204"  # what nobody said is refused
+        return json.dumps({"goal": "You want a refund.", "facts": {"order": order}, "persona": "polite"})
+
+    chat = scripted(reply=write)
+    assert asyncio.run(write_goals(buffer, chat)) == (1, {}) and len(chat.asked) == 2
+    assert asyncio.run(write_goals(buffer, chat)) == (0, {}) and len(chat.asked) == 2, "kept"
+    goals = {each.task.id: each.task.goal for each in buffer.trajectories()}
+    assert goals == {"t1": {"goal": "You want a refund.", "facts": {"order": "W-204"}, "persona": "polite"}, "t2": {}}
+    buffer.add_tasks([TASK])
+    assert buffer.tasks()[0].goal == goals["t1"], "a task that is given again keeps it"
+    (system, *_) = ModelUser(chat).messages(Episode(task=buffer.tasks()[0], action=WHICH))
+    assert json.loads(system.text.rpartition("\n\n")[2]) == goals["t1"]
+
+
+def test_without_a_model_a_goal_is_what_the_user_said(buffer: ReplayBuffer) -> None:
+    buffer.add(TRACE)
+    assert asyncio.run(write_goals(buffer)) == (1, {})
+    assert buffer.tasks()[0].goal == {"goal": "I want my money back.", "facts": {"said": ["W-204.", "Yes, please."]}}
+
+
+def test_a_recorded_conversation_is_a_row_of_training(scripted: Any) -> None:
+    user = ModelUser(None, goal=lambda task: GOAL)
+    texts = [message.text for message in user.conversation(TRACE) if message.type == "ai"]
+    assert texts == ["I want my money back.", "W-204.", "Yes, please.", "END"]
 
 
 def test_a_conversation_has_an_end(scripted: Any) -> None:
@@ -111,8 +199,6 @@ def test_it_talks_in_a_dream(scripted: Any) -> None:
 
 
 # --- recorded users ---------------------------------------------------------------------------------------------------
-
-TRACE = trace(TASK, (WHICH, "W-204."), (ORDER, PAID), (SURE, "Yes, please."), (REFUND, "ok"), DONE)
 
 
 def test_a_recorded_user_says_what_it_said_while_the_agent_keeps_to_the_record(buffer: ReplayBuffer) -> None:

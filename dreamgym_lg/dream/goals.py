@@ -1,0 +1,96 @@
+"""Goals of recorded users, written in hindsight from what they said."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, StrictStr
+
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.prompter import Prompter
+from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
+from dreamgym_lg.dream.users import Goal, said, values
+from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
+from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Trajectory
+
+PROMPT = "goal-1"
+
+
+class Goals(NamedTuple):
+    """The result of `write_goals`."""
+
+    written: int
+    """Tasks that have a goal now."""
+    failed: dict[str, str]
+    """Tasks without one, each with its cause; they are tried again next time."""
+
+
+class _Goal(BaseModel):
+    model_config = ConfigDict(extra="forbid", title="goal")
+    goal: StrictStr
+    facts: dict[str, str | int | float | bool]
+    persona: StrictStr
+
+
+async def write_goals(
+    replay_buffer: ReplayBuffer, model: BaseChatModel | str | None = None, *, hosted: Hosted | None = None
+) -> Goals:
+    """Write `Task.goal` of every task with a recorded conversation that has none, from its best recorded episode.
+
+    All episodes of the task have the same goal from then on. A stopped call goes on where it was.
+
+    Args:
+        model: A chat model that answers at temperature 0, or its name. None: the user's first message is the goal, and the
+            later ones are its facts, word for word.
+        hosted: As of `Model`.
+
+    Raises `BudgetExceeded`; the goals written before are kept.
+    """
+    best, failed = dict[str, Trajectory](), dict[str, str]()
+    recorded = replay_buffer.trajectories(source="offline", errors=False)
+    for each in (each for each in recorded if not each.task.goal and talks(each)):
+        if each.success > best.setdefault(each.task.id, each).success:
+            best[each.task.id] = each
+    prompter, slots = Prompter(model, hosted=hosted, replay_buffer=replay_buffer), asyncio.Semaphore(64)
+
+    async def write(trajectory: Trajectory) -> None:
+        async with slots:
+            try:
+                goal = await _ask(prompter, trajectory) if model is not None else told_goal(trajectory)
+            except (PredictionFailed, ModelUnavailable) as error:
+                failed[trajectory.task.id] = str(error)
+            else:
+                replay_buffer.add_tasks([replace(trajectory.task, goal=goal.side)])
+
+    await asyncio.gather(*map(write, best.values()))
+    return Goals(len(best) - len(failed), failed)
+
+
+def talks(trajectory: Trajectory) -> bool:
+    """True where a user replied to a message of the agent."""
+    return any(is_answer(step.action) for step in trajectory.steps[:-1])
+
+
+def told_goal(trajectory: Trajectory) -> Goal:
+    """The goal of a recorded user in their own words."""
+    first, *later = said(trajectory.task, trajectory.steps[:-1])[::2]
+    return Goal(goal=first, facts={"said": later})
+
+
+async def _ask(prompter: Prompter, trajectory: Trajectory) -> Goal:
+    turns = said(trajectory.task, trajectory.steps)
+    messages = [SystemMessage(load_prompt(PROMPT)), HumanMessage(encoded({"conversation": turns}))]
+    return await prompter.ask(messages, partial(_read, values(*turns)), prompt=PROMPT)
+
+
+def _read(said: frozenset[str], text: str) -> Goal:
+    """The goal in an answer. Raises `PredictionFailed` for another form, and for values that nobody said."""
+    goal = Goal(**read_form(text, _Goal).model_dump())
+    if invented := values(encoded(goal.side)) - said:
+        raise PredictionFailed(f"the goal holds {', '.join(sorted(invented))}, which nobody said in the conversation")
+    return goal

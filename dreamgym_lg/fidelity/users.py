@@ -1,0 +1,88 @@
+"""A user's errors on recorded conversations: what it says behind each message of the agent, its own record left out."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.parts import Episode
+from dreamgym_lg.dream.users import Goal, ModelUser, known_values, model_user, values
+from dreamgym_lg.errors import PredictionFailed, UserFault
+from dreamgym_lg.types import Trajectory
+
+INVENTED, UNTOLD = "replies that tell what the user cannot know", "facts that were asked for"
+EARLY, LATE = "conversations with something left to do", "conversations that are over"
+AGAINST, EVADED = "replies that contradict the goal", "questions"
+
+
+class UserCase(NamedTuple):
+    """One case of a user's error."""
+
+    by: str
+    """The user's name."""
+    kind: str
+    wrong: bool
+    example: str
+
+
+async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
+    """The cases of a recorded conversation: none where no user replied, and of a dream whose user is no language model.
+
+    By rule, of each reply: does it tell an id or amount that neither goal nor conversation holds; none of the goal's where the
+    recorded user told some that are new; does it end while the agent really called a tool afterwards, and go on at the
+    record's end. By the user's `judge`, where it has one: does it contradict the goal, and leave a question without answer.
+    """
+    user = model_user(dream.user)
+    if user is None or not talks(trajectory) or trajectory.run.startswith("edited/"):
+        return []
+    positions = [number for number, step in enumerate(trajectory.steps) if is_answer(step.action)]
+    found = await asyncio.gather(*(_cases(dream, user, trajectory, position) for position in positions))
+    return [case for cases in found for case in cases]
+
+
+async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position: int) -> list[UserCase]:
+    step, goal = trajectory.steps[position], user.goal(trajectory.task)
+    episode = dream.resume(trajectory.task, trajectory.steps[:position]).episode(step.action)
+    fault, reply = "", None
+    assert dream.user is not None
+    try:
+        reply = await awaited(dream.user.reply(episode))
+    except UserFault as error:
+        fault = str(error)
+    except PredictionFailed:
+        reply = ""
+    text = f"task {trajectory.task.id}: {step.action[:200]} -> {fault or (reply or 'the end')[:200]}"
+    cases = [
+        *_by_rule(trajectory, position, goal, episode, fault, reply),
+        *await _by_judge(user, goal, episode, fault, reply),
+    ]
+    return [UserCase(dream.user.name, kind, wrong, text) for kind, wrong in cases]
+
+
+def _by_rule(
+    trajectory: Trajectory, position: int, goal: Goal, episode: Episode, fault: str, reply: str | None
+) -> Iterator[tuple[str, bool]]:
+    """(kind, wrong) of one reply. Args: `fault`, of a reply that was refused; `reply`, None for the end."""
+    step, later = trajectory.steps[position], trajectory.steps[position + 1 :]
+    if not later:
+        yield LATE, reply is not None or bool(fault)
+        return
+    ends = reply is None and not fault
+    if any(parse_call(each.action) is not None for each in later):
+        yield EARLY, ends
+    if not ends:
+        yield INVENTED, bool(fault) or not values(reply or "") <= known_values(goal, episode)
+    told = values(step.next_observation) - known_values(Goal(goal=""), episode)
+    if told := told & known_values(goal, episode):
+        yield UNTOLD, not told & values(reply or "")
+
+
+async def _by_judge(user: ModelUser, goal: Goal, episode: Episode, fault: str, reply: str | None) -> list[tuple[str, bool]]:
+    if user.judge is None or (reply is None and not fault):
+        return []
+    if fault or not reply:
+        return [(AGAINST, bool(fault)), (EVADED, True)]
+    verdict = await user.judge.judge(goal, episode, reply)
+    return [(AGAINST, verdict.contradicts), (EVADED, not verdict.answers)]
