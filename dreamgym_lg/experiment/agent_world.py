@@ -30,7 +30,7 @@ from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, re
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall, promises_of
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class AgentWorld(World):
         if self.isolation == "process":
             self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
             self._workers.check()  # what its import does is stopped there, and not done here either
+        self.promises = promises_of(self.isolation)
         self.path = graph if isinstance(graph, str) else None
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         check_context(self.graph, options.get("context"))

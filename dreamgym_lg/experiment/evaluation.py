@@ -189,6 +189,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
         "assisted": work.world.assisted and dream is not None,
+        "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
         "filtered": filtered(work),

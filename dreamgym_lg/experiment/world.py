@@ -61,6 +61,9 @@ class World(ABC):
     needs_model: bool = True
     """Whether the dream needs an experience model. False for a world that brings its own dream."""
 
+    promises: str = ""
+    """What kept dreamed episodes from the real world on this machine, for the report. Empty where nothing real was near."""
+
     @property
     def source(self) -> Mapping[str, object] | None:
         """Of an agent's world: where the agent is written, for the `langgraph.json` of an export (`export_policy`)."""

@@ -20,6 +20,7 @@ import itertools
 import json
 import pickle
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -35,6 +36,7 @@ from pydantic import ConfigDict, PrivateAttr, TypeAdapter
 from typing_extensions import TypedDict
 
 from dreamgym_lg import errors
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import DreamGymError, EnvironmentFailed, RunStopped
 from dreamgym_lg.rollout import Agent
@@ -260,6 +262,7 @@ class RemoteEpisode:
         self._policy, self._environment, self._tasks = policy, environment, set[asyncio.Task[None]]()
         self._messages: dict[int, BaseMessage] = {}
         self._last: StepResult | None = None
+        self._actions = Counter[str]()
 
     def hear(self, message: Message) -> None:
         message = read_message(message)
@@ -281,9 +284,11 @@ class RemoteEpisode:
         self.unanswered.discard(number)
 
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
-        new = {number: clean(json.loads(text)["message"]) for number, text in (each for each in sent if isinstance(each, list))}
+        new = {
+            number: clean(json.loads(text)["message"]) for number, text in (each for each in sent if isinstance(each, tuple))
+        }
         self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        messages = [self._messages[each[0] if isinstance(each, list) else each] for each in sent]
+        messages = [self._messages[each[0] if isinstance(each, tuple) else each] for each in sent]
         arguments: Any = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
         policy = self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
@@ -300,6 +305,7 @@ class RemoteEpisode:
             self._environment.show_tools(tools)
         if prompt is not None:
             self._environment.show_prompt(prompt)
+        self._actions[action] += 1
         self._last = await self._environment.astep(action)
         return self._last
 
@@ -321,8 +327,18 @@ class RemoteEpisode:
         ends_runs = self._environment is None  # a world of its own may end the run; an agent alone ends its episode
         return state, None if "ended" in message else read_error(message, where, self._errors, ends_runs=ends_runs)
 
-    def contradiction(self, state: AgentState) -> EnvironmentFailed | None:
-        """An error where the claimed outcome is not the one that the world gave."""
+    def contradiction(self, state: AgentState, *, verified: bool) -> EnvironmentFailed | None:
+        """An error for calls that the world was never asked, and an outcome that it has not given.
+
+        Args: `verified`, the other process judges the outcome, with a function that this one has not.
+        """
+        calls = Counter(step.action for step in state.get("steps", ()) if step.valid)
+        if invented := [action for action in calls - self._actions if not is_answer(action)]:
+            return EnvironmentFailed(
+                f"the agent's process claims the call {invented[0][:200]!r}, and its world had no such one"
+            )
+        if verified:
+            return None
         claimed = state["steps"][-1].reward if state.get("steps") else 0.0, state.get("success", False)
         from_world = (0.0, False) if self._last is None else (self._last.reward, bool(self._last.info.get("success", False)))
         if not any(claimed) or claimed == from_world:
@@ -345,12 +361,19 @@ class _Sent(TypedDict, total=False):
 
 
 _SENT: TypeAdapter[Any] = TypeAdapter(_Sent)
+_CALL = TypeAdapter[Any](tuple[list[int | tuple[int, str]], list[str] | None, dict[str, Any]])
+_ARGUMENTS = {"policy": _CALL, "stream": _CALL, "step": TypeAdapter[Any](tuple[str, list[dict[str, Any]] | None, str | None])}
 _NEEDED = {"ask": {"number", "args"}, "ended": set[str](), "failed": {"number", "text"}}
 
 
 def read_message(sent: Any) -> Message:
-    """A message of the other process, its types checked. Raises `ValueError` for what is none."""
+    """A message of the other process, its types and ranges checked. Raises `ValueError` for what is none."""
     message: Message = _SENT.validate_python(clean(sent))
+    if "ask" in message:
+        message["args"] = _ARGUMENTS[message["ask"]].validate_python(message.get("args"))
+    rewards = [step.reward for step in message.get("state", {}).get("steps", ())]
+    if (message.get("number") or 1) < 1 or not all(-1 <= reward <= 1 for reward in rewards):
+        raise ValueError(f"its number {message.get('number')} or one of its rewards {rewards} is outside of its range")
     if [needed <= message.keys() for kind, needed in _NEEDED.items() if kind in message] != [True]:
         raise ValueError(f"no message: {', '.join(message)}")
     return message

@@ -118,7 +118,7 @@ def test_an_agent_given_by_its_path_dreams_behind_the_wall_and_is_real_here(app:
     allow = Allow(paths=[tmp_path / "allowed"])
     AgentWorld(f"{app}:graph", verify_dream=verify)  # loaded twice, it is the same function
     gym = gym_of(f"{app}:graph", tmp_path, allow=allow, verify_dream=verify, verify_real=verify)
-    assert gym.world.isolation == "process"
+    assert gym.world.isolation == "process" and "behind a wall of the kernel" in gym.world.promises
     (tool,) = gym.world.tools
     assert tool["function"]["returns"]["type"] == "array", "as the dream is shown it"
     _, (episode,) = gym.evaluate(Policy())

@@ -3,6 +3,8 @@ from io import BytesIO
 
 from report_parts import Page, make_episode, make_metrics, make_result, measured, picture, render
 
+from dreamgym_lg.simulate.wall import kernel
+from dreamgym_lg.simulate.wall.wall import promises_of
 from dreamgym_lg.types import Step, Task, Trajectory
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -130,3 +132,16 @@ def test_the_same_input_gives_the_same_files(tmp_path, drawn):
     first = render(tmp_path / "a", metrics=make_metrics(), episodes=[make_episode()])
 
     assert render(tmp_path / "b", metrics=make_metrics(), episodes=[make_episode()]) == first
+
+
+def test_what_isolated_the_dream_is_said(tmp_path):
+    told = promises_of("guard")
+    assert "stops Python code in this process, but not native code" in told
+    assert told in Page(render(tmp_path, make_result(isolation=told))).text
+    assert "Dreamed episodes ran" not in Page(render(tmp_path, make_result())).text
+
+
+def test_what_an_older_kernel_cannot_promise_is_in_the_sentence(monkeypatch):
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 3)
+    told = promises_of("process")
+    assert "behind a wall of the kernel" in told and "before Linux 6.7, native code can connect" in told

@@ -275,6 +275,12 @@ WORKS = {
     "terminal": "assert not sys.stdout.isatty(); import getpass; print(__import__('platform').uname())",
     "own_limits": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 64)); os.nice(1); os.sched_setaffinity(0,"
     "os.sched_getaffinity(0)); import faulthandler; faulthandler.enable()",
+    "no_core_dump": "import resource as r; assert r.getrlimit(r.RLIMIT_CORE) == (1, 1)",
+    "limited_memory": "pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\ntry:\n    bytearray(pages * 2 // 3)\n"
+    "except MemoryError:\n    pass\nelse:\n    raise SystemExit('more than half')",
+    "limited_files": "disk = os.statvfs(scratch)\ntry:\n"
+    "    open(f'{scratch}/large', 'w').truncate(disk.f_frsize * disk.f_bavail)\n"
+    "except OSError as error:\n    assert error.errno == 27\nelse:\n    raise SystemExit('larger')",
     "memory": "import mmap; mmap.mmap(-1, 4096)[:1] = b'x'; os.write(os.memfd_create('m'), b'x')",
     "numpy": "import numpy; numpy.save(f'{scratch}/n', numpy.ones((300, 300)) @ numpy.ones((300, 300)))",
     "process": "import multiprocessing as m; p = m.get_context('fork').Process(target=print); p.start(); p.join();"
@@ -303,6 +309,8 @@ REFUSED = {
     "user": ("libc.setuid(12345)", "EPERM"),
     "terminal": ("libc.ioctl(0, 0x5412, b'x')", "EPERM"),
     "all of a user's priorities": ("libc.setpriority(2, 0, 0)", "EPERM"),
+    "inotify": ("libc.inotify_init1(0)", "EMFILE"),
+    "lease": ("libc.fcntl(libc.open(b'/etc/passwd', 0), 1024, 0)", "EPERM"),
     "netlink": ("libc.socket(16, 3, 0)", "EACCES"),
     "vsock": ("libc.socket(40, 1, 0)", "EACCES"),
     "datagrams in a pair": ("libc.socketpair(1, 2, 0, ctypes.create_string_buffer(8))", "EACCES"),

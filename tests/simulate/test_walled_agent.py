@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFai
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow, SimulatedAgent
-from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode
+from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode, read_message
 from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
@@ -165,6 +166,14 @@ async def test_what_a_worker_leaves_in_other_sessions_ends_with_it(tmp_path: Pat
         {"ended": True, "state": {"steps": [{"observation": "", "action": 1, "next_observation": ""}]}},
         {"ended": True, "state": {"steps": [], "success": "perhaps"}},
         {"ask": "everything", "number": 1, "args": []},
+        {"ask": "step", "number": 1, "args": [5, None, None]},
+        {"ask": "step", "number": -1, "args": ["{}", None, None]},
+        {"ask": "policy", "number": 1, "args": [["not a message"], None, {}]},
+        {"ended": True, "state": {"steps": [{"observation": "", "action": "", "next_observation": "", "reward": 50.0}]}},
+        {
+            "ended": True,
+            "state": {"steps": [{"observation": "", "action": "", "next_observation": "", "reward": float("nan")}]},
+        },
     ],
     ids=lambda message: next(iter(message)) + str(len(message)),
 )
@@ -184,7 +193,35 @@ async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> 
     episode.hear({"episode": 1, "ended": True, "state": {"steps": [answer], "success": True}})
     state, error = episode.result("the walled worker")
     assert state is not None and state["success"] and error is None
-    assert "claims (reward, success) (1.0, True), and its world gave (0.0, False)" in str(episode.contradiction(state))
+    told = "claims (reward, success) (1.0, True), and its world gave (0.0, False)"
+    assert told in str(episode.contradiction(state, verified=False))
+    assert episode.contradiction(state, verified=True) is None, "`verify_dream` judges there"
+
+
+async def test_a_call_that_the_world_was_never_asked_contradicts_even_a_verified_outcome() -> None:
+    step = {"observation": "", "next_observation": "booked", "decided_by": "recorded"}
+    call = '{"name": "book", "arguments": {"room": "1"}}'
+    episode = RemoteEpisode(lambda order: None, 1, ScriptedPolicy(), Answers())
+    episode.hear({"episode": 1, "ask": "step", "number": 1, "args": [call, None, None]})
+    await asyncio.sleep(0)
+    for calls, contradicted in (([call], False), ([call, call], True)):
+        message = read_message({"episode": 1, "ended": True, "state": {"steps": [{**step, "action": each} for each in calls]}})
+        error = episode.contradiction(message["state"], verified=True)
+        assert (error is not None) == contradicted and (error is None or "had no such one" in str(error))
+
+
+@pytest.mark.parametrize("part", ["_kill_family", "_remove_scratch"])
+async def test_whatever_cannot_be_cleared_away_no_episode_waits_for_ever(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(f"dreamgym_lg.simulate.wall.worker.{part}", fails)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    async with walled("dies", tmp_path) as agent:
+        with pytest.raises(EnvironmentFailed, match="status 3"):
+            await asyncio.wait_for(played(agent, Answers()), 60)
 
 
 @pytest.mark.slow

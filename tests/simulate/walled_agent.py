@@ -137,7 +137,8 @@ def own_permission() -> None:
 
 
 def in_scratch() -> None:
-    """Copies and changes modes there, and works in a pool of threads."""
+    """Copies and changes modes there, works in a pool of threads, and has locks, a queue and a pipe of its own."""
+    import multiprocessing
     import shutil
     import tempfile
     from multiprocessing.pool import ThreadPool
@@ -148,6 +149,25 @@ def in_scratch() -> None:
     os.chmod(source, 0o600)
     with ThreadPool(2) as pool:
         assert pool.map(abs, [-1, 2]) == [1, 2]
+    lock, again, two, event = (
+        multiprocessing.Lock(),
+        multiprocessing.RLock(),
+        multiprocessing.BoundedSemaphore(2),
+        multiprocessing.Event(),
+    )
+    with lock:
+        assert not lock.acquire(timeout=0.01)
+    with again, again:
+        event.set()
+    assert event.wait(1) and two.acquire() and two.acquire() and not two.acquire(block=False) and two.get_value() == 0
+    two.release()
+    queue = multiprocessing.Queue()
+    queue.put("x")
+    assert queue.get(timeout=5) == "x"
+    queue.close()
+    read, write = os.pipe()
+    os.write(write, b"x")
+    assert os.read(read, 1) == b"x"
 
 
 def leaves_a_child() -> None:

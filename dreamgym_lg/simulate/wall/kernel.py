@@ -119,6 +119,7 @@ RULES = (
     Rule("shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"),
     Rule("add_key request_key keyctl unshare setns bpf open_by_handle_at"),
     Rule("io_uring_setup io_uring_enter io_uring_register", errno.ENOSYS),  # does what the other rules forbid
+    Rule("inotify_init inotify_init1", errno.EMFILE),  # a user has few, in all processes together
     Rule("clone3", errno.ENOSYS),  # its flags cannot be seen here; the C library then takes `clone`
     Rule("clone", unless=((0, _NAMESPACES, (0,)),)),
     Rule("ioctl", unless=((1, 0xFFFFFFFF, _COMMANDS.values()),)),
@@ -172,7 +173,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
     **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
     **{"rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "truncate": (76, 45)},
-    **{"open": (2, None), "openat": (257, 56), "openat2": (437, 437)},
+    **{"inotify_init": (253, None), "inotify_init1": (294, 26), "open": (2, None), "openat": (257, 56), "openat2": (437, 437)},
     **{"socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
     **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
 }
@@ -245,6 +246,20 @@ def _close_descriptors(keep: Collection[int]) -> None:
         os.set_inheritable(number, True)
 
 
+def _limit_resources(writable: Sequence[str]) -> None:
+    """Half of the machine's memory for a process, half of what is free on the first disk for a file, and no core dump."""
+    limits = {
+        resource.RLIMIT_CORE: 1,  # of a crashed process nothing is written, nor piped, as with 0
+        resource.RLIMIT_DATA: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
+    }
+    for folder in writable[:1]:
+        limits[resource.RLIMIT_FSIZE] = (disk := os.statvfs(folder)).f_frsize * disk.f_bavail // 2
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
 def build_wall(
     *, writable: Sequence[str], ports: Sequence[int] | None = (), keep: Collection[int] = (), abi: int | None = None
 ) -> None:
@@ -265,7 +280,7 @@ def build_wall(
     if not abi:
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     _close_descriptors(keep)
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # of a crashed process nothing is written, nor piped, as with 0
+    _limit_resources(writable)
     _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
     _drop_capabilities()
     _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], ports, abi)

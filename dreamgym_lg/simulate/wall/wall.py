@@ -6,9 +6,10 @@ or shared memory reaches a process outside; nothing that was open before is.
 
 What is not: everything may be read, also what reading changes (a pipe with a name is emptied; a file may be locked against
 others while the process lives). Modes stay as they are in the scratch folder too: calls that change them do nothing and
-succeed; those for owners, times and attributes fail, so that `shutil.copy` works there and `shutil.copy2` does not. Locks,
-queues and process pools of `multiprocessing` need `Allow(paths=["/dev/shm"])`. A GPU cannot be used. Nothing limits memory
-or disk.
+succeed; those for owners, times and attributes fail, so that `shutil.copy` works there and `shutil.copy2` does not. Shared
+memory of `multiprocessing` needs `Allow(paths=["/dev/shm"])`. A GPU cannot be used. A
+process has half of the machine's memory, a file half of what is free on the disk of the scratch folder; nothing limits how
+many there are.
 """
 
 import ipaddress
@@ -62,6 +63,17 @@ def limits_of_wall() -> list[str]:
     if abi < 2:
         limits.append("before Linux 5.19, files are not moved between folders")
     return limits
+
+
+def promises_of(isolation: Isolation) -> str:
+    """What an isolation promises on this machine, in a sentence."""
+    if isolation == "guard":
+        return f"Dreamed episodes ran under a guard, which {GUARD_LIMITS}."
+    but = "".join(f"; {each}" for each in limits_of_wall())
+    return (
+        "Dreamed episodes ran behind a wall of the kernel: nothing outside a scratch folder and what allow= names was written, "
+        f"and no socket but to its hosts was opened{but}."
+    )
 
 
 def check_wall() -> None:

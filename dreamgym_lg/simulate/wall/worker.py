@@ -12,23 +12,23 @@ import errno
 import itertools
 import json
 import logging
-import multiprocessing
+import multiprocessing.synchronize
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import types
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from multiprocessing.pool import Pool, ThreadPool
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, BinaryIO, cast
@@ -162,8 +162,8 @@ class Worker:
                 self.send(pickle.dumps(("play", number, task, first, environment.has_user)))
                 await self._await_end(episode)
                 state, error = episode.result(_WHERE)
-                if state is not None and error is None and not verified:
-                    error = episode.contradiction(state)
+                if state is not None and error is None:
+                    error = episode.contradiction(state, verified=verified)
             finally:
                 del self._episodes[number]
                 episode.end()
@@ -250,10 +250,15 @@ class Worker:
         with self._lock:
             status, self._reaped = self._process.wait(), True
         self._orders.put(None)
-        _kill_family(self._scratch)
-        for thread in self._readers:
-            thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
-        _remove_scratch(self._scratch)
+        try:
+            _kill_family(self._scratch)
+            for thread in self._readers:
+                thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
+            _remove_scratch(self._scratch)
+        finally:  # whatever cannot be cleared away, no episode waits for ever
+            self._tell_gone(status)
+
+    def _tell_gone(self, status: int) -> None:
         words = " | ".join(self._last_words) or "nothing"
         why = f": {self._why}" if self._why else " (-9 may be a lack of memory)"
         text = f"the walled worker has ended with status {status}{why}; it said: {words}"
@@ -300,7 +305,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints is no answer
     path, options = pickle.load(orders)
-    ThreadPool.__init__ = _create_pool  # type: ignore[method-assign, assignment]
+    multiprocessing.synchronize._multiprocessing.SemLock = _Semaphore  # type: ignore[attr-defined]
     try:
         graph, options = load_agent(path), _unpickled(options)
         allow = options["allow"] or Allow()
@@ -319,19 +324,64 @@ def main() -> None:
             loop.run_forever()
 
 
-class _Notes:
-    """The queue of a thread pool's notes; that of `multiprocessing` needs a lock in /dev/shm."""
+class _Semaphore:
+    """In place of `_multiprocessing.SemLock`, whose semaphores are files in /dev/shm: one for this process and its forks."""
 
-    def __init__(self) -> None:
-        self._reader, writer = multiprocessing.Pipe(duplex=False)
-        self.get, self.put = self._reader.recv, writer.send
+    SEM_VALUE_MAX = 2**31 - 1
 
-    def empty(self) -> bool:
-        return not self._reader.poll()
+    def __init__(self, kind: int, value: int, maxvalue: int, *_: Any) -> None:
+        self.kind, self.maxvalue, self.name = kind, maxvalue, None
+        self.handle = os.eventfd(value, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._held, self._owner = 0, 0
+        weakref.finalize(self, os.close, self.handle)
 
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        if self.kind == 0 and self._is_mine():  # an RLock
+            self._held += 1
+            return True
+        until = None if timeout is None else time.monotonic() + max(timeout, 0)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.handle)
+                self._held, self._owner = self._held + 1, threading.get_ident()
+                return True
+            left = None if until is None else until - time.monotonic()
+            if not block or (left is not None and left <= 0):
+                return False
+            poll = select.poll()
+            poll.register(self.handle, select.POLLIN)
+            poll.poll(None if left is None else 1000 * left)
 
-def _create_pool(pool: ThreadPool, processes: int | None = None, initializer: Any = None, initargs: Any = ()) -> None:
-    Pool.__init__(pool, processes, initializer, initargs, context=types.SimpleNamespace(SimpleQueue=_Notes))
+    def release(self) -> None:
+        if self.kind == 0 and not self._is_mine():
+            raise AssertionError("attempt to release recursive lock not owned by thread")
+        if self.kind and self._get_value() >= self.maxvalue:
+            raise ValueError("semaphore or lock released too many times")
+        self._held -= 1
+        if self.kind or not self._held:
+            os.eventfd_write(self.handle, 1)
+
+    def _get_value(self) -> int:
+        lines = Path(f"/proc/self/fdinfo/{self.handle}").read_text().splitlines()
+        return next(int(line.split()[1], 16) for line in lines if line.startswith("eventfd-count"))
+
+    def _count(self) -> int:
+        return self._held
+
+    def _is_mine(self) -> bool:
+        return self._held > 0 and self._owner == threading.get_ident()
+
+    def _is_zero(self) -> bool:
+        return not self._get_value()
+
+    def _after_fork(self) -> None:
+        self._held = 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _unpickled(options: bytes) -> dict[str, Any]:
