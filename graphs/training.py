@@ -50,8 +50,6 @@ from dreamgym_lg.types import Source, Trajectory
 
 Figures = dict[str, float | int | str | None]
 
-_UNIFORM = "all episodes of a task had the same reward (under learner='rft': no episode succeeded)"
-
 
 class TrainingState(TypedDict, total=False):
     """Input: `run` and `iterations`; a resumed run needs none."""
@@ -103,6 +101,8 @@ class Training:
     """Dreamed episodes of an evaluation: for the estimate of what a hosted experience model will cost."""
     stop_after_uniform: int = 5
     """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`). 0: never."""
+    taught_nothing: str = "all episodes of a task had the same reward"
+    """Why the learner skips an iteration, for messages."""
     max_gap: float | None = None
     """The run ends early once dreamed minus real success (`eval_gap`) is above it, and surely above 0. None: never."""
     real_steps: int | None = None
@@ -227,9 +227,11 @@ class Training:
         """Tell of iterations that taught nothing."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
-            self.say(f"{uniform} of {finished} iterations taught nothing: {_UNIFORM}")
+            self.say(f"{uniform} of {finished} iterations taught nothing: {self.taught_nothing}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
-            self.say(f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so")
+            self.say(
+                f"iteration {state['iteration']} taught nothing: {self.taught_nothing}. It will be said at the end how many were so"
+            )
 
     def _tell_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
         """Tell why a run ends early, and note it among the iteration's metrics."""
@@ -260,7 +262,7 @@ class Training:
         """The reason why a run ends early; "" for none."""
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            return f"in the last {uniform}, {_UNIFORM}, which teaches nothing. {fix}"
+            return f"in the last {uniform}, {self.taught_nothing}, which teaches nothing. {fix}"
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "

@@ -207,6 +207,7 @@ def create_training(
         evaluate_every=s.evaluate_every,
         evaluated=len(work.validation_tasks()) if dream is not None and not s.references_only else 0,
         stop_after_uniform=s.stop_after_uniform,
+        taught_nothing="no episode succeeded" if s.learner == "rft" else Training.taught_nothing,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
