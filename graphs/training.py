@@ -229,9 +229,8 @@ class Training:
         if finished >= total and uniform:
             self.say(f"{uniform} of {finished} iterations taught nothing: {self.taught_nothing}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
-            self.say(
-                f"iteration {state['iteration']} taught nothing: {self.taught_nothing}. It will be said at the end how many were so"
-            )
+            why = f"{self.taught_nothing}. It will be said at the end how many were so"
+            self.say(f"iteration {state['iteration']} taught nothing: {why}")
 
     def _tell_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
         """Tell why a run ends early, and note it among the iteration's metrics."""
