@@ -14,7 +14,7 @@ from dreamgym_lg.errors import MissingDependency, writing
 from dreamgym_lg.integrations.trl.adapters import REFERENCE
 from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.rows import split_passes
-from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
+from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix, shared_tokens
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment
 
@@ -145,7 +145,10 @@ class PolicyTrainer(GRPOTrainer):
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Split segments, by their numbers, into forward passes."""
-        return split_passes([len(segment.token_ids) for segment in segments], self.micro_batch_tokens)
+        rows = [segment.token_ids for segment in segments]
+        before = min((list(segment.sampled).index(1) for segment in segments), default=0)
+        shared = shared_tokens(self.model, rows, before=before - 1)
+        return split_passes([len(row) for row in rows], self.micro_batch_tokens, shared=shared)
 
     def _weigh_metrics(self, share: float) -> None:
         """Weigh a pass's metrics by its tokens' weights: TRL takes the mean over passes."""

@@ -111,16 +111,17 @@ def padded(length: int, longest: int | None = None) -> int:
     return rounded if longest is None else max(length, min(rounded, longest))
 
 
-def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+def split_passes(lengths: Sequence[int], tokens: int, *, shared: int = 0) -> list[list[int]]:
     """Split rows, by their numbers, into passes of rows of like length, the longest first.
 
     Args:
         lengths: Of the rows, in tokens.
-        tokens: The most that a pass holds, padding included; a longer row has one of its own.
+        tokens: The most that a pass computes, padding included; a longer row has one of its own.
+        shared: Tokens with which every row begins, computed once in a pass (`shared_prefix`).
     """
     passes: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if passes and lengths[passes[-1][0]] * (len(passes[-1]) + 1) <= tokens:
+        if passes and shared + (lengths[passes[-1][0]] - shared) * (len(passes[-1]) + 1) <= tokens:
             passes[-1].append(row)
         else:
             passes.append([row])

@@ -38,7 +38,7 @@ from dreamgym_lg.integrations.trl.rows import (
     split_passes,
     weigh_first_lines,
 )
-from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
+from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix, shared_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,9 @@ class _WeightedTrainer(SFTTrainer):
         """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up."""
         total, losses = _total_weight(inputs), []
         lengths = [padded(length) for length in inputs["attention_mask"].sum(dim=1).tolist()]
-        for rows in split_passes(lengths, _TOKENS_A_PASS):
+        learned = (inputs["labels"][:, 1:] != -100).any(dim=0).int().argmax()
+        shared = shared_tokens(model, inputs["input_ids"].tolist(), before=int(learned))
+        for rows in split_passes(lengths, _TOKENS_A_PASS, shared=shared):
             length = max(lengths[row] for row in rows)
             part = {name: values[rows, :length] for name, values in inputs.items()}
             losses.append(super().training_step(model, {**part, "total": total}, None))
@@ -132,7 +134,7 @@ class _WeightedTrainer(SFTTrainer):
 
 
 _TOKENS_A_PASS = 2048
-"""Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
+"""Tokens, padding included, that one forward and backward pass of supervised training computes; at least one row."""
 
 
 def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

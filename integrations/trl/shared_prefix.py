@@ -1,5 +1,7 @@
 """The beginning that all rows of a batch share (system prompt, tools), computed once."""
 
+from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,14 @@ class SharedPrefix(NamedTuple):
         if self.past is None:  # no token attends to what is behind it, padding included; a mask would cost half as much again
             return inputs
         return {**inputs, "attention_mask": mask, self.argument: self.past}
+
+
+def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, before: int) -> int:
+    """Number of tokens, at most `before`, that `shared_prefix` computes once for all of these rows; 0 if too few."""
+    if model.training and model.is_activation_checkpointing:
+        return 0
+    length = len(commonprefix([list(row[:before]) for row in rows]))
+    return length if length >= MIN_SHARED_TOKENS else 0
 
 
 def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, least: int = 0) -> SharedPrefix:
