@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from statistics import NormalDist
+from statistics import NormalDist, mean, stdev
 from typing import NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
@@ -60,11 +60,23 @@ def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, floa
     variance = sum(each * each for each in deviations) / n**2 * m / (m - 1) if m >= FEW_EPISODES else 0.0
     if variance < 1e-24:
         return wilson(share * m, m)
-    # Cornish and Fisher's expansion of Student's t: within 0.2 % of the exact quantile from nine degrees of freedom on.
-    z, df = NormalDist().inv_cdf(0.975), m - 1
-    t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
     trials = min(n, share * (1 - share) / variance)
-    return wilson(share * trials, trials, t)
+    return wilson(share * trials, trials, _student(0.95, m - 1))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of a mean of values between -1 and 1; all of that range for fewer than FEW_EPISODES values."""
+    n = len(values)
+    if n < FEW_EPISODES:
+        return -1.0, 1.0
+    margin = _student(confidence, n - 1) * stdev(values) / sqrt(n)
+    return max(-1.0, mean(values) - margin), min(1.0, mean(values) + margin)
+
+
+def _student(confidence: float, df: int) -> float:
+    """The two-sided quantile of Student's t, within 0.2 % from nine degrees of freedom on (Cornish and Fisher)."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
 
 class Rate(NamedTuple):

@@ -9,6 +9,7 @@ import typer
 
 from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.canary import canary
+from dreamgym_lg.cli.compare import compare
 from dreamgym_lg.cli.compiled import compile_traces, serve_world
 from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
@@ -46,6 +47,11 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("canary", canary, ("canary canary.db", "canary canary.db --stop")),
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
+    (
+        "compare",
+        compare,
+        (f"compare my_app.py:graph my_app.py:new_graph --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",),
+    ),
     ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
     ("serve-world", serve_world, ("serve-world worlds/shop", "serve-world worlds/shop --port 8200")),
     (

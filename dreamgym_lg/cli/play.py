@@ -223,7 +223,7 @@ def play_agent(
     if (record or task) and buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
     own = AgentWorld(path, payload=_payload, **world)
-    agent = own.agent(_policy(policy, graph), real=False)
+    agent = own.agent(own_policy(policy, graph), real=False)
     say(HELP_WORLD)
     dream = Dream([Person()], judges=[Person()])
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
@@ -314,7 +314,7 @@ def show_episode(episode: Trajectory) -> None:
         say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
 
 
-def _policy(name: str | None, graph: object) -> BaseChatModel:
+def own_policy(name: str | None, graph: object) -> BaseChatModel:
     """The chat model that acts: the named one, else the agent's own, which is asked in this process."""
     if name is None:
         models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]

@@ -16,7 +16,7 @@ from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
-from dreamgym_lg.tasks import find_tool_uses
+from dreamgym_lg.tasks import find_tool_uses, schemas
 from dreamgym_lg.types import Step
 
 FOLDS = 5
@@ -65,7 +65,7 @@ class Recordings:
     ) -> "Recordings":
         """The train tasks' real episodes of a buffer. Raises `ConfigurationError` where none of them holds a tool call."""
         recorded = replay_buffer.real_trajectories(split="train")
-        chosen = (each for each in recorded if environment in (None, each.task.environment))
+        chosen = [each for each in recorded if environment in (None, each.task.environment)]
         traces = [Trace(each.task.id, list(_calls(each.steps))) for each in chosen]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
         # They become names of functions in `world.py`: a trace must not write code there.
@@ -74,14 +74,16 @@ class Recordings:
                 raise ConfigurationError(
                     f"the tool {tool[:80]!r} cannot be compiled: its name cannot be that of a Python function"
                 )
-        uses = find_tool_uses(tools, called, writes=writes)
+        offered = {function["name"]: function for each in chosen for function in schemas(each.task)}
+        uses = find_tool_uses(tools, {*called, *offered}, writes=writes)
         if not any(not uses[tool].writes for tool in called):
             raise ConfigurationError(
                 f"{len(called)} tools are called in {len(traces)} recorded episodes, and none of them is known to read only. "
                 "A world is compiled from what reading tools return: name those that change something in writes= (--writes)"
             )
-        schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
-        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), schemas)
+        functions = {name: function for name, function in offered.items() if "parameters" in function}
+        functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
+        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), functions)
 
     @cached_property
     def tools(self) -> list[Mapping[str, Any]]:
