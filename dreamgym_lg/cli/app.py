@@ -14,6 +14,7 @@ from dreamgym_lg.cli.compiled import compile_traces, serve_world
 from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
+from dreamgym_lg.cli.first_look import init, try_agent
 from dreamgym_lg.cli.play import play
 from dreamgym_lg.cli.servers import serve, ui
 from dreamgym_lg.hosted import EXAMPLE_MODEL
@@ -46,6 +47,12 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("serve", serve, ("serve policies/mine", "serve policies/mine --port 8100 --device cpu")),
     ("canary", canary, ("canary canary.db", "canary canary.db --stop")),
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
+    (
+        "try",
+        try_agent,
+        ("try my_app.py:graph traces.jsonl", f"try AGENT TRACES --experience-model {EXAMPLE_MODEL}"),
+    ),
+    ("init", init, ("init my_app.py:graph traces.jsonl --writes refund",)),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
     (
         "compare",

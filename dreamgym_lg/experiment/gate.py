@@ -95,7 +95,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):
         judgement = measure(work, dream, limit=_LARGE)
-    work.say(_summary(judgement))
+    work.say(summary(judgement))
     if not (causes := list(refusals(judgement, limit, roles))):
         return
     if work.force:
@@ -110,7 +110,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
         "recorded successes judge; "
     )
     raise UntruthfulDream(
-        f"{'; '.join(causes)}. {_examples(judgement)}A policy learns what it is wrongly rewarded for. Import more real "
+        f"{'; '.join(causes)}. {examples(judgement)}A policy learns what it is wrongly rewarded for. Import more real "
         "episodes, failures among them, train the experience model longer (experience_steps=) or take a better one; "
         f"{only if decided else ''}or train nonetheless with force=True (`dreamgym train --force`)"
     )
@@ -165,7 +165,7 @@ def _of(rate: Rate) -> str:
     return f"{rate.successes} of {rate.episodes}"
 
 
-def _summary(judgement: Judgement) -> str:
+def summary(judgement: Judgement) -> str:
     def said(part: PartJudgement) -> str:
         errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_of(rate)) for kind, rate in part.errors.items())
         return f"the {part.role} {part.name!r} {', '.join(errors)}"
@@ -173,7 +173,7 @@ def _summary(judgement: Judgement) -> str:
     return "; ".join(said(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
 
 
-def _examples(judgement: Judgement) -> str:
+def examples(judgement: Judgement) -> str:
     """The first example of each part's worst errors."""
     worst = (
         (rate.value, part.examples[kind][0])
