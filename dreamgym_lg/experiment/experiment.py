@@ -14,7 +14,7 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised, users
 from dreamgym_lg.experiment.lock import only_process
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
     CreateLearner,
@@ -84,7 +84,7 @@ class Experiment(Workspace):
         self.train_filtered()
 
     def collect(self) -> None:
-        """Store the world's tasks and, by its scripted policies, real offline trajectories of train tasks."""
+        """Store the world's tasks and real offline trajectories of train tasks: by its scripted policies, and the start's."""
         s = self.settings
         with self.stage("collect") as todo:
             if not todo:
@@ -93,13 +93,25 @@ class Experiment(Workspace):
                 self.replay_buffer.add_tasks(self.world.tasks(split, limit=s.tasks, seed=s.seed))
             for name, tasks in self.world.panels(limit=s.panel_tasks, seed=s.seed).items():
                 self.replay_buffer.add_tasks(replace(task, panel=name) for task in tasks)
-            if not (total := sum(s.episodes.values())):
+            scripted = {kind: number for kind, number in s.episodes.items() if kind != START_KIND}
+            self._collect_by_start(s.episodes.get(START_KIND, 0))
+            if not (total := sum(scripted.values())):
                 return
-            episodes = iter(self.world.collect(self.tasks("train"), s.episodes, seed=s.seed))
+            episodes = iter(self.world.collect(self.tasks("train"), scripted, seed=s.seed))
             named = (replace(trajectory, run=self.run_name(OFFLINE)) for trajectory in episodes)
             for done in range(0, total, 100):
                 self.replay_buffer.extend(islice(named, 100))
                 self.progress("collect real trajectories", min(done + 100, total), total)
+
+    def _collect_by_start(self, number: int) -> None:
+        """Real episodes of the policy that training begins with, as it is, at temperature 1."""
+        if not number or not (tasks := self.tasks("train")):
+            return
+        policy = self.policy_at(self.settings.model) if self._policy is None else self.base_policy()
+        for done in range(0, number, len(tasks)):
+            played = tasks[: number - done]
+            self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline")
+            self.progress("collect real trajectories", done + len(played), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
         """Fine-tune a local experience model on the offline trajectories. Nothing to do if the experiment was given one.

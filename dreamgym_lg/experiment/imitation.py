@@ -143,6 +143,7 @@ def _successes(work: Workspace) -> list[Trajectory]:
     if not successes:
         raise ConfigurationError(
             f"no offline trajectory of {len(offline)} is a success without an invalid action: there is nothing to fine-tune a "
-            "base policy on; collect or import some, or give train() a policy that is good enough already"
+            "base policy on; collect some, by the start policy perhaps (episodes={'start': 50}), import some, or give train() "
+            "a policy that is good enough already"
         )
     return successes

@@ -30,6 +30,10 @@ _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch
 _SHARES = ("synthetic_share", "max_false_success")
 
 
+START_KIND = "start"
+"""Of `Settings.episodes`: those that the start policy plays."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The numbers of an experiment, fixed in its folder. Only `iterations` may be raised later."""
@@ -39,7 +43,8 @@ class Settings:
     tasks: int | None = None
     """Number of tasks of all splits together that the world is asked for; None for all there are."""
     episodes: Mapping[str, int] = field(default_factory=dict)
-    """Offline trajectories to collect by each of the world's scripted policies."""
+    """Offline trajectories to collect by each of the world's scripted policies. `start`: by the policy that training begins
+    with, in the real environment, for a world that has none."""
 
     model: str = "smollm2-135m"
     """Weights that the policy and the local experience model begin with: a folder, a GGUF file or a hub name."""

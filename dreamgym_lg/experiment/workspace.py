@@ -30,7 +30,7 @@ from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout
-from dreamgym_lg.types import Split, Task, Trajectory
+from dreamgym_lg.types import Source, Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -362,11 +362,20 @@ class Workspace:
         return run_lasting(self.aplay(*args, **options))
 
     async def aplay(
-        self, name: str, policy: BaseChatModel, tasks: Sequence[Task], *, dream: Dream | None = None, iteration: int = 0
+        self,
+        name: str,
+        policy: BaseChatModel,
+        tasks: Sequence[Task],
+        *,
+        dream: Dream | None = None,
+        iteration: int = 0,
+        source: Source = "real",
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `dream`, there; recorded under `name`.
 
         What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
+
+        Args: `source`, of real episodes: `offline` for those that are learned from.
         """
         self.check_rank()
         agent, create_environment = self.players(policy, dream)
@@ -374,7 +383,7 @@ class Workspace:
             agent,
             tasks,
             create_environment,
-            source="synthetic" if dream is not None else "real",
+            source="synthetic" if dream is not None else source,
             run=self.run_name(name),
             iteration=iteration,
             seed=self.settings.seed,

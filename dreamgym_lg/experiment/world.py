@@ -97,8 +97,8 @@ class World(ABC):
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""
         raise ConfigurationError(
-            f"the world {self.name} has no scripted policies to collect trajectories with: import recorded traces into the "
-            "replay buffer (`load_traces`, `dreamgym import`)"
+            f"the world {self.name} has no scripted policies to collect trajectories with: let the start policy collect "
+            "(Settings(episodes={'start': 50})), or import recorded traces (`load_traces`, `dreamgym import`)"
         )
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:

@@ -191,7 +191,10 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
     bare = Experiment(Shut(), tmp_path)
     bare.collect()
     assert len(bare.tasks("train")) == 4 and bare.offline() == []
-    with pytest.raises(ConfigurationError, match="no scripted policies .*load_traces"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"let the start policy collect \(Settings\(episodes={'start': 50}\)\), or import.*load_traces",
+    ):
         Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
     with pytest.raises(ConfigurationError, match="no offline trajectory of 0 is a success"):
         train_base_policy(bare)

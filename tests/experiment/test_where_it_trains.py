@@ -168,6 +168,17 @@ def test_why_an_iteration_taught_nothing_is_that_of_its_learner(make: Make, lear
     assert training.taught_nothing.endswith(why)
 
 
+def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make, tmp_path: Path) -> None:
+    settings = Settings(episodes={"start": 6}, model=str(make().models / "base"), concurrency=1, policy_tokens=9)
+    work = Experiment(Doors(), tmp_path / "other", settings, engine=lambda _: Turns())
+    for _ in range(2):
+        work.collect()
+    recorded = work.offline()
+    assert [each.source for each in recorded] == ["offline"] * 6 and {each.success for each in recorded} == {True}
+    assert len({each.task.id for each in recorded}) == 4 and count_real_steps(work)["evaluation"] == 0
+    assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
