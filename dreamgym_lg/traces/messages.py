@@ -120,7 +120,8 @@ def _converted(value: Any) -> Iterator[BaseMessage]:
     fields = _fields(value)
     if (role := fields["role"]) not in _SPEAKERS:
         raise ValueError(f"not a message: no role of a message is {role!r}")
-    recorded = next((fields[key] for key in ("content", "parts", "contents") if fields.get(key) is not None), None)
+    places = [fields[key] for key in ("parts", "content", "contents") if fields.get(key) is not None]
+    recorded = next(filter(None, places), next(iter(places), None))  # parts hold what a content beside them says, and more
     speaker = _SPEAKERS[role]
     if speaker == "tool" and not _holds_results(recorded):
         yield from _tool(fields, recorded)

@@ -29,7 +29,7 @@ DELAYS: dict[str, Delay] = {
 }
 
 
-def canaries(policy: float, production: float, share: float, delay: Delay, *, experiments: int = 500) -> list[float]:
+def canaries(policy: float, production: float, share: float, delay: Delay, *, experiments: int = 1000) -> list[float]:
     """The shares of canaries that end as worse, and that are said to be better, by 800 threads and three looks.
 
     Once known, an outcome can only raise the evidence: the last look, when all outcomes are in that ever come, finds what any
@@ -52,7 +52,7 @@ def canaries(policy: float, production: float, share: float, delay: Delay, *, ex
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("delay", DELAYS.values(), ids=DELAYS)
 def test_no_delay_ends_a_policy_that_is_as_good(delay: Delay, share: float) -> None:
-    """Both sides succeed at 80 %: at most alpha of the canaries may end, or be said to be better (500 each, 6,000 in all)."""
+    """Both sides succeed at 80 %: at most alpha of the canaries may end, or be said better (1,000 each, 12,000 in all)."""
     assert max(canaries(0.8, 0.8, share, delay)) <= 0.05
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -333,3 +334,17 @@ def test_an_open_file_could_leak(tmp_path: Path) -> None:
         graph = StateGraph(dict).add_node("note", note).add_edge(START, "note").compile()
         (problem,) = examine(graph).problems
     assert (problem.kind, problem.handling) == ("file", "could leak") and "simulate_nodes" in problem.advice
+
+
+def test_a_node_that_sets_a_context_variable_of_its_own_is_no_problem() -> None:
+    own = ContextVar("own", default=0)
+
+    def count(state: dict[str, Any]) -> dict[str, Any]:
+        token = own.set(own.get() + 1)
+        copy_context().run(own.set, 5)
+        own.reset(token)
+        return {}
+
+    graph = StateGraph(dict).add_node("count", count).add_edge(START, "count").compile()
+    found = examine(graph)
+    assert found.refused == [] and [part.handling for part in found.parts] == ["passes through"], found.parts

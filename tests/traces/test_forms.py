@@ -65,6 +65,9 @@ GEMINI = [
 ]
 
 FORMS: dict[str, Any] = {
+    "parts beside a content": [
+        chat(USER, CALLING, SHIPPED, {**DONE, "content": "", "parts": [{"type": "text", "text": ANSWER}]})
+    ],
     "openai chat": [chat(USER, CALLING, SHIPPED, DONE)],
     "arguments encoded twice": [
         chat(
@@ -454,6 +457,10 @@ def reading(write: Any, *rows: Any) -> list[Trajectory]:
         ),
         ([USER, {"role": "assistant", "content": "<think>hm</think>"}], "a thought alone"),
         ([USER, {"role": "assistant", "content": [{"type": "hologram", "text": "x"}]}], "unknown form 'hologram'"),
+        (
+            [USER, {"role": "assistant", "content": "", "parts": [{"type": "tool-invocation"}]}],
+            "unknown form 'tool-invocation'",
+        ),
         (
             [USER, {"role": "assistant", "content": [{"type": "text", "text": "See:"}, BLOCK]}],
             "form 'image_url', which no text can hold",
