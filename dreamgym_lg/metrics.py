@@ -1,6 +1,7 @@
 """Metrics of training iterations: computed, judged by one-sentence alarms, and named for trackers."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import groupby
 from typing import NamedTuple
 
@@ -225,6 +226,20 @@ def reported_metrics(row: Row, source: Source) -> dict[str, float]:
         if isinstance(successes, int | float) and isinstance(episodes, int | float) and episodes:
             values[name] = successes / episodes
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def iteration_line(metrics: Mapping[str, float], iteration: int, total: int) -> str:
+    """One iteration in a sentence: success, uniform groups and the time left. Args: `metrics`, of `reported_metrics`."""
+    parts = []
+    for place in ("dream", "real"):
+        if (rate := metrics.get(f"{place}/success")) is not None:
+            parts.append(f"{place} success {rate:.2f}")
+        if uniform := metrics.get(f"{place}/uniform_groups"):
+            parts.append(f"{uniform:.0%} of the groups teach nothing")
+    seconds = sum(value for name, value in metrics.items() if name.startswith("seconds/"))
+    left = timedelta(seconds=round(seconds * (total - iteration - 1)))
+    line = f"iteration {iteration + 1} of {total}: {', '.join(parts)}; {seconds:.0f} s"
+    return f"{line}, about {left} left" if left else line
 
 
 def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> str:

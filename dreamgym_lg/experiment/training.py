@@ -1,7 +1,7 @@
 """The stage `train`: the learner and the parts of the training graph, as a folder has them, run to their end."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +17,7 @@ from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.metrics import iteration_line
 from dreamgym_lg.splits import sharing
 from dreamgym_lg.token_recorder import TrainablePolicy
 
@@ -113,7 +114,7 @@ def train_policy(
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training, close = create_training(work, policy, create_learner, real=real)
-            training.report = trackers.log
+            training.report = partial(_report, work, trackers, iterations)
             try:
                 run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
             finally:
@@ -129,6 +130,12 @@ def train_policy(
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
     kept.name_or_path = str(work.models / "trained")
     return kept
+
+
+def _report(work: Workspace, trackers: ExperimentTrackers, total: int, iteration: int, metrics: Mapping[str, float]) -> None:
+    """Say and track what an iteration brought."""
+    work.say(iteration_line(metrics, iteration, total))
+    trackers.log(iteration, metrics)
 
 
 def _announce_calls(work: Workspace, dream: Dream) -> None:
