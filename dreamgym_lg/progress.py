@@ -1,6 +1,7 @@
 """Progress on one line of a terminal, or by lines in a file."""
 
 import sys
+import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -21,17 +22,29 @@ def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
     return count
 
 
+_began: dict[str, tuple[float, int]] = {}
+"""When a stage was shown first, and the number done by then: one that goes on from a checkpoint begins there."""
 _reached: dict[str, int] = {}
 """The tenth of each stage, the beginning of a label, that was shown last."""
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress on one line, or by lines for each tenth without a terminal."""
+    """Show progress on one line, or by lines for each tenth without a terminal; after ten seconds with the time left."""
+    stage, tenth = label.split(" (")[0].split(":")[0], 10 * done // max(total, 1)
+    text = f"{label}: {done}/{total}{_time_left(stage, done, total)}"
     if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place
-        text, end = f"{label}: {done}/{total}", "\n" if done >= total else "\r"
+        end = "\n" if done >= total else "\r"
         print(text.ljust(79) if notebook else f"\x1b[K{text}", end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
         return
-    stage, tenth = label.split(" (")[0].split(":")[0], 10 * done // max(total, 1)
     if _reached.get(stage) != tenth:
-        print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
     _reached[stage] = tenth
+
+
+def _time_left(stage: str, done: int, total: int) -> str:
+    began, first = _began.setdefault(stage, (time.monotonic(), done))
+    if done <= first:
+        _began[stage] = time.monotonic(), done
+    if done >= total or done <= first or (passed := time.monotonic() - began) < 10:
+        return ""
+    return f", {passed / (done - first) * (total - done) / 60:.1f} min left"

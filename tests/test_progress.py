@@ -42,3 +42,16 @@ def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
         "train: rollout: 1/40",
         "collect: 0/0",
     ]
+
+
+def test_the_time_left_is_of_what_this_process_has_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dreamgym_lg.progress._began", {})
+    monkeypatch.setattr("dreamgym_lg.progress._reached", {})
+    seconds = iter([100.0, 105.0, 105.0, 160.0, 160.0, 220.0])
+    monkeypatch.setattr("dreamgym_lg.progress.time.monotonic", lambda: next(seconds, 220.0))
+    for done in (20, 24, 28, 40):  # it goes on from a checkpoint
+        show_progress("base policy (loss 1.0)", done, 40)
+    shown = [line.partition("): ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown[0] == "20/40" and shown[-2].startswith("28/40, ") and shown[-2].endswith(" min left") and shown[-1] == "40/40"

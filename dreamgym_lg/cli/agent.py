@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +73,7 @@ def doctor(
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
-        from dreamgym_lg.simulate.wall.wall import limits_of_wall, missing_for_wall
+        from dreamgym_lg.simulate.wall.wall import limits_of_wall, missing_for_wall, promises_of
 
         missing = missing_for_wall()
         isolation = isolation or ("guard" if missing else "process")
@@ -96,7 +95,8 @@ def doctor(
         print(json.dumps({"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts}, indent=2))
     else:
         _show(agent, examination)
-        say(_isolation(agent, missing))
+        lacks = f"no wall of the kernel, which needs {'; and '.join(missing)}. " if missing else ""
+        say(f"Isolation: {lacks}{promises_of(isolation)}")
     if examination.problems:
         raise typer.Exit(1)
 
@@ -118,21 +118,6 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
         return graph, [Part("code", "the tried episode", "raised", advice)]
     policy = TrialPolicy()
     return graph, asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
-
-
-def _isolation(agent: str, missing: Sequence[str]) -> str:
-    """Describe what keeps a dream of the agent from the real world on this machine."""
-    from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, limits_of_wall
-
-    if missing:
-        lacks = "; and ".join(missing)
-        return f"Isolation: no wall of the kernel, which needs {lacks}. Dreams are played under a guard, which {GUARD_LIMITS}."
-    limits = "".join(f" On this kernel: {each}." for each in limits_of_wall())
-    return (
-        f"Isolation: DreamGym({agent!r}) plays dreams behind a wall of the kernel (isolation='process'): nothing real is "
-        "written or sent there; code that ignores the refusal goes on, and its episode may succeed. Given the graph itself "
-        f"(isolation='guard'), a guard {GUARD_LIMITS}.{limits}"
-    )
 
 
 def _show(agent: str, examination: "Examination") -> None:

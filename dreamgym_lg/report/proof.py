@@ -28,15 +28,15 @@ ENOUGH = "imitation of your traces is enough"
 
 
 class Claim(NamedTuple):
-    """The trained policy against the best baseline, in one mode."""
+    """The trained policy against the best one without a dream (imitation or the start), in one mode."""
 
     word: str
     """`proven`, `not proven` or `worse`: by a 95 % interval of the difference that excludes 0."""
     why: str
     baseline: str = ""
-    """The best baseline: `base` or `filtered`; empty where it is not known."""
+    """The best imitation: `base` or `filtered`; empty where it is not known."""
     enough: bool = False
-    """True where the trained policy is no better than this baseline even without its interval."""
+    """True where the trained policy is no better than this imitation even without an interval."""
 
     @property
     def verdict(self) -> str:
@@ -55,11 +55,12 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", place: str = "r
     imitated = read_number(result.get("filtered"))
     if imitated is None or (imitated and "filtered" not in rates):
         return Claim("not proven", "filtered imitation of the same data was not played")
-    best = max((policy for policy in ("base", "filtered") if policy in rates), key=lambda policy: rates[policy].value)
+    imitation = max((policy for policy in ("base", "filtered") if policy in rates), key=lambda policy: rates[policy].value)
+    best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
     gain, low, high, how = _difference(records["trained"], records[best], rates["trained"], rates[best])
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"trained − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], {how}"
-    return Claim(word, why, best, enough=gain <= 0)
+    return Claim(word, why, imitation, enough=rates["trained"].value <= rates[imitation].value)
 
 
 def stages(result: Mapping[str, Any], mode: str = "sampled", place: str = "real") -> dict[str, Rate]:

@@ -62,6 +62,18 @@ def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     assert ENOUGH in str(summary_table(result).caption)
 
 
+@pytest.mark.parametrize(("start", "word", "enough"), [(85, "not proven", False), (30, "proven", False), (110, "worse", False)])
+def test_the_weights_before_any_training_are_a_stage_and_need_no_dream_either(tmp_path, start, word, enough):
+    result = with_sampled(measured(40, 120), measured(90, 120))
+    result["real"]["start"] = {"sampled": measured(start, 120)}
+    page, claim = Page(render(tmp_path, result)), read_claim(result)
+
+    assert page.row("start, untrained", "temperature 1")[3] == f"{start}/120"
+    assert f"on 120 held-out episodes: start, untrained {start / 120:.2f} [" in page.text
+    assert (claim.word, claim.baseline, claim.enough) == (word, "base", enough)
+    assert ("trained − start, untrained" in claim.why) == (start > 40)
+
+
 def with_outcomes(**policies):
     """A result of these outcomes, a list for each policy: the same tasks in the same order."""
     real = {

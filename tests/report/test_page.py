@@ -138,7 +138,7 @@ def test_what_isolated_the_dream_is_said(tmp_path):
     told = promises_of("guard")
     assert "stops Python code in this process, but not native code" in told
     assert told in Page(render(tmp_path, make_result(isolation=told))).text
-    assert "Dreamed episodes ran" not in Page(render(tmp_path, make_result())).text
+    assert "Dreamed episodes run" not in Page(render(tmp_path, make_result())).text
 
 
 def test_what_an_older_kernel_cannot_promise_is_in_the_sentence(monkeypatch):

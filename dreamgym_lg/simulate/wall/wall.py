@@ -68,11 +68,11 @@ def limits_of_wall() -> list[str]:
 def promises_of(isolation: Isolation) -> str:
     """What an isolation promises on this machine, in a sentence."""
     if isolation == "guard":
-        return f"Dreamed episodes ran under a guard, which {GUARD_LIMITS}."
+        return f"Dreamed episodes run under a guard, which {GUARD_LIMITS}."
     but = "".join(f"; {each}" for each in limits_of_wall())
     return (
-        "Dreamed episodes ran behind a wall of the kernel: nothing outside a scratch folder and what allow= names was written, "
-        f"and no socket but to its hosts was opened{but}."
+        "Dreamed episodes run behind a wall of the kernel: nothing outside a scratch folder and what allow= names is written, "
+        f"and no socket but to its hosts is opened{but}."
     )
 
 

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
@@ -149,7 +149,7 @@ class Worker:
         for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
         cannot be loaded.
         """
-        await self._ready()
+        await asyncio.to_thread(self.check_loaded)
         first = await environment.areset(task)
         number = next(self._numbers)
         with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
@@ -172,25 +172,11 @@ class Worker:
         if error is not None:
             raise error
 
-    async def _ready(self) -> None:
-        if not self._started.done():
-            starting = asyncio.wrap_future(self._started)
-            if not (await asyncio.wait([starting], timeout=SILENCE))[0]:
-                self._end_loading()
-                await asyncio.wait([starting])
-        self.check_loaded()
-
-    def _end_loading(self) -> None:
-        self.end(f"the agent was not loaded within {SILENCE:g} s")
-
     def check_loaded(self) -> None:
         """Wait until the agent is loaded. Raises `ConfigurationError` if it cannot be: the wall stops what its import does."""
-        try:
-            started = self._started.result(timeout=SILENCE)
-        except TimeoutError:
-            self._end_loading()
-            started = self._started.result()
-        if "ready" not in started:
+        if not wait([self._started], timeout=SILENCE).done:
+            self.end(f"the agent was not loaded within {SILENCE:g} s")
+        if "ready" not in (started := self._started.result()):
             self.retired = True
             raise read_error(started, _WHERE, {})
 
