@@ -137,15 +137,6 @@ class Child:
         )
 
 
-def portable(error: BaseException) -> BaseException:
-    """The error; a `RuntimeError` with its text where it cannot be pickled and read again."""
-    try:
-        same: BaseException = pickle.loads(pickle.dumps(error))
-        return same
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-
-
 def _raised(message: Any) -> Any:
     if isinstance(message, BaseException):
         raise message

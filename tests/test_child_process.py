@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym_lg.child_process import Child, portable
-from dreamgym_lg.errors import ConfigurationError, ProcessLost
+from dreamgym_lg.child_process import Child
+from dreamgym_lg.errors import ProcessLost
 
 MAIN = """
 import os, pickle, sys, time
@@ -139,11 +139,3 @@ def test_it_ends_where_its_parent_was_killed(file: Path) -> None:
     while Path(f"/proc/{pid}/stat").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]:
         assert time.monotonic() < deadline, "the child is still there"
         time.sleep(0.05)
-
-
-def test_an_error_that_cannot_be_read_again_travels_as_its_text() -> None:
-    class Local(Exception):
-        pass
-
-    assert isinstance(portable(ConfigurationError("no")), ConfigurationError)
-    assert str(portable(Local("why"))) == "Local: why" and type(portable(Local("why"))) is RuntimeError

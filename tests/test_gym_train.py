@@ -280,9 +280,9 @@ def test_adapters_are_trained_and_exported_as_they_are(make: Make, tmp_path: Pat
     assert answers[0] == answers[1]
 
 
-def test_a_policy_in_another_process_is_refused(make: Make, tmp_path: Path) -> None:
+def test_a_policy_without_weights_is_refused(make: Make, tmp_path: Path) -> None:
     elsewhere = policy().model_copy(update={"model": None})
-    with pytest.raises(ConfigurationError, match="load it without own_process"):
+    with pytest.raises(ConfigurationError, match="no weights in this process.*model="):
         make().train(elsewhere, 1, **SETTINGS)
 
 

@@ -68,7 +68,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given, said = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, reply))
         said = [*said, tokenizer.eos_token_id]
         rows.append({"input_ids": given + said, "labels": [-100] * len(given) + said})
-    train_sft(model, tokenizer, rows * 50, steps=50, batch_size=2, learning_rate=5e-3, seed=0)
+    train_sft(model, rows * 50, steps=50, batch_size=2, learning_rate=5e-3, seed=0)
     home = tmp_path_factory.mktemp("serving")
     (home / "my_app.py").write_text(AGENT)
     record = {

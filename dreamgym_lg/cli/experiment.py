@@ -159,7 +159,7 @@ def opened_dream(
             again = "run `dreamgym train` with the same options first"
             raise ConfigurationError(f"{work.out} holds no experience model yet: {again}")
         with work.replay_buffer as buffer:
-            yield buffer, work.dream(own_process=False), work
+            yield buffer, work.dream(), work
         return
     assert file is not None
     if not model:

@@ -205,7 +205,7 @@ class AgentWorld(World):
 
         Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none does.
         """
-        from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
+        from dreamgym_lg.integrations.trl.rows import replayed_rows
 
         return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
 

@@ -320,7 +320,7 @@ class Experiment(Workspace):
             raise ConfigurationError(f"policy={given!r} cannot be trained; give a LocalChatModel, or a path or name of one")
         local = self.policy_at(given) if isinstance(given, str | Path) else given
         if local.model is None:
-            raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
+            raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
         return local
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:

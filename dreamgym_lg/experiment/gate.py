@@ -206,7 +206,7 @@ def trainable_tasks(work: Workspace) -> list[Task]:
             "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
             "verify_dream=), never by the experience model: leave references_only away"
         )
-    dream = work.dream(own_process=False)
+    dream = work.dream()
     judged = [task for task in tasks if dream.decides_by_traces(task)]
     if not judged:
         raise ConfigurationError(

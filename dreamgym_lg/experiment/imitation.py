@@ -17,8 +17,6 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
-POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
-"""Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
 EVALUATE_EVERY, PATIENCE = 25, 4
 """Optimiser steps between evaluations; number of them without a better policy that ends training."""
 FILTER = 0.75
@@ -61,7 +59,7 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
 def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
     """Train `models/NAME` on these episodes until validation success stops rising. The best is kept."""
     s = work.settings
-    best, options = BestPolicy(work, _name_of_best(work, name)), dict(POLICY_OPTIONS)
+    best, options = BestPolicy(work, _name_of_best(work, name)), dict[str, Any](constant=True)
     if _can_evaluate(work, name):
         options["until"] = partial(_stopped_rising, work, name, best)
         watched = set[str]()
@@ -83,7 +81,7 @@ def _name_of_best(work: Workspace, name: str) -> str:
     """The best policy's folder: the killed attempt's where that goes on from a checkpoint, else a new one."""
     run = work.run_name(f"stage/{name}/best")
     before = next((row["folder"] for row in work.replay_buffer.metrics(run)), None)
-    if before is not None and any(checkpoints_of(work, f"{name}-last").glob("checkpoint-*")):
+    if before is not None and any(checkpoints_of(work, f"{name}-last").glob("*.pt")):
         return str(before)
     for left in work.models.glob(f"{name}-*"):
         shutil.rmtree(left)

@@ -176,7 +176,7 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
     if model.model is None:
-        raise ConfigurationError("the model has a process of its own, which trains nothing: load it without own_process")
+        raise ConfigurationError("the model has no weights in this process, so that it cannot be trained: give model=")
     save_model(model.model, model.tokenizer, work.models / "start")
     return work.models / "start"
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -94,7 +93,7 @@ class Workspace:
         self._given = experience_model
         self.force = False
         """Whether `train` goes on where the gate refuses the dream."""
-        self._processes: dict[str, LocalChatModel] = {}
+        self._loaded: dict[str, LocalChatModel] = {}
 
     # --- the folder ------------------------------------------------------------------------------------------------------
 
@@ -283,15 +282,15 @@ class Workspace:
             policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
-    def dream(self, name: str | None = None, *, own_process: bool = True) -> Dream:
+    def dream(self, name: str | None = None) -> Dream:
         """The dream of this folder's world: the one object that training, evaluation, gate and `fidelity` step.
 
-        Args: `name`, `own_process`, as of `experience`.
+        Args: `name`, as of `experience`.
         """
-        dream = self.world.create_dream(self.experience(name, own_process=own_process))
+        dream = self.world.create_dream(self.experience(name))
         user = model_user(dream.user)
         if user is not None and user.model is None and (self.models / USER).exists():
-            user.prompter.renew(policy_version(self.models / USER), self._local(USER, own_process))
+            user.prompter.renew(policy_version(self.models / USER), self._local(USER))
         return dream
 
     @property
@@ -299,18 +298,17 @@ class Workspace:
         """True if there is an experience model, or the world needs none."""
         return not self.world.needs_model or self._given is not None or bool(self.newest_experience())
 
-    def experience(self, name: str | None = None, *, own_process: bool = True) -> Model:
+    def experience(self, name: str | None = None) -> Model:
         """The experience model: the given one, else one of the folder, by default the newest.
 
-        In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
-        training data.
+        Args: `name`; "" is one without weights, which prepares training data.
         """
         self.check_rank()
         if self._given is not None:
             self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
             return self._given
         name = self.newest_experience() if name is None else name
-        model = self._local(name, own_process) if name else None
+        model = self._local(name) if name else None
         return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
 
     def check_rank(self) -> None:
@@ -321,26 +319,21 @@ class Workspace:
                 "that after train(), where rank 0 is alone, or in a run with one process"
             )
 
-    def _local(self, name: str, own_process: bool) -> "LocalChatModel":
+    def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
         from dreamgym_lg.integrations.transformers.loading import generates_bfloat16
 
-        own_process = own_process and (os.cpu_count() or 1) > 1
-        if name not in self._processes or not own_process:
-            tokens = self.settings.experience_tokens
+        if name not in self._loaded:
             model = LocalChatModel.from_path(
                 self.models / name,
                 dtype="bfloat16" if generates_bfloat16() else "auto",  # nobody learns from its log-probabilities
                 temperature=0,
-                max_new_tokens=tokens,
-                own_process=own_process,
+                max_new_tokens=self.settings.experience_tokens,
                 max_batch_size=64,
             )
-            if not own_process:
-                return model
-            kept = {each: old for each, old in self._processes.items() if USER in (each, name)}
-            self._processes = kept | {name: model}  # of experience models, the newest alone
-        return self._processes[name]
+            kept = {each: old for each, old in self._loaded.items() if USER in (each, name)}
+            self._loaded = kept | {name: model}  # of experience models, the newest alone
+        return self._loaded[name]
 
     @property
     def experience_version(self) -> str:

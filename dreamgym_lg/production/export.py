@@ -63,7 +63,7 @@ def export_policy(
     folder = Path(folder)
     if getattr(policy, "model", None) is None or not hasattr(policy, "tokenizer"):
         raise ConfigurationError(
-            f"{type(policy).__name__} has no weights in this process: export a LocalChatModel loaded without own_process"
+            f"{type(policy).__name__} has no weights in this process: export a LocalChatModel with its model"
         )
     if hasattr(policy.model, "merge_and_unload"):
         raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")

@@ -106,7 +106,7 @@ class BrowserGymWorld(World):
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> "list[TokenizedConversation]":
         """Rows of the agent's rollouts, its policy calling a tool for each of these actions."""
-        from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
+        from dreamgym_lg.integrations.trl.rows import replayed_rows
 
         agent = partial(self.agent, real=False)
         return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=self._as_call)

@@ -1,8 +1,6 @@
 """One batch of the engine: calls that decode together, token by token."""
 
 import math
-import time
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.call_format import safe_length
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.loading import cache_argument
@@ -26,11 +25,7 @@ from dreamgym_lg.integrations.transformers.prefix_cache import (
     with_room,
 )
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 from dreamgym_lg.text import split_thought
-
-PASSES = 10_000
-"""Number of forward passes whose times are remembered."""
 
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
 
@@ -53,8 +48,6 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
-        """When each of the last forward passes began and ended, by `time.perf_counter`."""
         config = self.model.config.get_text_config()
         self.layers = config.num_hidden_layers
         self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -92,11 +85,9 @@ class Decoder:
 
     def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
-        start = time.perf_counter()
         inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
-        logits: torch.Tensor = self.model(**inputs).logits[:, -1].float()
-        self.passes.append((start, time.perf_counter()))
-        return logits
+        logits: torch.Tensor = self.model(**inputs).logits[:, -1]
+        return logits.float()
 
     def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
         """Write keys and values of `ids` into the buffer, behind those of `known` tokens.
@@ -275,7 +266,7 @@ class Batch:
                 attention_mask=self.mask[:, : self.filled].to(device),
                 position_ids=self.positions.to(device),
             )
-            tokens = self._sample(logits.cpu())
+            tokens = self._sample(logits)
             active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
             if not active:
                 return
@@ -286,7 +277,7 @@ class Batch:
         for i, row in enumerate(self.rows):
             if row.matcher is not None and not row.future.done():
                 mask(row.matcher, logits[i])
-        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
+        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
@@ -307,7 +298,7 @@ class Batch:
         if warm:
             numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
             below = logprobs[warm].double().exp().cumsum(dim=-1)
-            drawn = torch.searchsorted(below, (numbers * below[:, -1])[:, None], right=True)[:, 0]
+            drawn = torch.searchsorted(below, (numbers.to(below.device) * below[:, -1])[:, None], right=True)[:, 0]
             tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 

@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
-from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
@@ -36,22 +35,13 @@ from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
 
 _RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
-_FULL_DISTRIBUTION = (
-    "it would cut the distribution, and the recorded log-probabilities, which training divides by, are of the whole one; "
-    "leave it out, or set temperature"
-)
-_LOADING = "the model is given as it is; LocalChatModel.from_path takes it"
 _ELSEWHERE = {
-    "torch_dtype": "its name is dtype",
-    "max_tokens": "its name is max_new_tokens",
-    "max_length": "its name is max_new_tokens; it counts the reply alone",
-    "model_name": "its name is name_or_path",
-    "max_batch_size": "it belongs to the engine: engine=LocalEngine(model, tokenizer, max_batch_size=...)",
-    "do_sample": "temperature=0 takes the most likely token, any other samples",
-    **dict.fromkeys(("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "num_beams"), _FULL_DISTRIBUTION),
-    **dict.fromkeys((*HUB_OPTIONS, *MODEL_OPTIONS, "device", "dtype", "own_process"), _LOADING),
+    "torch_dtype": "dtype",
+    "max_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "model_name": "name_or_path",
 }
-"""Advice about names of arguments in other libraries."""
+"""Names of arguments in other libraries. There are none that cut the distribution: log-probabilities are of the whole one."""
 _RENDERING = {
     "tools": "which are given by bind_tools",
     "messages": "which is the prompt",
@@ -75,7 +65,7 @@ class LocalChatModel(TrainablePolicy):
 
     model: torch.nn.Module | None = Field(default=None, repr=False, exclude=True)
     """`transformers.PreTrainedModel`, or a PEFT model of one. A learner trains this very object: its new weights answer the
-    next call. None where the model is in another process, which cannot be trained from here."""
+    next call. None where servers alone have it, so that it cannot be trained from here."""
     tokenizer: PreTrainedTokenizerBase = Field(repr=False, exclude=True)
     """Its tokenizer, with a chat template."""
     engine: Engine = Field(default=cast(Engine, None), repr=False, exclude=True)
@@ -106,7 +96,6 @@ class LocalChatModel(TrainablePolicy):
         *,
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
-        own_process: bool = False,
         max_batch_size: int = 128,
         **options: Any,
     ) -> "LocalChatModel":
@@ -117,8 +106,6 @@ class LocalChatModel(TrainablePolicy):
             dtype: Of the weights: `auto` as they were saved, or `bfloat16`, `float16`, `float32`. A policy to be trained needs
                 `float32`: of bfloat16 weights, an update at a usual learning rate moves few. On a GPU such a model computes in
                 bfloat16 all the same, by autocast.
-            own_process: Load it in a process of its own, where it computes at the same time as a model of this process: an
-                experience model beside the policy. It takes some seconds to start, and cannot be trained: `model` is None.
             max_batch_size: The most calls that share one forward pass.
             options: Fields of `LocalChatModel`, and `revision`, `token`, `trust_remote_code`, `attn_implementation`,
                 `device_map` (of one device) and `quantization_config` as `from_pretrained` takes them.
@@ -126,15 +113,11 @@ class LocalChatModel(TrainablePolicy):
         Raises `ConfigurationError` if the path is no model, and for an unknown option.
         """
         loading = {name: options.pop(name) for name in sorted((HUB_OPTIONS | MODEL_OPTIONS) & options.keys())}
-        known = {"device", "dtype", "own_process", "max_batch_size", *HUB_OPTIONS, *MODEL_OPTIONS}
+        known = {"device", "dtype", "max_batch_size", *HUB_OPTIONS, *MODEL_OPTIONS}
         known |= cls.model_fields.keys() - {"model", "tokenizer", "engine"}
         _check_names("option of LocalChatModel.from_path", options, known)
         tokenizer = load_tokenizer(path, **loading)
-        loading |= {"device": device, "dtype": dtype}
-        if own_process:
-            engine: Engine = ProcessEngine(path, max_batch_size=max_batch_size, **loading)
-            return cls(engine=engine, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
-        model = load_model(path, **loading)
+        model = load_model(path, device=device, dtype=dtype, **loading)
         engine = LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
         return cls(engine=engine, model=model, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
 
@@ -337,7 +320,7 @@ def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             if name in _ELSEWHERE:
-                raise ConfigurationError(f"{name} is no {kind}: {_ELSEWHERE[name]}")
+                raise ConfigurationError(f"{name} is no {kind}: its name is {_ELSEWHERE[name]}")
             raise ConfigurationError.unknown(kind, name, known)
 
 

@@ -52,8 +52,6 @@ class LocalEngine:
         self._prompts = SharedPromptBlocks(budget // 4)
         self.ends = self._decoder.ends
         """The tokens that end a reply."""
-        self.passes = self._decoder.passes
-        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, MISTRAL
+from dreamgym_lg.integrations.transformers.call_format import MARKERS, MISTRAL
 
 _JSON = {"lenient": True, "whitespace_pattern": r"[ \n]{0,8}"}
 """Keywords of a schema that the library does not know are passed over; no reply is lost in spaces."""
@@ -75,7 +75,7 @@ def mask(matcher: Any, logits: torch.Tensor) -> None:
     """Leave the logits of one row, [vocabulary], to the tokens that may come next."""
     if not matcher.is_error():  # of a schema too large for it: the rest of the reply is free
         allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8).bool()
-        logits.masked_fill_(~allowed, -torch.inf)
+        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
 
 
 def lark_grammar(tokenizer: PreTrainedTokenizerBase, guide: Guide) -> str:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.messages.ai import UsageMetadata
 from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING:
-    from dreamgym_lg.integrations.transformers.guide import Guide
+from dreamgym_lg.integrations.transformers.guide import Guide
 
 ToolChoice = str | bool | dict[str, Any] | None
 """The tool that a reply has to call, as OpenAI and LangChain write it (`LocalChatModel.bind_tools`)."""
@@ -38,7 +37,7 @@ class Request:
     wants_json: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
-    guide: "Guide | None" = None
+    guide: Guide | None = None
     """The grammar of tool calls in the reply; None: the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Sampled text by the placeholder that the template renders in its place."""

@@ -25,10 +25,13 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.call_format import (
     HERMES,
     MARK,
+    MARKERS,
     RESULT_HEAD,
     RESULT_TAIL,
     CallFormat,
+    Reply,
     call_text,
+    parse_reply,
     probe,
     read_response,
     rendered_call,
@@ -38,7 +41,6 @@ from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate, Me
 from dreamgym_lg.integrations.transformers.guide import Guide
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
-from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Reply, parse_reply
 from dreamgym_lg.text import split_thought
 
 logger = logging.getLogger(__name__)

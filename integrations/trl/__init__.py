@@ -4,6 +4,6 @@ from importlib.util import find_spec
 
 from dreamgym_lg.errors import MissingDependency
 
-for _name in ("datasets", "peft", "torch", "transformers", "trl"):
+for _name in ("peft", "torch", "transformers", "trl"):
     if find_spec(_name) is None:
         raise MissingDependency.extra(_name, "train")

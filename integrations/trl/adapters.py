@@ -3,15 +3,15 @@
 PEFT puts them into the model's own layers, so the policy's model, which the engine generates with, is trained as it is.
 """
 
+from copy import deepcopy
+
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.adapter_files import ADAPTER, adapter_layers, keep_adapters, loaded_adapters
+from dreamgym_lg.integrations.transformers.adapter_files import keep_adapters, loaded_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS
-
-REFERENCE = "ref"
-"""TRL's name of its copy of the adapters that a training began with."""
 
 
 def default_adapters() -> LoraConfig:
@@ -27,27 +27,30 @@ def wants_adapters(model: PreTrainedModel, lora: bool | None) -> bool:
     return has_some or bool(model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS if lora is None else lora)
 
 
-def adapt(model: PreTrainedModel) -> None:
-    """Freeze the model's weights and put new adapters beside them, unless it has some."""
-    if loaded_adapters(model) is None:
-        keep_adapters(model, get_peft_model(model, default_adapters()))
+def adapt(model: PreTrainedModel, config: LoraConfig | None = None, *, seed: int = 0) -> None:
+    """Freeze the model's weights and put new adapters beside them, unless it has some. Args: `config`, or the default.
 
-
-def restart(view: PeftModel) -> None:
-    """Give a policy the adapters with which an earlier learner of this process began."""
-    if REFERENCE in view.peft_config:
-        for name, value in view.named_parameters():
-            if f".{ADAPTER}." in name:
-                value.data.copy_(view.get_parameter(name.replace(f".{ADAPTER}.", f".{REFERENCE}.")))
-        view.delete_adapter(REFERENCE)
-        view.set_adapter(ADAPTER)
-
-
-def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> None:
-    """Raise `ConfigurationError` where the model cannot get these adapters, or has others already.
-
-    Those that an earlier learner of this process left are taken out if new ones are given: those of the checkpoint follow.
+    Raises `ConfigurationError` for a config that trains more than adapters.
     """
+    if loaded_adapters(model) is not None:
+        return
+    config = config or default_adapters()
+    if not isinstance(config, LoraConfig):
+        raise ConfigurationError(f"peft_config={config!r} is no peft.LoraConfig; give one, or lora=True for the default")
+    whole = {"modules_to_save": None, "bias": "none", "trainable_token_indices": None}
+    for name, harmless in whole.items():
+        if (value := getattr(config, name)) != harmless:
+            raise ConfigurationError(
+                f"peft_config has {name}={value!r}, which trains weights of the model itself; the reference policy and the "
+                "export know adapters alone: leave it out"
+            )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        keep_adapters(model, get_peft_model(model, deepcopy(config)))  # PEFT writes into it which layers it has found
+
+
+def check_trainable(model: PreTrainedModel) -> None:
+    """Raise `ConfigurationError` for a PEFT model, and for a quantized one."""
     if isinstance(model, PeftModel):
         raise ConfigurationError(
             "the model has adapters, which would belong to the reference policy too: merge them "
@@ -58,26 +61,3 @@ def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> No
             "the model is quantized: its weights cannot be trained, and adapters merged into them would be rounded to as few "
             'bits when the policy is saved; load it with dtype="bfloat16" and without quantization_config, and give lora=True'
         )
-    if loaded_adapters(model) is not None:
-        if peft_config is not None:
-            raise ConfigurationError("the policy has adapters, and training goes on with them: leave out peft_config")
-        return
-    if peft_config is None:
-        if adapter_layers(model):
-            raise ConfigurationError(
-                "the model has the adapters of an earlier training: give lora=True (or peft_config=) again, or load it anew"
-            )
-        return
-    if not isinstance(peft_config, LoraConfig):
-        raise ConfigurationError(f"peft_config={peft_config!r} is no peft.LoraConfig; give one, or lora=True for the default")
-    whole = {"modules_to_save": None, "bias": "none", "trainable_token_indices": None}
-    for name, harmless in whole.items():
-        if (value := getattr(peft_config, name)) != harmless:
-            raise ConfigurationError(
-                f"peft_config has {name}={value!r}, which trains weights of the model itself; the reference policy and the "
-                "export know adapters alone: leave it out"
-            )
-    if earlier := adapter_layers(model):
-        for name, layer in earlier.items():
-            model.set_submodule(name, layer.get_base_layer())
-        del model.peft_config  # by which PEFT would think that they are still there

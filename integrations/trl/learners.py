@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl import GRPOConfig
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
-from dreamgym_lg.integrations.trl.policy_trainer import LikelihoodTrainer
 from dreamgym_lg.integrations.trl.ppo import PPOLearner
 from dreamgym_lg.learner import (
     Groups,
@@ -27,7 +25,6 @@ from dreamgym_lg.learner import (
     success_credit,
     trainable_segments,
 )
-from dreamgym_lg.types import Segment
 
 LOSS_TYPES: Mapping[str, Normalisation] = {
     "grpo": "episodes",
@@ -48,14 +45,14 @@ class GRPOLearner(PolicyLearner):
     reward comes at the end, these are the group.
 
     Args:
-        loss_type: One of `LOSS_TYPES`. With `dr_grpo`, `max_completion_length` is its constant.
-        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
-            `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
+        loss_type: One of `LOSS_TYPES`.
+        max_completion_length: Of `dr_grpo`; default 512, as TRL's.
+        options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 
     Raises `ConfigurationError` as `PolicyLearner` does, and for an unknown loss type.
     """
 
-    OPTIONS = STEP | CLIPPING | {"loss_type", "max_completion_length"}
+    OPTIONS = STEP | CLIPPING
 
     def __init__(
         self,
@@ -64,24 +61,14 @@ class GRPOLearner(PolicyLearner):
         path: str | Path,
         *,
         loss_type: str = "grpo",
+        max_completion_length: int = 512,
         **options: Any,
     ) -> None:
-        _check_loss_type(loss_type, options)
-        length = options.pop("max_completion_length", GRPOConfig.max_completion_length)
-        # TRL's dapo is the plain sum over all tokens; the weights of the rows make any other normalisation of it
-        self.loss = {"loss_type": "cispo" if loss_type == "cispo" else "dapo"}
-        self._credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=length)
+        if loss_type not in LOSS_TYPES:
+            raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
+        self.loss = "cispo" if loss_type == "cispo" else "clipped"
+        self._credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length)
         super().__init__(model, tokenizer, path, **options)
-
-
-def _check_loss_type(loss_type: str, options: Mapping[str, object]) -> None:
-    if loss_type not in LOSS_TYPES:
-        raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
-    if "max_completion_length" in options and loss_type != "dr_grpo":
-        raise ConfigurationError(
-            f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; the policy's "
-            "own max_new_tokens limits its replies"
-        )
 
 
 class RLOOLearner(PolicyLearner):
@@ -108,32 +95,10 @@ class RFTLearner(PolicyLearner):
     """
 
     OPTIONS = STEP
-    trainer = LikelihoodTrainer
-    loss = LikelihoodTrainer.LOSS
+    loss = "likelihood"
     BETA = 0.0
     LARGE_RATE = 1e-5
     _credit = staticmethod(success_credit)
-
-
-class _DPOTrainer(LikelihoodTrainer):
-    def log_ratios(self, segments: Sequence[Segment]) -> list[float]:
-        """Of each segment's sampled tokens together: log-probability under the policy minus the reference's."""
-        ratios = [0.0] * len(segments)
-        self.model.eval()
-        for part in self.passes(segments):
-            batch = self._batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
-            more = self.log_probs(self.model, batch) - self.reference_log_probs(batch)
-            for i, ratio in zip(part, (more * batch["tool_mask"]).sum(dim=1).tolist(), strict=True):
-                ratios[i] = ratio
-        return ratios
-
-    def log_preferences(self, beta: float, margins: Sequence[float]) -> None:
-        """Log the metrics of TRL's `DPOTrainer` by its names; `loss` is the linear one that has the same gradient."""
-        rewards = beta * torch.tensor(margins)
-        metrics = self._metrics["train"]
-        metrics["dpo_loss"].append(torch.nn.functional.softplus(-rewards).mean().item())
-        metrics["rewards/margins"].append(rewards.mean().item())
-        metrics["rewards/accuracies"].append((rewards > 0).float().mean().item())
 
 
 class DPOLearner(PolicyLearner):
@@ -149,29 +114,31 @@ class DPOLearner(PolicyLearner):
     """
 
     OPTIONS = STEP
-    trainer = _DPOTrainer
-    loss = LikelihoodTrainer.LOSS
+    loss = "likelihood"
     BETA = 0.1
-    _trainer: _DPOTrainer
 
-    def _create_trainer(self, config: dict[str, Any]) -> _DPOTrainer:
-        if config["beta"] <= 0:
-            raise ConfigurationError(f"beta={config['beta']}: DPO learns nothing with it; give a number above 0, e.g. 0.1")
-        trainer = super()._create_trainer(config)
-        assert isinstance(trainer, _DPOTrainer)
-        self._beta, trainer.beta = trainer.beta, 0.0  # the reference is in the margins; no KL term comes to it
-        return trainer
+    @property
+    def kl_weight(self) -> float:
+        if self.beta <= 0:
+            raise ConfigurationError(f"beta={self.beta}: DPO learns nothing with it; give a number above 0, e.g. 0.1")
+        return 0.0  # the reference is in the margins
 
     def _parts(self, groups: Groups) -> Sequence[Pair]:
         return preference_pairs(groups)
 
-    def _rows(self, parts: Sequence[Pair]) -> list[TrainingRow]:
+    def _rows(self, parts: Sequence[Pair]) -> tuple[list[TrainingRow], dict[str, float]]:
+        """Metrics are those of TRL's `DPOTrainer`; `loss` is the linear one that has the same gradient."""
         episodes = [episode for pair in parts for episode in (pair.chosen, pair.rejected)]
         ratios = iter(self._trainer.log_ratios([segment for episode in episodes for segment in trainable_segments(episode)]))
         totals = iter([sum(next(ratios) for _ in trainable_segments(episode)) for episode in episodes])
         margins = [next(totals) - next(totals) for _ in parts]
-        self._trainer.log_preferences(self._beta, margins)
-        return preference_credit(parts, margins, beta=self._beta)
+        rewards = self.beta * torch.tensor(margins)
+        metrics = {
+            "dpo_loss": torch.nn.functional.softplus(-rewards).mean().item(),
+            "rewards/margins": rewards.mean().item(),
+            "rewards/accuracies": (rewards > 0).float().mean().item(),
+        }
+        return preference_credit(parts, margins, beta=self.beta), metrics
 
 
 LEARNERS: Mapping[LearnerName, type[PolicyLearner]] = {

@@ -1,7 +1,7 @@
 """PPO: TRL's clipped loss with the advantages of a critic, which TRL has no more.
 
-The critic is one linear layer on the last hidden state of the policy's own model. Its weights are in `value_head.pt` beside the
-policy's in every checkpoint, and nowhere else: a policy that is saved for use has none.
+The critic is one linear layer on the last hidden state of the policy's own model. It is in the checkpoints of a training, and
+nowhere else: a policy that is saved for use has none.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl.trainer.utils import pad
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
-from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, backbone
+from dreamgym_lg.integrations.trl.token_trainer import Batch, Figures, Scores, TokenTrainer
 from dreamgym_lg.learner import TrainingRow, gae_credit
 from dreamgym_lg.types import Segment
 
-_FILE = "value_head.pt"
 _CRITIC_RATE_FACTOR = 10
 """The critic's learning rate over the policy's (1e-5 over 1e-6 in the paper)."""
 
@@ -31,74 +29,38 @@ def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torc
     return torch.max((values - returns) ** 2, (near - returns) ** 2) / 2
 
 
-class _PPOTrainer(PolicyTrainer):
-    value_coef: float
-    value_clip: float
+class _PPOTrainer(TokenTrainer):
+    def __init__(self, *args: Any, value_coef: float, value_clip: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._coef, self._clip = value_coef, value_clip
+        head = torch.nn.Linear(self.model.config.get_text_config().hidden_size, 1)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        self.critic = head.to(self.model.device)
+        rate = _CRITIC_RATE_FACTOR * self.options.learning_rate
+        self.optimizer.add_param_group({"params": list(head.parameters()), "lr": rate, "weight_decay": 0.0})
 
     @torch.no_grad()
     def values(self, segments: Sequence[Segment]) -> list[list[float]]:
-        """The expected reward before each token of each segment (a `Critic`); 0 before the first."""
-        expected: list[list[float]] = [[] for _ in segments]
+        """The expected reward before each token of each segment (a `Critic`); 0 before those that were not sampled."""
+        expected = [[0.0] * len(segment.token_ids) for segment in segments]
         self.model.eval()
-        for rows in self.passes(segments):
-            part = [torch.tensor(segments[i].token_ids) for i in rows]
-            mask = pad([torch.ones_like(ids) for ids in part], padding_value=0).to(self.model.device)
-            ids = pad(part, padding_value=self._tokenizer.pad_token_id).to(self.model.device)
-            with self.accelerator.autocast():
-                hidden = backbone(self.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-                values = self._heads(hidden).tolist()
-            for i, row, one in zip(rows, values, part, strict=True):
-                expected[i] = [0.0, *row[: len(one) - 1]]
+        for part in self.passes(segments):
+            rows = [TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part]
+            batch = self.batch(rows)
+            values = iter(self._expected(self.forward(batch)).tolist())
+            for i in part:
+                expected[i] = [next(values) if own else 0.0 for own in segments[i].sampled]
         return expected
 
-    def _heads(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The expected reward after each token, (rows, tokens), of (rows, tokens, size) last hidden states."""
-        head = self.model.value_head
-        return head(hidden.to(head.weight.dtype)).squeeze(-1).float()
+    def _expected(self, scores: Scores) -> torch.Tensor:
+        """The expected reward before each scored token."""
+        values: torch.Tensor = self.critic(scores.hidden.float())
+        return values.squeeze(-1)
 
-    def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
-        batch = super()._batch(rows, scale)
-        first = batch["prompt_ids"].size(1)
-        for name in ("values", "returns"):
-            columns = [torch.tensor(getattr(row, name)[first:]) for row in rows]
-            batch[name] = pad(columns, padding_value=0.0).to(batch["prompt_ids"].device)
-        return batch
-
-    def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """TRL's loss plus the critic's, of the same hidden states."""
-        hidden: list[torch.Tensor] = []
-        hook = backbone(self.model).register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
-        try:
-            loss = super()._compute_loss(model, inputs)
-        finally:
-            hook.remove()
-        kept = inputs["completion_ids"].size(1)
-        with self.accelerator.autocast():
-            values = self._heads(hidden[-1][:, -kept - 1 : -1])
-        losses = clipped_value_loss(values, inputs["values"], inputs["returns"], self.value_clip)
-        weighed = (losses * inputs["tool_mask"]).sum()
-        self._metrics["train"]["value_loss"].append((weighed / inputs["tool_mask"].sum()).item())
-        passes = self.current_gradient_accumulation_steps if self.model.training else 1
-        return loss + self.value_coef * weighed / (inputs["num_items_in_batch"] * passes)
-
-    def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
-        fresh, optimizer = self.optimizer is None, super().create_optimizer(model)
-        if fresh:
-            head = list(self.model.value_head.parameters())
-            for group in optimizer.param_groups:
-                group["params"] = [each for each in group["params"] if not any(each is own for own in head)]
-            optimizer.add_param_group(
-                {"params": head, "lr": _CRITIC_RATE_FACTOR * self.args.learning_rate, "weight_decay": 0.0}
-            )
-        return optimizer
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        torch.save(self.model.value_head.state_dict(), Path(output_dir or self.args.output_dir) / _FILE)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.model.value_head.load_state_dict(torch.load(Path(resume_from_checkpoint) / _FILE, weights_only=True))
+    def other_loss(self, batch: Batch, scores: Scores) -> tuple[torch.Tensor, Figures]:
+        losses = clipped_value_loss(self._expected(scores), batch.values, batch.returns, self._clip)
+        return self._coef * (losses * batch.weights).sum(), {"value_loss": losses.detach()}
 
 
 class PPOLearner(PolicyLearner):
@@ -112,14 +74,12 @@ class PPOLearner(PolicyLearner):
             means little as long as it has learned nothing.
         value_coef: Of the critic's loss; its gradient reaches the policy's model too.
         value_clip: How far from its expectation before the update the critic is moved at most, above 0.
-        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
-            `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
+        options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 
     Raises `ConfigurationError` as `PolicyLearner` does, and for a number outside of its range.
     """
 
-    OPTIONS = STEP | CLIPPING | {"gamma", "gae_lambda", "value_coef", "value_clip"}
-    trainer = _PPOTrainer
+    OPTIONS = STEP | CLIPPING
     _trainer: _PPOTrainer
 
     def __init__(
@@ -142,22 +102,9 @@ class PPOLearner(PolicyLearner):
         ):
             if not valid:
                 raise ConfigurationError(f"{name}={value} is outside of its range; see PPOLearner's docstring")
-        self._coef, self._clip = value_coef, value_clip
+        self.trainer = partial(_PPOTrainer, value_coef=value_coef, value_clip=value_clip)
         self._credit = partial(gae_credit, critic=self._values, gamma=gamma, gae_lambda=gae_lambda)
         super().__init__(model, tokenizer, path, **options)
 
     def _values(self, segments: Sequence[Segment]) -> list[list[float]]:
         return self._trainer.values(segments)
-
-    def _create_trainer(self, config: dict[str, Any]) -> _PPOTrainer:
-        head = torch.nn.Linear(self.model.config.get_text_config().hidden_size, 1)
-        torch.nn.init.zeros_(head.weight)
-        torch.nn.init.zeros_(head.bias)
-        ignored = self.model._keys_to_ignore_on_save or ()
-        self.model._keys_to_ignore_on_save = {*ignored, "value_head.weight", "value_head.bias"}
-        trainer = super()._create_trainer(config)
-        assert isinstance(trainer, _PPOTrainer)
-        # only now: it is neither frozen under LoRA nor given adapters
-        trainer.model.value_head = head.to(self.model.device)
-        trainer.value_coef, trainer.value_clip = self._coef, self._clip
-        return trainer

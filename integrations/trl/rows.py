@@ -1,20 +1,28 @@
-"""The rows of supervised training: conversations as tokens, with labels and loss weights."""
+"""The rows of supervised training: conversations and recorded episodes as tokens, with labels and loss weights."""
 
+import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from itertools import groupby
 from typing import Any, NotRequired, TypedDict
 
-import torch
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, MessageLikeRepresentation, convert_to_messages
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
+from dreamgym_lg.rollout import Agent
+from dreamgym_lg.simulate.replay import Replayed, Script, replay
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-from dreamgym_lg.types import Segment
+from dreamgym_lg.types import Segment, Trajectory
+
+logger = logging.getLogger(__name__)
 
 Conversation = Sequence[MessageLikeRepresentation]
 """Messages as LangChain takes them: its own, or `{"role", "content"}` with `tool_calls`."""
@@ -102,48 +110,75 @@ def weigh_first_lines(
     return weighed
 
 
-def padded(length: int, longest: int | None = None) -> int:
-    """The length that rows are padded to: a multiple of 64, at most `longest`.
+class RecordedEngine:
+    """Replies with the actions of the running `replay`, for `LocalChatModel(engine=...)`: nothing is generated.
 
-    On a CPU each new length costs the compilation of its kernels (oneDNN).
+    A `TokenRecorder` gets what it would get from a model that samples these replies: prompts rendered and encoded as
+    `LocalEngine` does, the tokens of earlier replies as they were "sampled".
     """
-    rounded = -(-length // 64) * 64
-    return rounded if longest is None else max(length, min(rounded, longest))
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._end = reply_end(tokenizer)
+        self._dialect = ToolDialect(tokenizer, self.ends)
+        self._prefixes = PrefixCache()
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset([self._end])
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        """The recorded reply. Its exception is a `ConfigurationError` for one that the request does not allow."""
+        future: Future[Generated] = Future()
+        try:
+            future.set_result(self._reply(request))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def clear(self) -> None:
+        """Nothing to do: no keys and values are cached."""
+
+    def _reply(self, request: Request) -> Generated:
+        script = Script.current()
+        reply = self._dialect.reply(script.next_action())
+        if script.words and not request.forced:
+            reply = f"{script.words}\n{reply}"
+        if not reply.startswith(request.forced):
+            raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
+        generated = replied(self.tokenizer, self._prefixes, request, reply, self._end)
+        if (length := len(generated.sampled_ids)) > request.max_new_tokens:
+            raise ConfigurationError(
+                f"the recorded reply {reply[:80]!r} has {length} tokens, and a reply may have {request.max_new_tokens}: "
+                "raise policy_tokens"
+            )
+        return generated
 
 
-def split_passes(lengths: Sequence[int], tokens: int, *, shared: int = 0) -> list[list[int]]:
-    """Split rows, by their numbers, into passes of rows of like length, the longest first.
+def replayed_rows(
+    create_agent: Callable[[BaseChatModel], Agent],
+    recorded: Sequence[Trajectory],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int,
+    say: Callable[[str], str] = str,
+) -> list[TokenizedConversation]:
+    """Supervised rows: the tokens of rollouts whose policy acts as in these episodes.
 
-    Args:
-        lengths: Of the rows, in tokens.
-        tokens: The most that a pass computes, padding included; a longer row has one of its own.
-        shared: Tokens with which every row begins, computed once in a pass (`shared_prefix`).
+    Episodes that do not replay are left out, and a warning says how many. Args: `say`, as of `replay`.
+
+    Raises `ConfigurationError` if nothing replays.
     """
-    passes: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if passes and shared + (lengths[passes[-1][0]] - shared) * (len(passes[-1]) + 1) <= tokens:
-            passes[-1].append(row)
-        else:
-            passes.append([row])
-    return passes
+    agent = create_agent(LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens))
 
+    async def replay_all() -> list[Replayed]:
+        return [await replay(agent, trajectory, say=say) for trajectory in recorded]
 
-def create_collator(
-    pad_id: int, longest: int | None = None
-) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
-    """A data collator that pads rows on the right, to the length that `padded` says."""
-
-    def collate(rows: list[TokenizedConversation]) -> dict[str, torch.Tensor]:
-        def pad(values: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
-            length = padded(max(map(len, values)), longest)
-            return torch.tensor([[*value, *[fill] * (length - len(value))] for value in values], dtype=dtype)
-
-        ids = [row["input_ids"] for row in rows]
-        return {
-            "input_ids": pad(ids, pad_id, torch.long),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0, torch.long),
-            "labels": pad([row["labels"] for row in rows], -100, torch.long),
-            "weights": pad([row["weights"] for row in rows], 0.0, torch.float),
-        }
-
-    return collate
+    replayed = run_lasting(replay_all())
+    misfits = [each.misfit for each in replayed if each.misfit is not None]
+    text = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
+    if len(misfits) == len(recorded):
+        raise ConfigurationError(f"{text}; there is nothing to fine-tune a policy on: record traces with this graph")
+    if misfits:
+        logger.warning("%s; they are left out", text)
+    return [labelled(segment) for each in replayed if each.misfit is None for segment in each.segments]

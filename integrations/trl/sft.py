@@ -1,90 +1,78 @@
-"""Supervised fine-tuning of a local model on conversations, by TRL's `SFTTrainer`."""
+"""Supervised fine-tuning of a local model on conversations."""
 
 import logging
+import math
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import uuid4
 
 import torch
-from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-)
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.trainer_utils import get_last_checkpoint
-from trl import SFTConfig, SFTTrainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import NothingToTrain, writing
-from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters, write_model
-from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer, trains_bfloat16
+from dreamgym_lg.integrations.transformers.adapter_files import write_model
+from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
-from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, check_options, default_rate, precision
-from dreamgym_lg.integrations.trl.rows import (
-    TokenizedConversation,
-    create_collator,
-    padded,
-    split_passes,
-    weigh_first_lines,
-)
-from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix, shared_tokens
+from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, StepOptions, default_rate, precision
+from dreamgym_lg.integrations.trl.rows import TokenizedConversation, weigh_first_lines
+from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
+from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.types import Segment
 
 logger = logging.getLogger(__name__)
+
+_TOKENS_A_PASS = 2048
+"""Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
+SAVE_SECONDS = 300.0
+"""Time between two checkpoints of a supervised training."""
+CHECKPOINT = "training.pt"
+SATURATED_LOSS = 0.1
+"""Nats a token: a policy that is trained further has too little entropy left to explore."""
+_MEASURED = 4
+"""Steps whose mean loss says that it is low enough."""
+_WARMUP_STEPS = 20
 
 
 class EarlyStopping:
     """Ends a training once the held-out loss has stopped falling; keeps the best weights.
 
     Args:
-        rows: Not trained on, with weights.
+        rows: Not trained on.
         every: Optimiser steps between two measurements.
         patience: Measurements without a lower loss after which training ends.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4
-    ) -> None:
-        self.batches = [rows[start : start + 4] for start in range(0, len(rows), 4)]
-        self.pad_id = tokenizer.pad_token_id
+    def __init__(self, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4) -> None:
+        self.rows = [each for row in rows if (each := _training_row(row)).segment.trainable]
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
         """By optimiser step."""
         self._best: dict[str, torch.Tensor] = {}
 
-    def __call__(self, model: PreTrainedModel, step: int) -> bool:
+    def __call__(self, trainer: TokenTrainer, step: int) -> bool:
         """True where the training should end after this step."""
         if step % self.every:
             return False
-        self.losses[step] = self.loss(model)
+        self.losses[step] = self.loss(trainer)
         best = min(self.losses, key=lambda at: self.losses[at])
         if best == step:
-            trained = (pair for pair in model.named_parameters() if pair[1].requires_grad)
-            self._best = {name: value.detach().to("cpu", copy=True) for name, value in trained}
+            self._best = {name: value.detach().to("cpu", copy=True) for name, value in trainer.trained.items()}
         return step - best >= self.patience * self.every
 
-    @torch.no_grad()
-    def loss(self, model: PreTrainedModel) -> float:
+    def loss(self, trainer: TokenTrainer) -> float:
         """The mean weighted loss of a learned token."""
         total = weight = 0.0
-        training, collate = model.training, create_collator(self.pad_id, _longest(model))
-        model.eval()
-        for batch in self.batches:
-            inputs = {name: value.to(model.device) for name, value in collate(list(batch)).items()}
-            weights = _total_weight(inputs).item()
-            total += weighted_loss(model, inputs)[0].item() * weights
-            weight += weights
-        model.train(training)
+        for part in trainer.passes([row.segment for row in self.rows]):
+            batch = trainer.batch([self.rows[i] for i in part])
+            total -= (trainer.log_probs(batch) * batch.advantages).sum().item()
+            weight += batch.advantages.sum().item()
         return total / max(weight, 1e-6)
 
     def restore(self, model: PreTrainedModel) -> None:
@@ -93,130 +81,42 @@ class EarlyStopping:
             model.load_state_dict(self._best, strict=False)
 
 
-def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
-    """The weighted mean of the learned tokens' losses, and the model's outputs.
-
-    `inputs["total"]` divides the weighted sum; default: the sum of the weights. The outputs are those of the positions at which
-    some row's next token is learned: logits cost most.
-    """
-    labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
-    kept = (labels != -100).any(dim=0).nonzero()[:, 0]
-    ids = inputs["input_ids"]  # a short beginning is cheaper computed with every row than masked
-    prefix = shared_prefix(model, ids, before=int(kept[0]) if len(kept) else 0, least=ids.size(1) // 4)
-    outputs = model(**prefix.inputs(ids, inputs["attention_mask"]), logits_to_keep=kept - prefix.length)
-    labels, weights = labels[:, kept], weights[:, kept]
-    learned = labels != -100
-    losses = torch.nn.functional.cross_entropy(outputs.logits[learned].float(), labels[learned], reduction="none")
-    return (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs)), outputs
+def _training_row(row: TokenizedConversation) -> TrainingRow:
+    """A row whose learned tokens have their loss weights as advantages."""
+    learned = [0, *(int(label != -100) for label in row["labels"][1:])]
+    size = len(learned)
+    segment = Segment(token_ids=row["input_ids"], sampled=learned, logprobs=[0.0] * size)
+    return TrainingRow(segment, row.get("weights") or [1.0] * size, 1.0)
 
 
-class _WeightedTrainer(SFTTrainer):
-    """TRL's trainer with a loss weight per token."""
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "weights"]
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: object) -> Any:
-        loss, outputs = weighted_loss(model, inputs)
-        return (loss, outputs) if return_outputs else loss
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up."""
-        total, losses = _total_weight(inputs), []
-        lengths = [padded(length) for length in inputs["attention_mask"].sum(dim=1).tolist()]
-        learned = (inputs["labels"][:, 1:] != -100).any(dim=0).int().argmax()
-        shared = shared_tokens(model, inputs["input_ids"].tolist(), before=int(learned))
-        for rows in split_passes(lengths, _TOKENS_A_PASS, shared=shared):
-            length = max(lengths[row] for row in rows)
-            part = {name: values[rows, :length] for name, values in inputs.items()}
-            losses.append(super().training_step(model, {**part, "total": total}, None))
-        return torch.stack(losses).sum()
-
-
-_TOKENS_A_PASS = 2048
-"""Tokens, padding included, that one forward and backward pass of supervised training computes; at least one row."""
-
-
-def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _weight(rows: Sequence[TrainingRow]) -> float:
     """Of all tokens that are learned; never 0."""
-    return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
+    weights = (w * own for row in rows for w, own in zip(row.advantages, row.segment.sampled, strict=True))
+    return max(sum(weights), 1e-6)
 
 
-SAVE_SECONDS = 300.0
-"""Time between two checkpoints of a supervised training."""
+def _batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
+    """Endless batches of row numbers, drawn anew each epoch; one of few rows would weigh as much, and is left out."""
+    random, order = Random(seed), list(range(count))
+    while True:
+        random.shuffle(order)
+        yield from (order[end - size : end] for end in range(size, count + 1, size))
 
 
-class _Progress(TrainerCallback):
-    """Keeps and reports the loss of each step; ends the training early; saves at times.
+def _schedule(steps: int, *, constant: bool) -> Callable[[int], float]:
+    """Factor of the learning rate: a warmup of at most a tenth, then 1, or half a cosine down to 0."""
+    warmup = min(_WARMUP_STEPS, steps // 10)
 
-    Args: `until`, True after the last step; `enough`, the mean loss that ends it; `saves`, whether it saves.
-    """
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        return 1.0 if constant else 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
 
-    def __init__(
-        self,
-        on_step: Callable[[int, float], None] | None,
-        until: Callable[[int], bool] | None,
-        *,
-        enough: float,
-        saves: bool,
-    ) -> None:
-        self.losses: list[float] = []
-        self._on_step, self._until, self._enough = on_step, until, enough
-        self._saves, self._saved = saves, time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        if self._saves and time.monotonic() - self._saved >= SAVE_SECONDS:
-            control.should_save, self._saved = True, time.monotonic()
-        if self._until is not None and self._until(state.global_step):
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: object) -> None:
-        if logs and "loss" in logs:
-            self.losses.append(logs["loss"])
-            if sum(self.losses[-_MEASURED:]) < self._enough * _MEASURED and len(self.losses) >= _MEASURED:
-                control.should_training_stop = True
-            if self._on_step is not None:
-                self._on_step(state.global_step, logs["loss"])
-
-
-SATURATED_LOSS = 0.1
-"""Nats a token: a policy that is trained further has too little entropy left to explore."""
-_MEASURED = 4
-"""Steps whose mean loss says that it is low enough."""
-
-_SETTINGS: Mapping[str, Any] = {
-    "lr_scheduler_type": "cosine",
-    "weight_decay": 0.01,
-    "adam_beta2": 0.98,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "save_total_limit": 1,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "dataset_kwargs": {"skip_prepare_dataset": True},
-    "remove_unused_columns": False,
-}
-
-_ADVICE: Mapping[str, str] = {
-    "max_steps": "give `steps`",
-    "num_train_epochs": "give `steps`",
-    "per_device_train_batch_size": "give `batch_size`",
-    "output_dir": "nothing is saved while it trains; `fine_tune` and `save_model` write the trained model",
-    "use_cpu": "it trains where the model is: load the model on that device",
-    "gradient_checkpointing": "transformers calls it `activation_checkpointing` now (on by default on a GPU)",
-    "max_length": "cut the rows: they are trained on as they are",
-    "packing": "the rows are trained on as they are",
-    "assistant_only_loss": "the rows' labels say what is learned (`tokenize`)",
-    "completion_only_loss": "the rows' labels say what is learned (`tokenize`)",
-    "dataset_kwargs": "the rows are tokenized already",
-    "remove_unused_columns": "the rows' weights are needed",
-}
-"""Options of TRL's `SFTConfig` that are not taken, and what to do instead."""
+    return factor
 
 
 def train_sft(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[TokenizedConversation],
     *,
     steps: int,
@@ -224,66 +124,54 @@ def train_sft(
     learning_rate: float = 1e-3,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
-    until: Callable[[int], bool] | None = None,
+    until: Callable[[TokenTrainer, int], bool] | None = None,
     checkpoints: Path | None = None,
     enough: float = 0.0,
-    **config: Any,
+    constant: bool = False,
+    bf16: bool | None = None,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
-    where it is, under bf16 autocast on a GPU or, without one, on a CPU with AMX or AVX512_BF16 (`bf16=False`: none).
+    where it is.
 
     Args:
         on_step: `on_step(step, loss)`, called after every step.
-        until: `until(step)`, called after every step; True ends the training early.
+        until: `until(trainer, step)`, called after every step; True ends the training early.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
         enough: Mean loss of the last steps below which it ends early.
-        config: Further arguments of TRL's `SFTConfig`.
+        constant: The rate stays as it is after the warmup: for a training whose end is not known. Else it falls to 0.
+        bf16: Passes under bfloat16 autocast. None: on a GPU or, without one, on a CPU with AMX or AVX512_BF16.
 
-    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
-    model whose weights are in half precision.
+    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for a model whose weights are in half precision.
     """
-    taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
-    check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
-    usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
+    usable = [each for row in rows if (each := _training_row(row)).segment.trainable]
     if not usable:
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
-    progress = _Progress(on_step, until, enough=enough, saves=checkpoints is not None)
-    trained = loaded_adapters(model) or model  # of adapters, checkpoints hold nothing else
-    with tempfile.TemporaryDirectory() if checkpoints is None else nullcontext(str(checkpoints)) as folder:
-        options = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
-        options["per_device_train_batch_size"] = min(batch_size, len(usable))
-        trainer = _WeightedTrainer(
-            model=trained,
-            args=_arguments(model, options),
-            train_dataset=Dataset.from_list(usable),
-            data_collator=create_collator(tokenizer.pad_token_id, _longest(model)),
-            processing_class=tokenizer,
-            callbacks=[progress],
-        )
-        trainer.remove_callback(PrinterCallback)
-        try:
-            trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if Path(folder).exists() else None)
-        finally:  # else all that the model computes later is under this training's autocast, and the next one has none
-            trainer.accelerator.unwrap_model(trained, keep_fp32_wrapper=False)
-            trained._is_accelerate_prepared = False
+    passes = precision(model, supervised=True) | ({} if bf16 is None else {"bf16": bf16})
+    options = StepOptions(loss="likelihood", learning_rate=learning_rate, weight_decay=0.01, adam_beta2=0.98, **passes)
+    trainer = TokenTrainer(
+        model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps, constant=constant), multiple=64
+    )
+    file, saved = checkpoints / CHECKPOINT if checkpoints is not None else None, time.monotonic()
+    losses: list[float] = trainer.load(file)["losses"] if file is not None and file.exists() else []
+    for numbers in islice(_batches(len(usable), min(batch_size, len(usable)), seed), len(losses), steps):
+        batch = [usable[i] for i in numbers]
+        losses.append(trainer.step(batch, scale=1 / _weight(batch))["loss"])
+        if on_step is not None:
+            on_step(len(losses), losses[-1])
+        if file is not None and time.monotonic() - saved >= SAVE_SECONDS:
+            trainer.save(file, losses=losses)
+            saved = time.monotonic()
+        saturated = len(losses) >= _MEASURED and sum(losses[-_MEASURED:]) < enough * _MEASURED
+        if (until is not None and until(trainer, len(losses))) or saturated:
+            break
     model.eval()
     if checkpoints is not None:
         shutil.rmtree(checkpoints, ignore_errors=True)
-    last = progress.losses[-max(1, len(progress.losses) // 10) :]
+    last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / max(len(last), 1)
-
-
-def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
-    warmup = min(20, config["max_steps"] // 10)
-    arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup}
-    if arguments["use_cpu"] and trains_bfloat16():
-        arguments["bf16"] = not config.get("fp16")
-    args = SFTConfig(**{**arguments, **config})
-    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
-    return args
 
 
 def fine_tune(
@@ -329,20 +217,22 @@ def fine_tune(
         logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
     drawn = list(rows)
     Random(seed).shuffle(drawn)
-    watched = EarlyStopping(tokenizer, weigh_first_lines(tokenizer, held_out, weight=first_lines_weight))
-    ends = [partial(until, model, tokenizer)] if until else []
-    ends += [partial(watched, model)] if held_out else []
-    enough = SATURATED_LOSS if adapters else 0.0
+    weigh = partial(weigh_first_lines, tokenizer, weight=first_lines_weight)
+    watched = EarlyStopping(weigh(held_out))
+
+    def is_over(trainer: TokenTrainer, step: int) -> bool:
+        falling_no_more = bool(held_out) and watched(trainer, step)
+        return (until is not None and until(model, tokenizer, step)) or falling_no_more
+
     loss = train_sft(
         model,
-        tokenizer,
-        _within_context(model, weigh_first_lines(tokenizer, drawn[: batch_size * steps], weight=first_lines_weight)),
+        _within_context(model, weigh(drawn[: batch_size * steps])),
         steps=steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
         seed=seed,
-        until=(lambda step: any([end(step) for end in ends])) if ends else None,
-        enough=enough,
+        until=is_over,
+        enough=SATURATED_LOSS if adapters else 0.0,
         **options,
     )
     watched.restore(model)
@@ -350,13 +240,8 @@ def fine_tune(
     return loss
 
 
-def _longest(model: PreTrainedModel) -> int | None:
-    """The model's context in tokens; None where its configuration does not say."""
-    return getattr(model.config, "max_position_embeddings", None)
-
-
 def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    longest = _longest(model)
+    longest = getattr(model.config, "max_position_embeddings", None)
     kept = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
     if len(kept) < len(rows):
         logger.warning(

@@ -26,7 +26,7 @@ from dreamgym_lg.integrations.transformers.guide import lark_grammar
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
-from dreamgym_lg.integrations.vllm.weights import CreateTransfer, TRLTransfer, WeightSync, create_sync
+from dreamgym_lg.integrations.vllm.weights import AdapterSync, WeightSync
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,13 @@ class ServedEngine:
     Args:
         servers: Addresses; each serves the same model.
         tokenizer: The policy's.
-        model: The policy's, whose weights a learner changes: `clear` brings them to the servers, its LoRA adapters alone if it
-            has any. None: a policy that is not trained.
+        model: The policy's, whose LoRA adapters a learner changes: `clear` brings them to the servers. None: a policy that is
+            not trained.
         name: Under which the servers serve the model. Default: the only one they have.
         adapters: Folder for LoRA adapters, which the servers read.
         api_key: Of the servers.
         timeout: Seconds after which a call is given up and tried again.
         attempts: Tries of one call.
-        create_transfer: How all weights get to a server, where there are no adapters.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class ServedEngine:
         api_key: str | None = None,
         timeout: float = 600.0,
         attempts: int = 6,
-        create_transfer: CreateTransfer = TRLTransfer,
     ) -> None:
         addresses = [servers] if isinstance(servers, str) else list(servers)
         if not addresses or attempts < 1:
@@ -98,7 +96,7 @@ class ServedEngine:
         self.servers = [Server(address, name) for address in addresses]
         self.ends = end_tokens(tokenizer, model)
         self._tokenizer, self._model, self._attempts = tokenizer, model, attempts
-        self._adapters, self._create_transfer = Path(adapters), create_transfer
+        self._adapters = Path(adapters)
         config = model.config.get_text_config() if model is not None else None
         self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
         self._sync = WeightSync()
@@ -128,7 +126,7 @@ class ServedEngine:
         if self._model is None:
             return
         if type(self._sync) is WeightSync:
-            self._sync = create_sync(self._model, self._adapters, self._create_transfer)
+            self._sync = AdapterSync(self._model, self._adapters)
         self._sync.publish()
         self._wait(self._confirm_all())
 

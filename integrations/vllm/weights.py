@@ -1,30 +1,16 @@
-"""A trained policy's weights for vLLM servers: LoRA adapters by name, or all weights."""
+"""A trained policy's weights for vLLM servers: LoRA adapters by name."""
 
-import asyncio
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
 from uuid import uuid4
 
-import torch
 from transformers import PreTrainedModel
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.adapter_files import adapter_layers, write_adapters
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered
-
-
-class Transfer(Protocol):
-    """Sends all weights of a model to one server, which samples from them afterwards."""
-
-    def __call__(self, model: PreTrainedModel) -> None: ...
-
-
-CreateTransfer = Callable[[str], Transfer]
-"""Creates the transfer to the server of an address, as that server has just started."""
 
 
 class WeightSync:
@@ -51,9 +37,13 @@ class AdapterSync(WeightSync):
     Args:
         model: With adapters in its layers, as a learner puts them there.
         folder: Where the servers read them: for servers on other machines, on a shared file system.
+
+    Raises `ConfigurationError` for a model without adapters.
     """
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
+        if not adapter_layers(model):
+            raise ConfigurationError("servers take the LoRA adapters of a policy in training, and this one has none: lora=True")
         self.model, self.folder = model, folder.absolute()
         self._folders: list[Path] = []
 
@@ -109,103 +99,3 @@ def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{refused}. It has to see the folder {path} (on other machines by a shared file system: out=, --out). {_RANK}"
     )
-
-
-class TransferSync(WeightSync):
-    """All weights, sent to each server; one that has started anew since has another instance id, and is sent them again.
-
-    Args:
-        model: The policy's.
-        create: Creates the transfer to a server.
-    """
-
-    def __init__(self, model: PreTrainedModel, create: CreateTransfer) -> None:
-        self.model, self._create = model, create
-        self._run, self._published = f"dreamgym-{uuid4().hex[:8]}", 0
-        self._transfers: dict[str, tuple[str, Transfer]] = {}
-
-    def publish(self) -> None:
-        self._published += 1
-        self.version = f"{self._run}-{self._published}"
-
-    async def confirm(self, server: Server) -> None:
-        instance = await _instance(server)
-        known, transfer = self._transfers.get(server.url, ("", None))
-        if transfer is not None and known == instance and server.held == self.version:
-            return
-        server.held = None
-        if transfer is None or known != instance:
-            transfer = await asyncio.to_thread(self._create, server.url)
-            self._transfers[server.url] = instance, transfer
-        await asyncio.to_thread(transfer, self.model)
-        server.held = self.version
-
-
-async def _instance(server: Server) -> str:
-    """vLLM draws an id each time that it starts."""
-    try:
-        return str((await server.get("/server_info?config_format=json"))["vllm_config"]["instance_id"])
-    except (Refused, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{server.url} takes no weights: start it with VLLM_SERVER_DEV_MODE=1 vllm serve ... "
-            """--weight-transfer-config '{"backend": "nccl"}', or train with lora=True"""
-        ) from error
-
-
-class TRLTransfer:
-    """TRL's transfer of a GPU policy's weights to a vLLM server, over NCCL.
-
-    It needs vLLM in this environment, too.
-
-    Args:
-        url: Of the server.
-    """
-
-    def __init__(self, url: str) -> None:
-        try:
-            import vllm  # noqa: F401
-            from trl.experimental.async_grpo.vllm_client import VLLMClient
-        except ImportError as error:
-            raise MissingDependency(
-                f"all weights are sent to {url} by vLLM's own transfer: run pip install vllm (as trl[vllm] wants it), or train "
-                "with lora=True, which needs no vLLM here"
-            ) from error
-        self._server: Any = VLLMClient(url)
-        self._client: Any = None
-
-    def __call__(self, model: PreTrainedModel) -> None:
-        from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
-
-        if model.device.type != "cuda":
-            raise ConfigurationError("all weights are sent from one GPU to others, and the policy is on the CPU: use lora=True")
-        torch.cuda.set_device(model.device)  # each thread has its own
-        if self._client is None:
-            dtype = getattr(torch, self._server.get_dtype().removeprefix("torch."))
-            named = list(_named(model, dtype))
-            described = {
-                "names": [name for name, _ in named],
-                "dtype_names": [str(weight.dtype).removeprefix("torch.") for _, weight in named],
-                "shapes": [list(weight.shape) for _, weight in named],
-            }
-            self._dtype, self._client = dtype, WeightTransferClient(self._server, described)
-            self._client.init_weight_transfer()
-        self._client.pause()
-        try:
-            self._client.send_weights(_named(model, self._dtype))
-        finally:
-            self._client.resume()
-
-
-def _named(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights by the names of the checkpoint's, in the server's dtype; activation checkpointing wraps layers."""
-    for name, parameter in model.named_parameters():
-        if name.startswith("value_head."):  # PPO's critic, which a server's model has not
-            continue
-        yield name.replace("_checkpoint_wrapped_module.", ""), parameter.detach().to(dtype)
-
-
-def create_sync(model: Any, folder: Path, create: CreateTransfer) -> WeightSync:
-    """The way to bring this model's weights to servers: adapters if it has any."""
-    if adapter_layers(model):
-        return AdapterSync(model, folder)
-    return TransferSync(model, create)

@@ -1,4 +1,4 @@
-"""One GPU and a model of Qwen2.5-7B's shape, with random weights and LoRA: rollouts, an update, memory against the estimate.
+"""One GPU and a model of Qwen2.5-7B's shape, with random weights and LoRA: rollouts, an update, the memory of both.
 
 Episodes are conversations of several turns, played all at once by `LocalChatModel`; then their groups update the adapters.
 `tests/test_gpu.py` runs the same (`pytest -m gpu`), and a tiny shape on the CPU in every run of the tests.
@@ -24,7 +24,6 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
-from dreamgym_lg.integrations.trl.memory import estimate_memory
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -75,10 +74,8 @@ class Figures:
     update_tokens: int
     """Of the rows, what was only read included."""
     update_seconds: float
-    estimated_update: int
     measured_update: int | None
     """Peak of allocated memory while it trained; None on the CPU."""
-    estimated_rollout: int
     measured_rollout: int | None
 
 
@@ -131,10 +128,9 @@ def create(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[Any,
 
 
 def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figures:
-    """Play, update, and compare with the estimate."""
+    """Play and update."""
     on_gpu = device.type == "cuda"
     model, tokenizer = create(shape, device, dtype)
-    config = model.config
     policy = LocalChatModel(model=model, tokenizer=tokenizer, engine=LocalEngine(model, tokenizer), max_new_tokens=shape.reply)
     asyncio.run(play_all(policy, replace(shape, episodes=2, turns=1)))  # kernels are chosen, memory is reserved
 
@@ -160,16 +156,6 @@ def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figure
         learner.update(groups)
         updated, of_update = time.perf_counter() - begun, peak()
         learner.close()
-    longest = max(len(segment.token_ids) for segment in segments)
-    estimate = estimate_memory(
-        config,
-        dtype=dtype,
-        peft_config=default_adapters(),
-        tokens=max(shape.micro_batch_tokens, longest),
-        cached_tokens=shape.episodes * longest,
-        autocast=on_gpu,
-        checkpointing=on_gpu,
-    )
     sampled = sum(segment.trainable for segment in segments)
     return Figures(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -180,9 +166,7 @@ def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figure
         share_outside_passes=1 - forward / played,
         update_tokens=sum(len(segment.token_ids) for segment in segments),
         update_seconds=updated,
-        estimated_update=estimate.update,
         measured_update=of_update,
-        estimated_rollout=estimate.rollout,
         measured_rollout=of_rollout,
     )
 

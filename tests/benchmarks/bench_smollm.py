@@ -24,7 +24,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
-from dreamgym_lg.integrations.trl.rows import TokenizedConversation, create_collator, labelled
+from dreamgym_lg.integrations.trl.rows import TokenizedConversation, labelled
 from dreamgym_lg.integrations.trl.sft import train_sft
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
@@ -74,10 +74,14 @@ def _prompt(segment: Segment, turn: int) -> list[int]:
 
 def plain_step(model: Any, rows: list[TokenizedConversation], pad: int) -> None:
     """A forward and backward pass over the padded rows, all logits and the shared beginning of every row included."""
-    batch = create_collator(pad)([{**row, "weights": [1.0] * len(row["labels"])} for row in rows])
+    longest = max(len(row["labels"]) for row in rows)
+    padding = [longest - len(row["labels"]) for row in rows]
+    ids = torch.tensor([row["input_ids"] + [pad] * more for row, more in zip(rows, padding, strict=True)])
+    labels = torch.tensor([row["labels"] + [-100] * more for row, more in zip(rows, padding, strict=True)])
+    mask = torch.tensor([[1] * (longest - more) + [0] * more for more in padding])
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]).loss
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     loss.backward()
     model.zero_grad()
 
@@ -104,7 +108,7 @@ def main() -> None:
     rows = [labelled(segment) for segment in played]
     plain = cost(lambda: plain_step(model, rows, tokenizer.pad_token_id))
     steps = 2
-    show("SFT step", cost(lambda: train_sft(model, tokenizer, rows, steps=steps, batch_size=episodes)) / steps, plain)
+    show("SFT step", cost(lambda: train_sft(model, rows, steps=steps, batch_size=episodes)) / steps, plain)
 
     step = Step(observation="o", action="a", next_observation="p", reward=1.0)
     task = Task(id="t", instruction="i", environment="e")

@@ -81,9 +81,8 @@ def test_kill_9_loses_nothing_and_does_nothing_twice(finished_run: Path) -> None
     assert len(episodes) == len(set(episodes)) == ITERATIONS * EPISODES
     first, second = after_kill
     assert set() < first < second < set(episodes), "both came in the midst of training"
-    progress = json.loads((finished_run / "models" / "policy" / "progress.json").read_text())
+    state = torch.load(finished_run / "models" / "policy" / "training.pt", weights_only=True)
     updates = sum(not row["skipped"] for row in metrics)
-    assert progress["iteration"] == ITERATIONS
+    assert state["iteration"] == ITERATIONS
     assert updates
-    state = torch.load(finished_run / "models" / "policy" / progress["checkpoint"] / "optimizer.pt", weights_only=True)
-    assert {int(values["step"]) for values in state["state"].values()} == {updates}
+    assert {int(values["step"]) for values in state["optimizer"]["state"].values()} == {updates} == {state["steps"]}

@@ -183,7 +183,7 @@ def test_a_trained_experience_model_answers_in_what_the_processor_is_fast_in(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     given = dict[str, Any]()
     monkeypatch.setattr(LocalChatModel, "from_path", lambda path, **options: given.update(options))
-    work._local("experience-0", own_process=False)
+    work._local("experience-0")
     assert given["dtype"] == dtype
 
 

@@ -186,7 +186,7 @@ LEARNED = {
 def replies_learned(trajectory: Any, graph: Any) -> list[str]:
     from tiny_models import create_tokenizer
 
-    from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
+    from dreamgym_lg.integrations.trl.rows import replayed_rows
 
     tokenizer = create_tokenizer([step.action for step in trajectory.steps])
     (row,) = replayed_rows(lambda policy: SimulatedAgent(graph, policy), [trajectory], tokenizer, max_new_tokens=500)

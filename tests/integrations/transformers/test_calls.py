@@ -7,7 +7,7 @@ import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.messages.tool import tool_call_chunk
 
-from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply, safe_length
+from dreamgym_lg.integrations.transformers.call_format import Call, parse_reply, safe_length
 from dreamgym_lg.token_recorder import TokenRecorder
 
 NAMES = frozenset({"look", "wait"})

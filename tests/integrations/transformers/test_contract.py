@@ -41,14 +41,9 @@ def here(folder: Path) -> LocalChatModel:
     return LocalChatModel.from_path(folder, max_new_tokens=12)
 
 
-ENGINES = ["in process", pytest.param("own process", marks=pytest.mark.slow), "served"]
-
-
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["in process", "served"])
 def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -> Iterator[LocalChatModel]:
-    if request.param == "own process":
-        yield LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
-    elif request.param == "served":
+    if request.param == "served":
         server = VLLMServer(here.model, here.tokenizer).start()
         yield here.model_copy(update={"engine": ServedEngine(server.url, here.tokenizer, model=here.model)})
         server.stop()

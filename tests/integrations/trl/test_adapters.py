@@ -133,11 +133,8 @@ def test_adapters_alone_are_trained_and_saved(tokenizer: PreTrainedTokenizerFast
     learner.close()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in frozen.items())
     assert not torch.equal(trained(learner), before)
-    files = {file.name: file.stat().st_size for file in (tmp_path / "checkpoint-1").iterdir()}
-    assert not [name for name in files if name.startswith("model")]
-    # a header, and each parameter; Adam keeps two numbers a parameter
-    assert 4 * len(before) < files["adapter_model.safetensors"] < 4 * len(before) + 4096
-    assert 8 * len(before) < files["optimizer.pt"] < 8 * len(before) + 32768
+    (size,) = (file.stat().st_size for file in tmp_path.iterdir())
+    assert 12 * len(before) < size < 12 * len(before) + 65536, "each parameter, of which Adam keeps two numbers"
 
 
 def test_a_new_learner_takes_the_place_of_one_in_the_same_process(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -188,7 +185,7 @@ def test_the_default_rate_of_adapters_is_ten_times_that_of_whole_weights(
     for lora in (False, True):
         policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer)
         learner: Any = create_trl_learner(policy, tmp_path / str(lora), Settings(lora=lora, beta=0))
-        rates.append(learner._trainer.args.learning_rate)
+        rates.append(learner._trainer.options.learning_rate)
     assert rates[1] == pytest.approx(10 * rates[0])
 
 
@@ -212,9 +209,6 @@ def test_a_model_that_cannot_have_new_adapters_is_refused(tokenizer: PreTrainedT
     model = model_of(tokenizer)
     with pytest.raises(ConfigurationError, match=r"has adapters.*merge_and_unload\(\).*lora=True"):
         learner_of(get_peft_model(deepcopy(model), adapters()), tokenizer, tmp_path, peft_config=adapters())
-    learner_of(model, tokenizer, tmp_path, peft_config=adapters())
-    with pytest.raises(ConfigurationError, match="adapters of an earlier training: give lora=True"):
-        learner_of(model, tokenizer, tmp_path)
     quantized = model_of(tokenizer)
     quantized.is_quantized = True
     with pytest.raises(ConfigurationError, match='quantized.*dtype="bfloat16".*lora=True'):

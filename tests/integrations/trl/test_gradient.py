@@ -1,6 +1,5 @@
 """What an episode's gradient amounts to: TRL's own for one segment, and the same however it is cut, batched or filled up."""
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -12,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset
-from grpo_parts import adapters, cut, gradient, learner_of, model_of, segment, trajectory, weights
+from grpo_parts import adapters, cut, descend, gradient, learner_of, model_of, segment, trajectory, weights
 from peft import LoraConfig
 from transformers import (
     AutoModelForCausalLM,
@@ -26,7 +25,7 @@ from trl.trainer.utils import _ChunkedLogProbFunction, pad, use_adapter
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import LEARNERS, LOSS_TYPES
-from dreamgym_lg.integrations.trl.rows import split_passes
+from dreamgym_lg.integrations.trl.token_trainer import split_passes
 from dreamgym_lg.learner import LearnerName, group_advantages
 from dreamgym_lg.types import Trajectory
 
@@ -123,7 +122,7 @@ def test_one_update_is_raw_trls(
     for tokens in (1, 1000):
         path = tmp_path / str(tokens)
         assert off(gradient(moved, tokenizer, path, [group], micro_batch_tokens=tokens, **options), expected) < 1e-4
-        metrics = json.loads((path / "progress.json").read_text())["metrics"]
+        metrics = torch.load(path / "training.pt")["metrics"]
         assert {name: metrics[name] for name in names} == pytest.approx({name: logged[name] for name in names}, rel=1e-6)
 
 
@@ -176,7 +175,7 @@ def test_the_number_of_passes_does_not_matter(
     found = {n: gradient(moved, tokenizer, tmp_path / str(n), five, micro_batch_tokens=n, beta=beta) for n in sizes}
     assert found[1].norm() > 1e-3
     assert max(off(each, found[1]) for each in found.values()) < 1e-6
-    metrics = [json.loads((tmp_path / str(n) / "progress.json").read_text())["metrics"] for n in sizes]
+    metrics = [torch.load(tmp_path / str(n) / "training.pt")["metrics"] for n in sizes]
     for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", *(["kl"] if beta else [])):
         assert [each[name] for each in metrics] == pytest.approx([metrics[0][name]] * 4, rel=1e-6), name
 
@@ -193,10 +192,10 @@ def test_tokens_of_another_engine_are_weighed_by_truncated_ratios(
     for name, group, factor, differs in (("same", same, 1.0, 0.0), ("less", less, 2.0, 1.0)):
         found = gradient(moved, tokenizer, tmp_path / name, [group], micro_batch_tokens=60, **correction)
         assert off(found, factor * expected) < 1e-4
-        metrics = json.loads((tmp_path / name / "progress.json").read_text())["metrics"]
+        metrics = torch.load(tmp_path / name / "training.pt")["metrics"]
         assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(factor, rel=1e-4)
         assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(differs, abs=1e-4)
-    assert "sampling/importance_sampling_ratio/mean" not in (tmp_path / "plain" / "progress.json").read_text()
+    assert "sampling/importance_sampling_ratio/mean" not in torch.load(tmp_path / "plain" / "training.pt")["metrics"]
 
 
 def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokeniz
     learner.update(groups)
     learner.update(groups)
     learner.close()
-    assert learner._trainer.state.global_step == 4
+    assert learner._trainer.steps == 4
 
 
 def test_several_updates_share_the_rows_of_an_iteration(
@@ -216,8 +215,8 @@ def test_several_updates_share_the_rows_of_an_iteration(
     """With a rate so small that the first step does not change the second, their mean is the whole gradient."""
     whole = gradient(moved, tokenizer, tmp_path / "1", [group])
     model, rate = deepcopy(moved), 1e-2
-    plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
-    learner = learner_of(model, tokenizer, tmp_path / "2", updates=2, **plain)
+    learner = learner_of(model, tokenizer, tmp_path / "2", updates=2, max_grad_norm=0.0)
+    descend(learner, rate)
     learner.update([group])
     learner.close()
     assert off((weights(moved) - weights(model)) / rate / 2, whole) < 0.05
@@ -259,15 +258,14 @@ def test_only_what_is_before_a_trained_token_reaches_the_head(
     moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = learner_of(moved, tokenizer, tmp_path)
-    batch = learner._trainer._batch(learner._credit([group]))
-    counts = batch["tool_mask"] != 0
-    ids, mask = (torch.cat([batch[f"{part}_{kind}"] for part in ("prompt", "completion")], dim=1) for kind in ("ids", "mask"))
+    batch = learner._trainer.batch(learner._credit([group]))
     with torch.no_grad():
-        every = learner._trainer._get_per_token_logps_and_entropies(moved, ids, mask, counts.size(1))[0]
+        logits = moved(batch.ids).logits[:, :-1]
+    every = torch.log_softmax(logits, dim=-1).gather(2, batch.ids[:, 1:, None])[..., 0][batch.scored[:, 1:]]
     monkeypatch.setattr(_ChunkedLogProbFunction, "apply", head := Mock(wraps=_ChunkedLogProbFunction.apply))
-    found = learner._trainer.log_probs(moved, batch)
-    assert len(head.call_args.args[0]) == counts.sum() < counts.numel()
-    assert found[counts] == pytest.approx(every[counts], abs=1e-5) and not found[~counts].any()
+    found = learner._trainer.log_probs(batch)
+    assert len(head.call_args.args[0]) == batch.scored.sum() < batch.scored.numel()
+    assert found == pytest.approx(every, abs=1e-5)
     learner.close()
 
 
@@ -280,13 +278,8 @@ def test_before_an_update_every_ratio_is_one(
     groups = play(policy)
     learner = learner_of(model, tokenizer, tmp_path, temperature=policy.temperature)
     rows = learner._credit(groups)
-    batch = learner._trainer._batch(rows)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    with torch.no_grad():
-        logps = learner._trainer._get_per_token_logps_and_entropies(model.eval(), ids, mask, batch["completion_ids"].size(1))[0]
-    sampled = batch["tool_mask"] > 0
-    assert sampled.sum() > 20
-    assert (logps - batch["old_per_token_logps"])[sampled].exp() == pytest.approx(1, abs=1e-3)
+    batch = learner._trainer.batch(rows)
+    assert batch.scored.sum() > 20
+    assert (learner._trainer.log_probs(batch) - batch.logprobs).exp() == pytest.approx(1, abs=1e-3)
     assert learner.update(groups)["clip_ratio/region_mean"] == 0
     learner.close()

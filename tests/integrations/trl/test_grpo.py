@@ -1,10 +1,9 @@
-"""GRPO over TRL: the private seam still is what we take it for, updates learn, and a crash loses nothing."""
+"""GRPO: its loss, what it learns, and what it measures."""
 
 import asyncio
-import inspect
-import queue
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from grpo_parts import (
 )
 from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
-from trl import GRPOTrainer
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -32,17 +30,9 @@ from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 from dreamgym_lg.learner import LearnerName, TrainingRow
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Segment, Trajectory
 
-# --- the seam ---------------------------------------------------------------------------------------------------------
-
-
-def test_trl_has_the_private_methods_with_the_parameters_we_use() -> None:
-    found = list(inspect.signature(GRPOTrainer.training_step).parameters)
-    assert found == ["self", "model", "inputs", "num_items_in_batch"]
-    found = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
-    assert found[:6] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
-    assert list(inspect.signature(GRPOTrainer._compute_loss).parameters) == ["self", "model", "inputs"]
+# --- the loss -------------------------------------------------------------------------------------------------------
 
 
 def plain_loss(model: Any, rows: Sequence[TrainingRow], *, clip: float = 0.2) -> torch.Tensor:
@@ -66,7 +56,7 @@ def test_the_loss_and_its_gradient_are_grpos_on_the_sampled_tokens_alone(
     def gradient(loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
-    loss = learner._trainer._compute_loss(model, learner._trainer._batch(rows))
+    loss, _ = learner._trainer.loss(learner._trainer.batch(rows))
     expected = plain_loss(model, rows)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     assert torch.allclose(gradient(loss), gradient(expected), atol=1e-5)
@@ -76,19 +66,28 @@ def test_environment_tokens_are_not_trained_on(tokenizer: PreTrainedTokenizerFas
     model = model_of(tokenizer).eval()
     learner = learner_of(model, tokenizer, tmp_path)
     rows = [row(segment(model, i), 1.0 - 0.7 * i, 3) for i in range(3)]
-    batch = learner._trainer._batch(rows)
-    loss = learner._trainer._compute_loss(model, batch)
-    # probabilities that were never recorded have no say
-    given = batch["tool_mask"] == 0
-    assert given.any()
-    batch["old_per_token_logps"] = batch["old_per_token_logps"].masked_fill(given, -3.0)
-    assert learner._trainer._compute_loss(model, batch).item() == loss.item()
-    # nor have the last observations, which no sampled token follows
-    last = batch["tool_mask"].flip(1).cumsum(1).flip(1) == 0
-    batch["completion_ids"] = batch["completion_ids"].masked_fill(last, 77)
-    assert learner._trainer._compute_loss(model, batch).item() == pytest.approx(loss.item(), abs=1e-6)
-    batch["completion_ids"] = batch["completion_ids"].masked_fill(batch["tool_mask"] == 1, 77)
-    assert abs(learner._trainer._compute_loss(model, batch).item() - loss.item()) > 1e-3
+    loss = learner._trainer.loss(learner._trainer.batch(rows))[0].item()
+
+    def changed(place: int, **values: Any) -> float:
+        """The loss with another token, or another recorded probability, at a place of each row."""
+        others = []
+        for each in rows:
+            fields = {name: list(getattr(each.segment, name)) for name in values}
+            for name, value in values.items():
+                fields[name][place] = value
+            others.append(each._replace(segment=replace(each.segment, **fields)))
+        return float(learner._trainer.loss(learner._trainer.batch(others))[0].item())
+
+    assert all(not each.segment.sampled[0] and not each.segment.sampled[-1] for each in rows)
+    assert changed(0, logprobs=-3.0) == loss, "probabilities that were never recorded have no say"
+    assert changed(-1, token_ids=77) == pytest.approx(loss, abs=1e-6), "nor has the last observation"
+    sampled = [row._replace(segment=replace(row.segment, token_ids=_other(row.segment))) for row in rows]
+    assert abs(learner._trainer.loss(learner._trainer.batch(sampled))[0].item() - loss) > 1e-3
+
+
+def _other(one: Segment) -> list[int]:
+    """Another token in the place of each sampled one."""
+    return [77 if own else token for token, own in zip(one.token_ids, one.sampled, strict=True)]
 
 
 def test_the_reference_holds_the_policy_where_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def bandit(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
     """A policy that says each of the words."""
     model, folder = model_of(tokenizer), tmp_path_factory.mktemp("bandit")
     shown = [[QUESTION, {"role": "assistant", "content": word}] for word in WORDS]
-    train_sft(model, tokenizer, tokenize(tokenizer, shown), steps=40, learning_rate=1e-2)
+    train_sft(model, tokenize(tokenizer, shown), steps=40, learning_rate=1e-2)
     save_model(model, tokenizer, folder)
     return folder
 
@@ -158,7 +157,7 @@ def test_metrics_and_the_mean_over_optimiser_steps(tokenizer: PreTrainedTokenize
     assert metrics["trainable_tokens"] == sum(one.trainable for group in groups for t in group for one in t.segments)
     assert metrics["skipped"] == 0
     assert {"loss", "grad_norm", "entropy"} <= set(metrics)
-    assert learner._trainer.state.global_step == 2
+    assert learner._trainer.steps == 2
 
 
 @pytest.mark.parametrize("error", ["PredictionFailed: unreadable", None])
@@ -184,23 +183,13 @@ def test_uniform_groups_leave_the_weights_as_they_are(tokenizer: PreTrainedToken
     assert learner_of(model_of(tokenizer), tokenizer, tmp_path).iteration == 3
 
 
-class EngineRunsMeanwhile(queue.SimpleQueue[Any]):
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        rows = super().get()
-        self.model.eval()
-        return rows
-
-
 def test_a_policy_left_in_evaluation_mode_is_trained_alike(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """The engine answers in evaluation mode, where TRL would scale the loss in another way."""
+    """The engine answers in evaluation mode."""
     found, start = [], model_of(tokenizer)
     for evaluating in (False, True):
         model = deepcopy(start)  # two models of one seed differ if another thread draws from torch's generator meanwhile
         learner = learner_of(model, tokenizer, tmp_path / str(evaluating))
-        learner._trainer.feed = EngineRunsMeanwhile(model) if evaluating else learner._trainer.feed
+        model.train(not evaluating)
         metrics = learner.update(groups_of(start, 1))
         found.append((metrics["loss"], metrics["grad_norm"]))
         learner.close()

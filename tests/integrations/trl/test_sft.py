@@ -15,8 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl import sft
-from dreamgym_lg.integrations.trl.rows import create_collator, tokenize, weigh_first_lines
+from dreamgym_lg.integrations.trl.options import StepOptions
+from dreamgym_lg.integrations.trl.rows import tokenize, weigh_first_lines
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
+from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
+from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.types import Segment
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
 
@@ -89,14 +93,14 @@ def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> N
     for row, weight in zip(rows, (1.0, 0.0), strict=True):
         row["weights"] = [weight] * len(row["labels"])
     model = model_of(tokenizer)
-    train_sft(model, tokenizer, rows, steps=30, learning_rate=1e-2)
+    train_sft(model, rows, steps=30, learning_rate=1e-2)
     policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=8)
     assert policy.invoke("a apple").text == "red"
 
 
 def test_training_lowers_the_loss_and_learns_a_mapping(tokenizer: PreTrainedTokenizerFast) -> None:
     model, losses = model_of(tokenizer), dict[int, float]()
-    last = train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=60, learning_rate=1e-2, on_step=losses.__setitem__)
+    last = train_sft(model, tokenize(tokenizer, SHORT), steps=60, learning_rate=1e-2, on_step=losses.__setitem__)
     assert list(losses) == list(range(1, 61))
     assert last < 0.1 < 2 < losses[1]
     assert last == pytest.approx(sum(list(losses.values())[-6:]) / 6)
@@ -109,7 +113,7 @@ def test_the_same_seed_gives_the_same_weights(tokenizer: PreTrainedTokenizerFast
     models = [model_of(tokenizer) for _ in range(3)]
     rows = tokenize(tokenizer, SHORT)
     for model, seed in zip(models, (0, 0, 1), strict=True):
-        train_sft(model, tokenizer, rows, steps=3, batch_size=2, seed=seed)
+        train_sft(model, rows, steps=3, batch_size=2, seed=seed)
     first, same, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -121,7 +125,7 @@ def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast
     for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
         monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
         model = model_of(tokenizer)
-        losses.append(train_sft(model, tokenizer, rows, steps=2, batch_size=len(rows), seed=0, bf16=False))
+        losses.append(train_sft(model, rows, steps=2, batch_size=len(rows), seed=0, bf16=False))
         trained.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(trained[0], trained[1], atol=1e-5, rtol=1e-4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -133,7 +137,7 @@ def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedToken
     model.register_forward_pre_hook(lambda _, __, given: lengths.append(given["input_ids"].size(1)), with_kwargs=True)
     rows = [{"input_ids": [*range(10, 20 + length)], "labels": [*range(10, 20 + length)]} for length in range(64)]
 
-    train_sft(model, tokenizer, rows, steps=16, batch_size=4, learning_rate=1e-3)
+    train_sft(model, rows, steps=16, batch_size=4, learning_rate=1e-3)
 
     assert len(lengths) == 16
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
@@ -142,7 +146,7 @@ def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedToken
 @pytest.mark.parametrize("rows", [[], [{"input_ids": [1, 2], "labels": [-100, -100]}]])
 def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, rows: list[Any]) -> None:
     with pytest.raises(NothingToTrain, match=f"none of the {len(rows)} rows"):
-        train_sft(model_of(tokenizer), tokenizer, rows, steps=1)
+        train_sft(model_of(tokenizer), rows, steps=1)
 
 
 def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     killed = partial(fine_tune, start, tmp_path / "to", rows, checkpoints=tmp_path / "kept", on_step=on_step, **options)
     with pytest.raises(KeyboardInterrupt):
         killed()
-    assert not (tmp_path / "to").exists() and [path.name for path in (tmp_path / "kept").glob("ch*")] == ["checkpoint-3"]
+    assert not (tmp_path / "to").exists() and torch.load(tmp_path / "kept" / "training.pt")["steps"] == 3
     killed()
     assert steps == [1, 2, 3, 4, 4, 5, 6] and not (tmp_path / "kept").exists()
     both = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "to")]
@@ -258,24 +262,26 @@ def test_a_cpu_that_multiplies_bfloat16_trains_in_it(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     computed = set[torch.dtype]()
     model = model_of(tokenizer)
-    model.lm_head.register_forward_hook(lambda _, __, logits: computed.add(logits.dtype))
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, output: computed.add(output.dtype))
 
-    train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=1, **given)
+    train_sft(model, tokenize(tokenizer, SHORT), steps=1, **given)
 
     assert computed == {torch.bfloat16 if bf16 else torch.float32}
     assert model(torch.tensor([[5]])).logits.dtype == model.dtype == torch.float32, "the training is over"
-    train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=1, bf16=not bf16)
+    train_sft(model, tokenize(tokenizer, SHORT), steps=1, bf16=not bf16)
     assert computed == {torch.bfloat16, torch.float32}, "the next one computes as it is told"
 
 
-def test_rows_are_padded_to_lengths_that_repeat_and_to_no_more_than_the_model_takes() -> None:
-    def shape(lengths: Sequence[int], longest: int | None) -> tuple[int, ...]:
-        rows = [{"input_ids": [5] * n, "labels": [5] * n, "weights": [1.0] * n} for n in lengths]
-        batch = create_collator(0, longest)(rows)
-        assert {tuple(values.shape) for values in batch.values()} == {tuple(batch["input_ids"].shape)}
-        assert batch["attention_mask"].sum(dim=1).tolist() == list(lengths)
-        return tuple(batch["input_ids"].shape)
+def test_rows_are_padded_to_lengths_that_repeat_and_to_no_more_than_the_model_takes(tokenizer: PreTrainedTokenizerFast) -> None:
+    def shape(lengths: Sequence[int], longest: int) -> tuple[int, ...]:
+        model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=longest)
+        trainer = TokenTrainer(model, StepOptions(learning_rate=1e-3), micro_batch_tokens=2048, multiple=64)
+        own = [Segment(token_ids=[5] * n, sampled=[0] + [1] * (n - 1), logprobs=[0.0] * n) for n in lengths]
+        batch = trainer.batch([TrainingRow(each, [0.0] * len(each.token_ids), 1.0) for each in own])
+        assert {tuple(each.shape) for each in batch[:3]} == {tuple(batch.ids.shape)}
+        assert batch.mask.sum(dim=1).tolist() == list(lengths)
+        return tuple(batch.ids.shape)
 
-    assert shape([3, 65], None) == (2, 128)
+    assert shape([3, 65], 1000) == (2, 128)
     assert shape([3, 65], 100) == (2, 100)
     assert shape([64], 1000) == (1, 64)

@@ -47,7 +47,7 @@ def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
     rows = [begun(i) for i in range(4)]
 
     def gradient() -> torch.Tensor:
-        loss = learner._trainer._compute_loss(model, learner._trainer._batch(rows))
+        loss, _ = learner._trainer.loss(learner._trainer.batch(rows))
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     computed = tokens_computed(model, monkeypatch)
@@ -71,7 +71,7 @@ def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
 
     def trained() -> torch.Tensor:
         model = model_of(tokenizer)
-        train_sft(model, tokenizer, rows, steps=3, batch_size=4, learning_rate=1e-2, bf16=False)
+        train_sft(model, rows, steps=3, batch_size=4, learning_rate=1e-2, bf16=False)
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     once = trained()

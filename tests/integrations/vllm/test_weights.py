@@ -11,10 +11,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from test_served import episode, served, tokens_of
 from vllm_server import VLLMServer
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.vllm import server as vllm_client
-from dreamgym_lg.integrations.vllm.weights import AdapterSync, _named
+from dreamgym_lg.integrations.vllm.weights import AdapterSync
 from dreamgym_lg.token_recorder import TokenRecorder
 
 Serve = Callable[..., VLLMServer]
@@ -91,33 +91,6 @@ async def test_weights_lost_since_they_were_asked_for_are_noticed_by_the_call(
     assert await tokens_of(policy) == expected
 
 
-async def test_all_weights_are_sent_again_to_a_server_that_restarts(here: LocalChatModel, serve: Serve) -> None:
-    servers = {server.url: server for server in (serve(), serve())}
-    sent: list[str] = []
-
-    def create(url: str) -> Callable[[Any], None]:
-        instance = servers[url].instance
-
-        def transfer(model: Any) -> None:
-            assert instance == servers[url].instance, "the group of one that has ended"
-            servers[url].model.load_state_dict(model.state_dict())
-            sent.append(url)
-
-        return transfer
-
-    policy = served(here, *servers.values(), create_transfer=create)
-    assert await tokens_of(policy) == await tokens_of(here)
-    for update in (1, 2):
-        change(here.model, update)
-        policy.weights_changed()
-        here.weights_changed()
-        assert await tokens_of(policy) == await tokens_of(here)
-        assert sorted(sent) == sorted([*servers] * update)
-    next(iter(servers.values())).restart()
-    assert await tokens_of(policy) == await tokens_of(here), "not the weights that it has started with"
-    assert len(sent) == 5
-
-
 async def test_an_episode_over_an_update_has_a_segment_for_each_version(
     adapted: LocalChatModel, serve: Serve, tmp_path: Path
 ) -> None:
@@ -149,12 +122,6 @@ def test_a_rank_that_a_server_does_not_take_is_said_at_once(adapted: LocalChatMo
     assert server.refused == 1
 
 
-def test_a_critic_stays_here(here: LocalChatModel) -> None:
-    expected = [name for name, _ in here.model.named_parameters()]
-    here.model.value_head = torch.nn.Linear(32, 1)
-    assert [name for name, _ in _named(here.model, torch.bfloat16)] == expected
-
-
 async def test_guided_calls_are_held_to_their_grammar_by_the_server(here: LocalChatModel, serve: Serve) -> None:
     server = serve()
     policy = served(here, server).model_copy(update={"guided": True})
@@ -168,6 +135,6 @@ async def test_guided_calls_are_held_to_their_grammar_by_the_server(here: LocalC
         await policy.bind_tools([tool], tool_choice="look").ainvoke("say a colour")
 
 
-def test_all_weights_need_vllm_here(here: LocalChatModel, serve: Serve) -> None:
-    with pytest.raises(MissingDependency, match="pip install vllm"):
+def test_a_policy_without_adapters_is_refused(here: LocalChatModel, serve: Serve) -> None:
+    with pytest.raises(ConfigurationError, match="this one has none: lora=True"):
         served(here, serve()).weights_changed()

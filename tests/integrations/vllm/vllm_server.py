@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
-from uuid import uuid4
 
 import torch
 import uvicorn
@@ -85,13 +84,11 @@ class VLLMServer:
         """Begin with the weights of the first start, without adapters."""
         self.model = deepcopy(self.started_with)
         self.engines = {self.name: IdsEngine(self.model, self.tokenizer)}
-        self.instance = uuid4().hex[:5]
         self.socket = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
         self.port = self.socket.getsockname()[1]
         routes = [
             Route("/v1/models", self._models),
             Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/server_info", self._info),
         ]
         if self.lora:
             routes += [
@@ -121,9 +118,6 @@ class VLLMServer:
         base = {"id": self.name, "object": "model", "root": self.name, "parent": None, "max_model_len": self.max_model_len}
         loaded = [{"id": name, "object": "model", "parent": self.name} for name in self.engines if name != self.name]
         return JSONResponse({"object": "list", "data": [base, *loaded]})
-
-    async def _info(self, request: HTTPRequest) -> Response:
-        return JSONResponse({"vllm_config": {"instance_id": self.instance}})
 
     async def _load(self, request: HTTPRequest) -> Response:
         body = await request.json()
