@@ -11,6 +11,7 @@ Nobody has run the WebArena part on real sites yet: here it was run up to the fi
 """
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -28,12 +29,12 @@ from dreamgym_lg.integrations.browsergym.world import SHORT_TASKS
 from dreamgym_lg.types import Task
 
 
-def play(task: Task, model: str, browsers: Browsers, max_steps: int) -> tuple[list[BaseMessage], float]:
+async def play(task: Task, model: str, browsers: Browsers, max_steps: int) -> tuple[list[BaseMessage], float]:
     """The conversation of one episode and its real reward."""
     with closing(BrowserGym(browsers, max_steps=max_steps)) as environment:
         page = BrowserTools(environment, task)
         config = {"recursion_limit": 3 * max_steps, "max_concurrency": 1}
-        state = create_agent_graph(model, page).invoke({"messages": page.start()}, config)
+        state = await create_agent_graph(model, page).ainvoke({"messages": await page.start()}, config)
         return state["messages"], page.reward
 
 
@@ -56,7 +57,7 @@ def main() -> None:
     chosen = tasks[:: max(1, len(tasks) // arguments.limit)][: arguments.limit]
     with arguments.out.open("a", encoding="utf-8") as out:
         for task in chosen:
-            messages, reward = play(task, arguments.model, browsers, arguments.max_steps)
+            messages, reward = asyncio.run(play(task, arguments.model, browsers, arguments.max_steps))
             rewards.append(reward)
             print(json.dumps({"messages": list(map(message_to_dict, messages)), "reward": reward}), file=out, flush=True)
             print(f"  {task.id}: {reward:g}", flush=True)

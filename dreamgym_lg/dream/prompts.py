@@ -260,7 +260,7 @@ def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Predic
 
 
 def encoded(value: Any) -> str:
-    """JSON on one line, in which the marks of chat templates (`<|im_end|>`, `[INST]`) and line breaks are escaped.
+    """JSON on one line; marks of chat templates (`<|im_end|>`, `[INST]`) and line breaks are escaped.
 
     A server that looks for such marks in the whole prompt would else let an observation end its own message.
     """
@@ -270,7 +270,7 @@ def encoded(value: Any) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The one JSON object that the text is, a code fence or a thinking block around it aside; else `PredictionFailed`."""
+    """The JSON object that the text is, but for a code fence or thought. Raises `PredictionFailed`."""
     bare = split_thought(text)[1].strip()
     fenced = re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", bare, flags=re.DOTALL)
     try:

@@ -135,11 +135,11 @@ def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     message, recorded = message_text(episode.action), [message_text(each.message) for each in successes]
     if not message.strip() and all(map(str.strip, recorded)):
         return "the message is empty, and that of a recorded success is not"
-    told = facts(message)
-    if missing := frozenset.intersection(*(each.facts for each in successes)) - told:
+    stated = facts(message)
+    if missing := frozenset.intersection(*(each.facts for each in successes)) - stated:
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
     seen = (text for step in episode.steps for text in (step.action, step.next_observation))
-    if invented := told - facts(described(episode.task), first_observation(episode.task), *seen, *recorded):
+    if invented := stated - facts(described(episode.task), first_observation(episode.task), *seen, *recorded):
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
     return ""
 

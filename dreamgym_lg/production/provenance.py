@@ -220,5 +220,5 @@ def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]
         tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
         figures = f"{row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%}"
         lines.append(f"| {policy} | {row['environment']} | {tasks} | {figures} |")
-    said = [f"The trained policy against the best one without a dream: {claim}.", ""] if claim else []
-    return "\n".join([*said, *lines])
+    verdict = [f"The trained policy against the best one without a dream: {claim}.", ""] if claim else []
+    return "\n".join([*verdict, *lines])

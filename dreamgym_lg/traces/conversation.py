@@ -162,7 +162,7 @@ class ParsedConversation:
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages with an id of its own for each call, which its answer has too.
+    """The messages; each call has an id of its own, which its answer has too.
 
     An answer belongs to the call of its id; of several, or without ids, to that of its tool's name; else to the first that is
     open.

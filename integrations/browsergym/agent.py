@@ -1,7 +1,6 @@
 """An ordinary LangChain agent with one tool per BrowserGym action, on real or dreamed pages."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.graph.state import CompiledStateGraph
 
-from dreamgym_lg.environment import Environment, EpisodeContext, PlayedAction, aplay_action, play_action
+from dreamgym_lg.environment import Environment, EpisodeContext, aplay_action
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, describe_action, render, tool_schema
 from dreamgym_lg.integrations.browsergym.environment import OVER
@@ -50,14 +49,13 @@ class BrowserTools:
         self.steps: list[Step] = []
         self.success, self.over = False, False
         self._page = ""
-        self._turn, self._aturn = threading.Lock(), asyncio.Lock()
+        self._turn = asyncio.Lock()
         self.tools: list[BaseTool] = [
             StructuredTool(
                 name=name,
                 description=describe_action(name),
                 args_schema=tool_schema(name),
-                func=self._tool(name),
-                coroutine=self._async_tool(name),
+                coroutine=self._tool(name),
             )
             for name in chosen_actions(str(task.metadata["task"]).partition(".")[0], actions)
         ]
@@ -67,48 +65,25 @@ class BrowserTools:
         """The sum of what the steps earned."""
         return sum(step.reward for step in self.steps)
 
-    def start(self) -> list[BaseMessage]:
+    async def start(self) -> list[BaseMessage]:
         """Reset the environment and return the agent's first message: the task and the page."""
-        return self._begin(self.environment.reset(self.task))
-
-    async def astart(self) -> list[BaseMessage]:
-        """As `start`."""
-        return self._begin(await self.environment.areset(self.task))
-
-    def _begin(self, page: str) -> list[BaseMessage]:
+        page = await self.environment.areset(self.task)
         self.steps, self._page, self.success, self.over = [], page, False, False
         return [HumanMessage(f"{self.task.instruction}\n\n{page}")]
 
-    # The calls of one message are played one after the other; those after the end change nothing. Functions and no
-    # `partial`, which LangGraph does not take.
-
-    def _tool(self, name: str) -> Callable[..., str]:
-        def play(**arguments: object) -> str:
-            with self._turn:
-                if self.over:
-                    return OVER
-                return self._played(play_action(self.environment, render(name, arguments), self._page, last=self._last()))
-
-        return play
-
-    def _async_tool(self, name: str) -> Callable[..., Coroutine[Any, Any, str]]:
+    def _tool(self, name: str) -> Callable[..., Coroutine[Any, Any, str]]:
         async def play(**arguments: object) -> str:
-            async with self._aturn:
+            async with self._turn:  # the calls of one message one after the other; those after the end change nothing
                 if self.over:
                     return OVER
-                action = render(name, arguments)
-                return self._played(await aplay_action(self.environment, action, self._page, last=self._last()))
+                last = self.max_steps is not None and len(self.steps) + 1 >= self.max_steps
+                played = await aplay_action(self.environment, render(name, arguments), self._page, last=last)
+                self.steps.append(played.step)
+                self._page = played.step.next_observation
+                self.success, self.over = played.success, played.step.terminated or played.step.truncated
+                return self._page
 
         return play
-
-    def _last(self) -> bool:
-        return self.max_steps is not None and len(self.steps) + 1 >= self.max_steps
-
-    def _played(self, played: PlayedAction) -> str:
-        self.steps.append(played.step)
-        self._page = played.step.next_observation
-        self.success, self.over = played.success, played.step.terminated or played.step.truncated
-        return played.step.next_observation
 
 
 def chosen_actions(benchmark: str, actions: Collection[str] | None) -> tuple[str, ...]:
@@ -123,7 +98,8 @@ def chosen_actions(benchmark: str, actions: Collection[str] | None) -> tuple[str
 def create_agent_graph(model: str | BaseChatModel, page: BrowserTools) -> CompiledStateGraph:
     """`langchain.agents.create_agent` with the tools of `page`, to which the graph is bound.
 
-    Invoke it with `{"messages": page.start()}` and, where the order of one message's calls counts, `{"max_concurrency": 1}`.
+    Its tools are asynchronous: `await graph.ainvoke({"messages": await page.start()})`, with `{"max_concurrency": 1}` where the
+    order of one message's calls counts.
     """
     return create_agent(model, page.tools, system_prompt=SYSTEM_PROMPT)
 
@@ -143,7 +119,7 @@ class BrowserAgent:
         """The steps so far and whether they succeeded, whenever something was added. Args: `payload`, the `task`."""
         assert context.environment is not None, "rollout gives the environment"
         page = BrowserTools(context.environment, payload["task"], actions=self.actions, max_steps=self.max_steps)
-        messages = await page.astart()
+        messages = await page.start()
         async for state in create_agent_graph(self.model, page).astream({"messages": messages}, stream_mode="values"):
             yield {"steps": list(page.steps), "success": page.success}
             replies = sum(message.type == "ai" for message in state["messages"])

@@ -107,32 +107,24 @@ class Rules:
 class Score:
     """The judge of a game with partial credit: a step earns the change of the dreamed score, which stays between 0 and 1.
 
-    Args:
-        completes: An episode is a success as soon as its score is 1, and ends, whatever the experience model says. One that
-            has read of few successes seldom says that a task is completed.
-        once: An action that was rewarded is not rewarded again before something is lost. So is every score that follows from
-            the state alone (an object counts where it belongs, however often it is put there).
+    An episode is a success as soon as its score is 1, and ends, whatever the experience model says: one that has read of few
+    successes seldom says that a task is completed. An action that was rewarded is not rewarded again before something is lost,
+    as in every game whose score follows from the state alone: an object counts where it belongs, however often it is put.
     """
 
     name = "score"
 
-    def __init__(self, *, completes: bool = False, once: bool = False) -> None:
-        self.completes, self.once = completes, once
-
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is None or (verdict := answer.verdict) is None:
             return None
-        reward = 0.0 if self.once and verdict.reward > 0 and _is_rewarded(episode) else verdict.reward
+        reward = 0.0 if verdict.reward > 0 and _is_rewarded(episode) else verdict.reward
         before = sum(step.reward for step in episode.steps)
         after = min(max(before + reward, 0.0), 1.0)
-        success = verdict.terminated and verdict.success and (after > before or after >= _FULL)
-        terminated = verdict.terminated and (success or not verdict.success)
-        if self.completes and after >= _FULL:
-            terminated = success = True
-        if success and after >= _FULL:
-            after = 1.0  # a completed task earns exactly 1, as it does in reality
+        if after >= _FULL:
+            return Verdict(1.0 - before, True, verdict.reason)  # a completed task earns exactly 1, as it does in reality
+        success = verdict.terminated and verdict.success and after > before
         earned = reward if after == before + reward else after - before  # as it was dreamed, without rounding
-        return Verdict(earned, success, verdict.reason, terminated)
+        return Verdict(earned, success, verdict.reason, verdict.terminated and (success or not verdict.success))
 
 
 def _is_rewarded(episode: Episode) -> bool:

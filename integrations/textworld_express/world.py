@@ -87,7 +87,7 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(self.refusal), model], judges=[Score(completes=True, once=True)])
+        return Dream([Rules(self.refusal), model], judges=[Score()])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
         return check_action(self.game, action, observations)

@@ -165,22 +165,16 @@ def item_page(instruction: str, product: Product) -> Page:
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """A product's `description`, `features`, `reviews` (there are none) or `attributes`."""
+    """A product's `description`, `features` or `reviews` (there are none)."""
     texts: Mapping[str, Iterable[str]] = {
         "description": [product.description],
         "features": [f" {feature}" for feature in product.features],
         "reviews": [],
-        "attributes": [
-            *(f" {attribute}" for attribute in product.attributes),
-            product.category,
-            product.query,
-            product.product_category,
-        ],
     }
     return Page(_framed(instruction, BACK, PREVIOUS, *texts[name]), _clickables(BACK, PREVIOUS))
 
 
-SUB_PAGES = ("description", "features", "reviews", "attributes")
+SUB_PAGES = ("description", "features", "reviews")
 
 
 def _framed(instruction: str, *texts: str) -> str:

@@ -107,7 +107,6 @@ class ShopScore(Score):
     """The score of a purchase; a recorded success of the same instruction decides it."""
 
     def __init__(self, shop: "RecordedShop") -> None:
-        super().__init__(completes=True)
         self._shop = shop
 
     def decides(self, task: Task) -> bool:
@@ -244,7 +243,7 @@ def _is_clickable(action: str, screen: str) -> bool:
         return True
     item, buttons = item_on(screen), {BACK.lower(), PREVIOUS.lower(), NEXT.lower()}
     if item is not None:
-        return what in {*buttons, *SUB_PAGES[:3], *(part.lower() for part in item.choices)}
+        return what in {*buttons, *SUB_PAGES, *(part.lower() for part in item.choices)}
     return what in buttons or what in results_on(screen)
 
 

@@ -66,7 +66,7 @@ class WebShop(World):
     def create_dream(self, model: Model) -> Dream:
         """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""
         if model.replay_buffer is None:
-            return Dream([Rules(self.refusal), model.viewing(purchase)], judges=[Score(completes=True)])
+            return Dream([Rules(self.refusal), model.viewing(purchase)], judges=[Score()])
         self._recorded = self._recorded or RecordedShop(model.replay_buffer, compact=self.compact)
         return Dream([Rules(self.refusal), self._recorded, model.viewing(purchase)], judges=[ShopScore(self._recorded)])
 

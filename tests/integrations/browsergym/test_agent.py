@@ -41,7 +41,7 @@ def log_in(messages: list[BaseMessage]) -> AIMessage:
     )
 
 
-def test_an_agent_logs_in(browsers: Browsers) -> None:
+async def test_an_agent_logs_in(browsers: Browsers) -> None:
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 
     class Policy(GenericFakeChatModel):
@@ -55,7 +55,7 @@ def test_an_agent_logs_in(browsers: Browsers) -> None:
     with closing(BrowserGym(browsers)) as environment:
         page = BrowserTools(environment, miniwob("login-user"))
         graph = create_agent_graph(Policy(messages=iter([])), page)
-        state = graph.invoke({"messages": page.start()}, {"max_concurrency": 1})
+        state = await graph.ainvoke({"messages": await page.start()}, {"max_concurrency": 1})
     assert page.success and page.reward == 1 and page.over
     answers = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
     assert answers[-2:] == [OVER, OVER], "a call after the end changes nothing"

@@ -47,7 +47,7 @@ def test_dream_and_reality_refuse_the_same_actions() -> None:
 
 @pytest.mark.parametrize("game", sorted(set(GAMES) - {"simonsays"}))
 def test_no_game_pays_an_action_twice_before_something_is_lost(game: str) -> None:
-    """What `Score(once=True)` has its dreams do."""
+    """What `Score` has its dreams do."""
     world, repeated, rng = TextWorldExpressWorld(game, max_steps=30), 0, Random(0)
     with closing(world.create_environment()) as environment:
         for task in world.tasks("train", limit=60):
