@@ -31,8 +31,8 @@ help:  ## list the targets
 
 install: $(INSTALLED)  ## create the virtual environment with every extra (again when pyproject.toml changes)
 
-demo: install  ## train a small policy in the dream and judge it in the real environment; ARGS= goes to `dreamgym demo`
-	$(BIN)/dreamgym demo --model tests/tiny/small_base $(ARGS)
+demo: install  ## train SmolLM2 in a dream of a support desk and judge it on the real database; ARGS= "--quick", "--seed 2", ...
+	$(BIN)/python cookbook/support_desk/run.py $(ARGS)
 
 test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
 	$(PYTEST) $(ARGS)

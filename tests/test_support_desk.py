@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -215,3 +216,29 @@ def test_a_policy_is_trained_on_the_traces_and_judged_on_the_real_database(desk:
     gym.train_base(SMALL_BASE)
     rate, episodes = gym.evaluate(work.policy("base"), real=True, tasks=desk.tasks[-4:])
     assert rate.episodes == len(episodes) == 4 and all(episode.steps and not episode.error for episode in episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_wall()), reason="a compiled world needs the wall")
+def test_the_demo_names_the_best_row_without_a_dream(tmp_path: Path) -> None:
+    model = FOLDER.parents[1] / "tests" / "tiny" / "small_base"
+    command = [
+        sys.executable,
+        FOLDER / "run.py",
+        "--quick",
+        "--seed",
+        "3",
+        "--traces",
+        "60",
+        "--model",
+        model,
+        "--out",
+        tmp_path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result["real"]) == {"start", "base", "trained"} and not result["dream"]
+    assert (tmp_path / "report.html").exists()
+    assert "iteration 1 of 1: " in done.stdout and "imitation of every success" in done.stdout
+    assert done.stdout.rstrip().endswith("dreamgym try my_app.py:graph traces.jsonl")

@@ -1,7 +1,8 @@
-"""The support desk's policy, trained in a dream and judged on its real database: the whole story in one command.
+"""The support desk: a language model learns from its traces, then in a dream of them, and is judged on the real database.
 
-Run: python cookbook/support_desk/run.py --dreamed      (an experience model trained from 500 traces plays the tools)
-     python cookbook/support_desk/run.py --truthful     (the tools' own code does, on private copies: no dream can lie here)
+Run: python cookbook/support_desk/run.py                 (code compiled from the traces answers: no further model)
+     python cookbook/support_desk/run.py --dreamed       (an experience model trained from the traces answers what they do not)
+     python cookbook/support_desk/run.py --truthful      (the tools' own code answers, on private copies: no dream can lie here)
 
 With `--talking` customers leave things out, and the desk asks, reads back and waits for a yes (`customers.py`).
 
@@ -11,84 +12,80 @@ wrong then is not the dream's fault.
 """
 
 import argparse
-import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+from agent import TOOLS
 from glue import SETTINGS, create_gym, train
-from old_policy import write_traces
-from tickets import KINDS, Shop, create_shop
+from langchain_core.tools import StructuredTool
+from old_policy import WRITES, write_traces
+from rich.console import Console
+from tickets import Shop, create_shop
 from truthful_server import truthful_dream
 
-from dreamgym_lg import DreamGym, Trajectory
-from dreamgym_lg.experiment.evaluation import DREAMED, MODES
+from dreamgym_lg import Dream, ReplayBuffer, load_traces
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.dream import RecordedUser, TraceIndex
+from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.experiment.settings import quick
-from dreamgym_lg.report.proof import POLICIES
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.report.proof import summary_table, write_report
 
 
-def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
-    """The traces, and every policy on the held-out tickets: success, and by kind.
-
-    A truthful server dreams some too. In an experience model's dream no recorded success judges a held-out ticket.
-    """
-    result = {"old policy, its own tickets, real": _counted(list(gym.replay_buffer.trajectories(source="offline")))}
-    dreamed = [] if gym.experiment.settings.references_only else [("trained", DREAMED, False)]
-    policies = [name for name in POLICIES if (gym.experiment.models / name).exists()]
-    for policy, mode, real in (*product(policies, MODES, [True]), *dreamed):
-        name = f"{policy}, {mode}, {'real' if real else 'dream'}"
-        _, episodes = gym.evaluate(gym.experiment.policy(policy, MODES[mode]), real=real, run=f"evaluate/{policy}/{mode}")
-        result[name] = _counted(episodes)
-    for name, counted in result.items():
-        successes, played = counted["all"]
-        kinds = "  ".join(f"{kind} {good}/{all}" for kind, (good, all) in counted.items() if kind != "all")
-        print(f"{name:34} {Rate.of(successes, played)}  {kinds}")
-    return result
+def compile_dream(out: Path, *, talking: bool) -> Dream:
+    """The dream of recorded answers and of code compiled from the traces."""
+    replay_buffer, tools = ReplayBuffer(out / "replay.db"), [StructuredTool.from_function(tool) for tool in TOOLS]
+    replay_buffer.extend(load_traces(out / "traces.jsonl", environment="desk"))
+    if not (out / "world").exists():
+        compile_world(replay_buffer, out / "world", tools=tools, writes=WRITES)
+    index = TraceIndex(replay_buffer, tools=tools, writes=WRITES)
+    return compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
 
 
-def _counted(episodes: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
-    """(successes, episodes) of all, and of each kind."""
-    groups = {"all": episodes}
-    groups |= {kind: [each for each in episodes if each.task.metadata["kind"] == kind] for kind in KINDS}
-    return {name: (sum(each.success for each in group), len(group)) for name, group in groups.items()}
-
-
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A support desk's policy, trained in a dream, judged on its real database")
-    server = parser.add_mutually_exclusive_group(required=True)
+    server = parser.add_mutually_exclusive_group()
     server.add_argument("--truthful", action="store_true", help="the tools' own code answers, on private copies")
     server.add_argument("--dreamed", action="store_true", help="an experience model trained from the traces answers")
     parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
-    parser.add_argument("--seed", type=int, default=0, help="of the shop, its traces and all training")
-    parser.add_argument("--traces", type=int, default=500, help="tickets that the old policy dealt with")
-    parser.add_argument("--out", type=Path, default=Path("runs/desk"))
+    parser.add_argument("--seed", type=int, default=1, help="of the shop, its traces and all training")
+    parser.add_argument("--traces", type=int, default=200, help="tickets that the old policy dealt with")
+    parser.add_argument("--iterations", type=int, default=3, help="of training; may be raised later")
+    parser.add_argument("--model", default=SETTINGS.model, help="weights that the policy begins with")
+    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/desk-seedSEED")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
-    arguments = parser.parse_args()
-    start, out, seed, talking = time.perf_counter(), arguments.out, arguments.seed, arguments.talking
+    return parser.parse_args()
 
-    # as a judge the experience model is refused by the gate: recorded successes judge, and for what else it answers a short
-    # training and one similar recorded step are enough
-    less = {"references_only": True, "experience_steps": 60, "retrieved": 1}
-    dreamed: dict[str, Any] = {} if arguments.truthful else less
-    settings, held_out = replace(SETTINGS, seed=seed, **dreamed), {}
+
+def main() -> None:
+    arguments, start = parse_arguments(), time.perf_counter()
+    seed, talking = arguments.seed, arguments.talking
+    out = arguments.out or Path("runs") / f"desk-seed{seed}{'-quick' if arguments.quick else ''}"
+    # as a judge a small experience model is refused by the gate: recorded successes judge, and for what else it answers a
+    # short training and one similar recorded step are enough
+    options: dict[str, Any] = {"references_only": not arguments.truthful, "experience_steps": 60, "retrieved": 1}
+    options |= {"iterations": arguments.iterations, "model": arguments.model, "base_steps": 50, "evaluate_every": 3}
+    settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 16, "test": 40}
     if arguments.quick:
         settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4)
-        held_out = {"validation": 6, "test": 12}
+        held_out = {"validation": 4, "test": 8}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():
         write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed, talking=talking)
+    dream = None
+    if not arguments.dreamed:
+        dream = truthful_dream(shop, talking=talking) if arguments.truthful else compile_dream(out, talking=talking)
     unseen = [task for task in tasks if task.split != "train"]
-    dream = truthful_dream(shop, talking=talking) if arguments.truthful else None
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=print)
     train(gym)
-    result = evaluate(gym)
-    (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))
-    print(f"{(time.perf_counter() - start) / 60:.1f} minutes; {out / 'result.json'}")
+    result, work = gym.prove(), gym.experiment
+    Console().print(summary_table(result))
+    page = write_report(result, work.replay_buffer.metrics(work.run_name("train")), shown_episodes(work), out)
+    print(f"report: {page}; {(time.perf_counter() - start) / 60:.1f} minutes in this run")
+    print("with your own agent: dreamgym try my_app.py:graph traces.jsonl")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, So
 from dreamgym_lg.cli.console import errors_shown, say
 from dreamgym_lg.cli.play import own_policy, show_episode
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.dream import Dream, Recorded, References, Schemas
+from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -96,8 +96,7 @@ def _compiled_dream(agent: str, buffer: ReplayBuffer, out: Path, options: dict[s
     tools = compile_world(buffer, folder, tools=index.tools, writes=world.writing_tools(buffer))
     admitted = [each.tool for each in tools if each.admitted]
     say(f"compiled from the traces: {len(admitted)} of {len(tools)} tools ({', '.join(admitted) or 'none replays exactly'})")
-    compiled, references = Compiled(folder), References(index)
-    return Dream([Schemas(index.tools), Recorded(index), compiled], judges=[EndState(compiled, references), references])
+    return compiled_dream(folder, index)
 
 
 def _tasks(gym: DreamGym, number: int) -> list[Task]:

@@ -17,8 +17,11 @@ from typing import Any, cast
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.recordings import Trace
-from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.recorded import References
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.parts import Answer, Episode, User, Verdict
+from dreamgym_lg.dream.recorded import Recorded, References
+from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.simulate.wall.wall import start_walled
 
@@ -170,3 +173,12 @@ class EndState:
             if right == left:
                 return Verdict(1.0, True, "the world is as a recorded success leaves it")
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(left, ensure_ascii=False)[:500]}")
+
+
+def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None = None) -> Dream:
+    """A dream without a language model: recorded answers, then the world's; recorded successes judge.
+
+    Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools.
+    """
+    compiled, references = Compiled(folder), References(index, conversations=user is not None)
+    return Dream([Schemas(index.tools), Recorded(index), compiled], user, [EndState(compiled, references), references])

@@ -176,7 +176,8 @@ def prove(work: Workspace) -> dict[str, Any]:
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
     figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}, "panels": {name: {} for name in work.panels()}}
-    dream = work.dream() if work.can_dream else None
+    # under `references_only` no judge decides a held-out task
+    dream = work.dream() if work.can_dream and not work.settings.references_only else None
     policies = _policies(work)
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
