@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
@@ -22,7 +23,7 @@ from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import State, follow, parsed
 from dreamgym_lg.compiled.source import write_rules, write_source
-from dreamgym_lg.errors import ProcessLost
+from dreamgym_lg.errors import ConfigurationError, ProcessLost, writing
 from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
@@ -55,9 +56,12 @@ def compile_world(
         min_exact: Least share of a tool's answers to left-out traces that must be exact for it to be admitted.
         min_lower: Least lower bound of that share's 95 % interval.
 
-    Raises `ConfigurationError` where no recorded tool is known to read only, and for a chat model where this machine has no
-    wall.
+    Raises `ConfigurationError` for a folder of other files, where no recorded tool is known to read only, and for a chat model
+    where this machine has no wall.
     """
+    out = Path(out).absolute()
+    if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
+        raise ConfigurationError(f"{str(out)!r} holds other files than a compiled world's: give a new folder")
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
     replay = Replay(recordings.writes)
     if writer == "enumerate":
@@ -66,7 +70,7 @@ def compile_world(
     else:
         text = _written(recordings, replay, ChatWriter(writer), rounds, on_progress)
     report = replay.report(min_exact=min_exact, min_lower=min_lower)
-    _write_folder(Path(out), text, recordings, report)
+    _write_folder(out, text, recordings, report)
     return report
 
 
@@ -136,11 +140,23 @@ def _all_documents(recordings: Recordings) -> Documents:
     return {place: text for trace in recordings.traces for place, text in recordings.first_documents(trace).items()}
 
 
-def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_folder(out: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
+    """Write the world whole or not at all: killed, an earlier one stays, or an unfinished folder beside it."""
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+        folder.mkdir()
+        try:
+            _write_files(folder, text, recordings, report)
+            shutil.rmtree(out, ignore_errors=True)
+            folder.rename(out)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_files(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
     (folder / "world.py").write_text(text)
     shutil.copyfile(runtime.__file__, folder / "runtime.py")
-    (folder / "world.db").unlink(missing_ok=True)
     with closing(sqlite3.connect(folder / "world.db")) as connection:
         connection.execute(
             "CREATE TABLE documents (id INTEGER PRIMARY KEY, task TEXT, tool TEXT, arguments TEXT, document TEXT)"

@@ -208,6 +208,26 @@ def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) 
         Compiled(tmp_path)
 
 
+def test_a_folder_is_written_whole_or_not_at_all(buffer: ReplayBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_into(folder: Path) -> None:
+        compile_world(buffer, folder, writes=WRITES, on_progress=lambda *_: None)
+
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match="holds other files than a compiled world's"):
+        compile_into(tmp_path)
+    compile_into(tmp_path / "world")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "world").iterdir()}
+
+    def full(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dreamgym_lg.compiled.compile.replay_page", full)
+    with pytest.raises(ConfigurationError, match="No space left on device"):
+        compile_into(tmp_path / "world")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "world").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "world"]
+
+
 HOSTILE = {
     "writes outside": "import pathlib\npathlib.Path({outside!r}).write_text('x')\n",
     "opens a socket": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\n",
