@@ -1,16 +1,12 @@
 """Puts a process behind a wall of the Linux kernel: it writes only to named folders.
 
-The standard library alone, since it runs as a script before anything else is imported: `kernel.py OPTIONS COMMAND...` builds
-the wall around itself and then becomes the command, whose children are behind it too. No root is needed. Three parts:
+The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall around itself and then
+becomes the command, whose children are behind it too. No root is needed. Three parts:
 
-* Landlock, for what has a path: files, folders, devices; and for TCP ports and signals, where its version has them.
-* A seccomp filter, for what has none: sockets, io_uring, System V and POSIX messages, keys, namespaces, the scheduling and
-  limits of other processes, device commands, leases, and what Landlock leaves out: modes, owners, times and attributes of
-  files, and what its newer versions add: truncating, and signals.
+* Landlock for what has a path, and for TCP ports and signals where its version has them.
+* A seccomp filter for what has none (sockets, messages, namespaces, other processes' limits), and for what Landlock leaves out
+  or its newer versions add (modes, owners, times, attributes; truncating, signals).
 * No new privileges, no capabilities but those that read and write files of other users, no open descriptors.
-
-The kernel's own interface, by ctypes: of the packages, `landlock` and `py-landlock` have no filter and know no newer kernels,
-`pyseccomp` is of 2021, and `sandlock` walls in the present process for its files alone.
 """
 
 import ctypes

@@ -1,15 +1,11 @@
 """Starts programs behind the wall of `kernel.py`, or says what this machine lacks for it.
 
-What is promised, for every program and whatever it is written in: nothing outside its scratch folder and what `Allow` names is
-written, made, removed, renamed, or changed in its modes, owners, times and attributes; no socket is opened; no signal, message
-or shared memory reaches a process outside; nothing that was open before is.
+Nothing outside the scratch folder and what `Allow` names is written, made, removed or changed; no socket is opened; no signal,
+message or shared memory reaches a process outside. Everything may be read, and locked against others while the process lives.
 
-What is not: everything may be read, also what reading changes (a pipe with a name is emptied; a file may be locked against
-others while the process lives). Modes stay as they are in the scratch folder too: calls that change them do nothing and
-succeed; those for owners, times and attributes fail, so that `shutil.copy` works there and `shutil.copy2` does not. Shared
-memory of `multiprocessing` needs `Allow(paths=["/dev/shm"])`. A GPU cannot be used. A
-process has half of the machine's memory, a file half of what is free on the disk of the scratch folder; nothing limits how
-many there are.
+In the scratch folder, calls that change modes succeed and do nothing; those for owners, times and attributes fail, as
+`shutil.copy2` does. Shared memory of `multiprocessing` needs `Allow(paths=["/dev/shm"])`, and no GPU can be used. A process has
+half of the machine's memory, a file half of the free disk; nothing limits how many there are.
 """
 
 import ipaddress
@@ -98,15 +94,12 @@ def start_walled(
     Args:
         command: The program by its whole path, then its arguments.
         scratch: The folder that it may write, which is its `TMPDIR`.
-        allow: Paths that may be written too; and hosts. With a host, TCP connections to the hosts' ports can be made, to any
-            address: the kernel knows no names, so that it is the guard in the process that keeps Python code to the host, and
-            native code can reach that port of others. A host without a port opens every port. Names are asked of DNS by TCP,
-            for which port 53 is opened too. Nothing listens, and no other socket is opened.
+        allow: Paths that may be written too; and hosts, whose ports TCP clients may connect to (of every host: the kernel knows
+            no names; without a port all ports), and port 53 for their names. Nothing listens.
         env, options: As of `subprocess.Popen`.
 
     Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist, or a port is no number.
-    If the kernel refuses all the same, the program is not started, and the process ends with status 1 and the cause on its
-    standard error.
+    If the kernel refuses all the same, the process ends with status 1 and the cause on its standard error.
     """
     check_wall()
     allow = allow or Allow()
