@@ -303,6 +303,16 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     assert targets and not [target for target in targets if not (ROOT / target).exists()]
 
 
+def test_the_readme_and_the_concepts_are_short() -> None:
+    """Words are what lies between blanks, in tables and blocks too."""
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 900
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert cells and not [cell for cell in cells if len(cell.split()) > 12]
+    concepts = sorted((ROOT / "docs/concepts").glob("*.md"))
+    assert concepts and not [page.name for page in concepts if len(page.read_text().split()) > 500]
+
+
 def test_every_command_is_documented() -> None:
     shown = {name for command in COMMANDS for name in re.findall(r"^dreamgym (\S+)", command)}
     assert set(typer.main.get_command(app).commands) == shown  # type: ignore[attr-defined]
