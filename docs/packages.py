@@ -1,4 +1,4 @@
-"""MkDocs hook: the shipped package as one folder, build/docs/dreamgym_lg, which mkdocstrings reads.
+"""MkDocs hooks: the shipped package as one folder, build/docs/dreamgym_lg, which mkdocstrings reads; and the clone address.
 
 `graphs/` and `integrations/` lie at the top of the repository and ship inside `dreamgym_lg`.
 """
@@ -23,3 +23,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     }.items():
         shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return config
+
+
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
+    """Puts the repository's address (`repo_url` of mkdocs.yml) into `git clone REPOSITORY`."""
+    return markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url or 'REPOSITORY'}")

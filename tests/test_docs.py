@@ -23,7 +23,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 import dreamgym_lg
-from dreamgym_lg import DreamGym, ReplayBuffer
+from dreamgym_lg import DreamGym, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.experiment.agent_world import AgentWorld
 
@@ -81,7 +81,7 @@ def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeyp
         assert subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True).returncode == 0
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        own = re.fullmatch(r"dreamgym-lg\[(.+)\]", arguments[-1])
+        own = re.fullmatch(r"\.\[(.+)\]", arguments[-1])
         assert name == "install"
         assert set(own[1].split(",")) <= set(extras) if own else arguments[-1] in (ROOT / "Makefile").read_text()
     else:
@@ -196,6 +196,9 @@ def check_agent(namespace: dict[str, Any]) -> None:
         episode, _ = buffer.trajectories(iteration=0, segments=True, source="synthetic")
     assert episode.source == "synthetic" and episode.segments[0].trainable > 0
     assert not Path("booked.txt").exists(), "nothing real runs in the dream"
+
+
+def check_proof(namespace: dict[str, Any]) -> None:
     (episode,) = namespace["episodes"]
     assert episode.source == "real" and namespace["rate"].episodes == 1
 
@@ -229,9 +232,22 @@ CHECKS = {
     "docs/how-to/canary.md": check_canary,
     "docs/how-to/hosted-model.md": check_hosted,
     "docs/how-to/local-model.md": check_local,
+    "docs/how-to/prove.md": check_proof,
     "docs/how-to/world.md": check_world,
 }
 """What holds after a page's blocks have run."""
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_exports_that_the_documentation_shows_are_read(number: int, tmp_path: Path) -> None:
+    shown = blocks(ROOT / "docs/how-to/traces.md", "json")
+    assert len(shown) == 5
+    (tmp_path / "traces.json").write_text(shown[number])
+    (trajectory,) = load_traces(tmp_path / "traces.json")
+    assert trajectory.task.instruction == "Book a room in Rome." and trajectory.success and trajectory.reward == 1
+    call, answer = trajectory.steps
+    assert json.loads(call.action) == {"name": "book", "arguments": {"city": "Rome"}} and answer.observation == "booked"
+    assert json.loads(answer.action) == {"answer": "Your room is booked."}
 
 
 # --- names ------------------------------------------------------------------------------------------------------------------
