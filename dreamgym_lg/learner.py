@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
@@ -83,11 +82,7 @@ def group_credit(
     normalise: Normalisation = "episodes",
     length: int = 1,
 ) -> list[TrainingRow]:
-    """The rows of GRPO and RLOO: replies with their episode's advantage in the group.
-
-    A reply cannot have earned what was earned before it: it is compared with episodes of the group that replied when they had
-    earned just as much, which are all where reward comes at the end, as in the paper. The advantage is 0 where there is no
-    other such episode. Where an episode's replies and steps are not one to one, each reply counts as its first.
+    """The rows of GRPO and RLOO: every sampled token with its episode's advantage in the group.
 
     Left out are failed episodes, those without a sampled token, and uniform groups. An episode's weight is shared by its
     tokens, however it was cut into segments.
@@ -97,45 +92,18 @@ def group_credit(
         normalise: Weights of N episodes with T sampled tokens. `episodes`: a token of an episode with L of them weighs 1/(N L)
             (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO); `length`: 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
     """
-    credited: list[tuple[Trajectory, Sequence[float]]] = []
+    credited: list[tuple[Trajectory, float]] = []
     for group in groups:
         usable = _usable([group])
         if not is_uniform(usable):
-            credited += zip(usable, _progress_advantages(usable, advantages), strict=True)
+            credited += zip(usable, advantages([episode.reward for episode in usable]), strict=True)
     return _rows(credited, normalise, length)
-
-
-def _progress_advantages(
-    group: Sequence[Trajectory], advantages: Callable[[Sequence[float]], Sequence[float]]
-) -> list[list[float]]:
-    """The advantages of each episode's replies, each among episodes that once had earned as much."""
-    earned = [_earned_before(episode) for episode in group]
-    by_level: dict[float, dict[int, float]] = {}
-    for level in {level for levels in earned for level in levels}:
-        reached = [number for number, levels in enumerate(earned) if level in levels]
-        compared = advantages([group[number].reward for number in reached]) if len(reached) > 1 else [0.0]
-        by_level[level] = dict(zip(reached, compared, strict=True))
-    return [[by_level[level][number] for level in levels] for number, levels in enumerate(earned)]
-
-
-def _earned_before(episode: Trajectory) -> list[float]:
-    """The reward before each reply of an episode; 0 unless there is one reply a step."""
-    replies = [len(_replies(segment)) for segment in trainable_segments(episode)]
-    if sum(replies) != len(episode.steps) or any(number > 1 for number in replies[:-1]):
-        return [0.0] * sum(replies)
-    return [round(before, 6) for before in accumulate((step.reward for step in episode.steps[:-1]), initial=0.0)]
-
-
-def _replies(segment: Segment) -> list[range]:
-    """The tokens of each reply: those sampled one after the other."""
-    bounds = [i for i, (before, own) in enumerate(pairwise([0, *segment.sampled, 0])) if before != own]
-    return [range(begin, end) for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
 def success_credit(groups: Groups) -> list[TrainingRow]:
     """The rows of RFT: tokens of successes, all with advantage 1 and one weight."""
     successes = [episode for episode in _usable(groups) if episode.success]
-    return _rows([(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes], "tokens", 1)
+    return _rows([(episode, 1.0) for episode in successes], "tokens", 1)
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:
@@ -149,18 +117,16 @@ def _usable(groups: Groups) -> list[Trajectory]:
     return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
-def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int) -> list[TrainingRow]:
-    """The rows of episodes whose replies have the advantages given with them."""
+def _rows(credited: Sequence[tuple[Trajectory, float]], normalise: Normalisation, length: int) -> list[TrainingRow]:
+    """The rows of episodes with their advantages."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
-    for episode, advantages in credited:
+    for episode, advantage in credited:
         tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
-        left = iter(advantages)
-        for segment in trainable_segments(episode):
-            per_token = [0.0] * len(segment.token_ids)
-            for reply in _replies(segment):
-                per_token[reply.start : reply.stop] = [next(left)] * len(reply)
-            rows.append(TrainingRow(segment, per_token, 1 / tokens[normalise]))
+        rows += [
+            TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / tokens[normalise])
+            for segment in trainable_segments(episode)
+        ]
     return rows
 
 

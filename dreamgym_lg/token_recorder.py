@@ -56,21 +56,6 @@ class TokenCall(NamedTuple):
     """True where tokens that fit no tool's schema were left out."""
 
 
-class Capture(NamedTuple):
-    """The trainable tokens of an episode, and the calls without any."""
-
-    trainable_tokens: int
-    segments: int
-    calls: int
-    """Calls that the policy answered."""
-    dropped: dict[str, int]
-    """Calls without a trainable token, by reason."""
-
-    def __str__(self) -> str:
-        lost = "".join(f"; {count} calls dropped because {reason}" for reason, count in self.dropped.items())
-        return f"{self.trainable_tokens} trainable tokens in {self.segments} segments from {self.calls} calls{lost}"
-
-
 _current: ContextVar["TokenRecorder | None"] = ContextVar("dreamgym_token_recorder", default=None)
 
 
@@ -110,15 +95,6 @@ class TokenRecorder:
         with self._lock:
             self._drawn += 1
             return (self._seed * 1_000_003 + self._drawn) % 2**63
-
-    def capture(self, answers: int = 0) -> Capture:
-        """The recorded tokens in figures. Args: `answers`, of the policy, by another count."""
-        segments = self.segments()
-        silent, empty = max(answers - len(self.calls), 0), sum(not call.sampled_ids for call in self.calls)
-        reasons = {"the policy reports no tokens (is it a LocalChatModel?)": silent, "its reply was empty": empty}
-        tokens = sum(segment.trainable for segment in segments)
-        dropped = {reason: count for reason, count in reasons.items() if count}
-        return Capture(tokens, len(segments), len(self.calls) + silent, dropped)
 
     def segments(self) -> list[Segment]:
         """The recorded calls, merged by exact token prefix.

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -107,69 +107,6 @@ def test_leave_one_out_advantages_are_against_the_others_mean() -> None:
     rows = group_credit([[episode(0.0, segment(6)), episode(1.0, segment(2), segment(1))]], advantages=leave_one_out_advantages)
     assert [row.advantages[-1] for row in rows] == [-1.0, 1.0, 1.0]
     assert group_credit([[episode(1.0, segment(2))] * 2], advantages=leave_one_out_advantages) == []
-
-
-def scored(*rewards: float, name: int = 7) -> Trajectory:
-    """An episode of one segment: for each step a given token and a reply of two tokens."""
-    sampled = [0, 1, 1] * len(rewards)
-    found = Segment(token_ids=[name] * len(sampled), sampled=sampled, logprobs=[-1.0 * s for s in sampled], temperature=1.0)
-    steps = [Step(observation="o", action="a", next_observation="p", reward=reward) for reward in rewards]
-    return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=steps, segments=[found])
-
-
-def of_replies(row: TrainingRow) -> list[float]:
-    """The advantage of each reply of a `scored` episode, all of whose tokens have it."""
-    assert list(row.advantages[0::3]) == [0.0] * len(row.advantages[0::3]), "nothing was sampled there"
-    assert row.advantages[1::3] == row.advantages[2::3]
-    return list(row.advantages[1::3])
-
-
-def test_a_reply_is_compared_with_episodes_that_had_earned_as_much() -> None:
-    """Two get the first item, and one of these the second: what a failure did after its last reward is not reinforced."""
-    group = [scored(0.5, 0.5), scored(0.5, 0.0, 0.0), scored(0.0, 0.0), scored(0.0, 0.0)]
-    first, second, *nothing = [of_replies(row) for row in group_credit([group])]
-    begun = group_advantages([1.0, 0.5, 0.0, 0.0])
-    then = group_advantages([1.0, 0.5])
-    assert first == pytest.approx([begun[0], then[0]])
-    assert second == pytest.approx([begun[1], then[1], then[1]]) and second[0] > 0 > second[1]
-    assert nothing == [pytest.approx([begun[2]] * 2)] * 2
-
-
-def test_a_reward_at_the_end_is_the_whole_episode_s() -> None:
-    group = [scored(0.0, 0.0, 1.0), scored(0.0, 0.0), scored(0.0, 1.0)]
-    rewards = group_advantages([1.0, 0.0, 1.0])
-    assert [set(of_replies(row)) for row in group_credit([group])] == [{advantage} for advantage in rewards]
-
-
-@pytest.mark.parametrize("advantages", [group_advantages, leave_one_out_advantages])
-def test_what_no_other_episode_reached_is_compared_with_nothing(advantages: Callable[[Sequence[float]], list[float]]) -> None:
-    first, _ = group_credit([[scored(0.1, 0.2, 0.7), scored(0.0)]], advantages=advantages)
-    assert of_replies(first) == pytest.approx([advantages([1.0, 0.0])[0], 0.0, 0.0])
-
-
-def test_sums_of_rewards_that_differ_by_rounding_are_one_level() -> None:
-    one, other = group_credit([[scored(0.1, 0.2, 0.7), scored(0.3, 0.0)]])
-    assert of_replies(one)[2] == pytest.approx(-of_replies(other)[1]) and of_replies(one)[2] > 0
-
-
-def test_replies_that_are_no_steps_share_the_episode_s_advantage() -> None:
-    """An agent may ask its model twice before it acts: what it had earned before each reply is not known."""
-    twice = replace(scored(0.5, 0.0), steps=scored(0.5).steps)
-    rows = group_credit([[twice, scored(0.0, 0.0)]])
-    assert of_replies(rows[0]) == pytest.approx([group_advantages([0.5, 0.0])[0]] * 2)
-
-
-def test_segments_of_one_reply_each_are_steps_in_their_order() -> None:
-    """Of two contexts that take turns, the order of the replies is not known."""
-    (whole,) = scored(0.5, 0.0).segments
-    single = [replace(whole, token_ids=[7] * 3, sampled=[0, 1, 1], logprobs=[0.0] * 3) for _ in range(2)]
-    others = [scored(0.5, 0.5), scored(0.0)]
-    begun, then = group_advantages([0.5, 1.0, 0.0])[0], group_advantages([0.5, 1.0])[0]
-    rows = group_credit([[replace(scored(0.5, 0.0), segments=single), *others]])
-    assert [of_replies(row) for row in rows[:2]] == [pytest.approx([begun]), pytest.approx([then])]
-    turns = replace(scored(0.5, 0.0, 0.0, 0.0), segments=[whole, whole])
-    rows = group_credit([[turns, *others]])
-    assert [of_replies(row) for row in rows[:2]] == [pytest.approx([begun] * 2)] * 2
 
 
 def test_successes_alone_are_fine_tuned_on_also_where_all_succeed() -> None:

@@ -172,14 +172,3 @@ def test_seeds_follow_from_the_episode_seed_and_the_number_of_the_call_alone() -
     assert len({*drawn(7), *drawn(8), *drawn(0)}) == 150
     assert all(seed is not None and 0 <= seed < 2**63 for seed in drawn(2**40 - 1))
     assert drawn(None) == [None] * 50
-
-
-def test_a_capture_says_what_was_dropped_and_why() -> None:
-    recorder = TokenRecorder()
-    recorder.record(TokenCall(None, [1, 2], [3, 4], [-0.1, -0.2], 1.0))
-    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [], [], 1.0))
-    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [6], [-0.3], 1.0))
-    capture = recorder.capture(answers=5)
-    assert capture == (3, 1, 5, {"the policy reports no tokens (is it a LocalChatModel?)": 2, "its reply was empty": 1})
-    assert str(capture).startswith("3 trainable tokens in 1 segments from 5 calls; 2 calls dropped because the policy")
-    assert TokenRecorder().capture().dropped == {}

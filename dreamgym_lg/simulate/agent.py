@@ -28,7 +28,6 @@ from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, ch
 from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.tasks import agent_input, first_observation
-from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Step, Task
 
 logger = logging.getLogger(__name__)
@@ -143,8 +142,6 @@ class SimulatedAgent:
                 failure = AccessBlocked(str(error))
             except BaseExceptionGroup as error:
                 failure = EnvironmentFailed(str(error))
-            if (recorder := TokenRecorder.current()) is not None:
-                logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))
             yield {"steps": episode.steps, "acts": episode.acts}
             if failure is None:
                 yield await self._outcome(episode, task, final)

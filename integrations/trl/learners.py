@@ -41,9 +41,6 @@ TRL's others have a mean or a ratio per row, and an episode may be several rows.
 class GRPOLearner(PolicyLearner):
     """Group-relative policy optimisation (Shao et al. 2024) by TRL's loss types.
 
-    A reply is compared with episodes that replied when they had earned as much (`dreamgym_lg.learner.group_credit`): where all
-    reward comes at the end, these are the group.
-
     Args:
         loss_type: One of `LOSS_TYPES`.
         max_completion_length: Of `dr_grpo`; default 512, as TRL's.
@@ -74,10 +71,9 @@ class GRPOLearner(PolicyLearner):
 class RLOOLearner(PolicyLearner):
     """REINFORCE leave-one-out (Ahmadian et al. 2024): rewards are not divided by the group's deviation.
 
-    Each of an episode's tokens weighs the same however long it is, so that with one optimiser step an iteration, and where all
-    reward comes at the end, the gradient is the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per
-    sequence, and an episode may be several: here it is clipped per token, as in GRPO, and the KL term is in the loss, not in
-    the reward.
+    Each of an episode's tokens weighs the same however long it is, so that with one optimiser step an iteration the gradient is
+    the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per sequence, and an episode may be several:
+    here it is clipped per token, as in GRPO, and the KL term is in the loss, not in the reward.
 
     Args: As of `GRPOLearner`, without `loss_type` and `max_completion_length`.
     """

@@ -140,29 +140,6 @@ def test_an_episode_weighs_the_same_however_it_is_cut(
         assert off(gradient(moved, tokenizer, tmp_path / str(parts), [divided], **options), expected) < 1e-4
 
 
-def test_replies_of_one_episode_with_different_advantages(
-    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    """Where rewards come on the way: against the clipped loss in plain torch, token by token."""
-    earned = ((0.5, 0.5), (0.5, 0.0), (0.0, 0.25), (0.0, 0.0))
-    paid = [replace(one, steps=[replace(one.steps[0], reward=r) for r in e]) for one, e in zip(group, earned, strict=True)]
-    begun = group_advantages([1.0, 0.5, 0.25, 0.0])
-    then = [*group_advantages([1.0, 0.5]), *begun[2:]]  # the last two have earned nothing yet, as all had before
-    model, losses = deepcopy(moved), []
-    for number, one in enumerate(group):
-        (played,) = one.segments
-        ids, own = torch.tensor(played.token_ids), torch.tensor(played.sampled[1:]).bool()
-        found = torch.log_softmax(model(ids[None]).logits[0, :-1].float(), dim=-1).gather(1, ids[1:, None])[own, 0]
-        ratio = (found - torch.tensor(played.logprobs[1:])[own]).exp()
-        first = list(played.sampled).index(0, list(played.sampled).index(1)) - list(played.sampled).index(1)
-        advantage = torch.tensor([begun[number]] * first + [then[number]] * (len(found) - first))
-        losses.append(-torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean())
-    torch.stack(losses).mean().backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    for tokens in (1, 1000):
-        assert off(gradient(moved, tokenizer, tmp_path / str(tokens), [paid], micro_batch_tokens=tokens), expected) < 1e-4
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_the_number_of_passes_does_not_matter(
     moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, beta: float
