@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,19 +113,29 @@ def check_environment(environment: Environment, task: Task, actions: Sequence[st
     Plays `actions` twice, takes a step too many if they end the task, and plays one action that makes no sense. Raises
     `ContractBroken` with the first rule that is broken and what was seen.
     """
-    first, results = _play(environment, task, actions)
+    first, results = played = _play(environment, task, actions)
     _require(isinstance(first, str) and first.strip(), f"reset must return a non-empty text, got {first!r}")
-    for result in results:
-        _check_result(result)
+    for each in results:
+        kind, reward, success = type(each.observation).__name__, each.reward, each.info.get("success", False)
+        _require(kind == "str", f"an observation must be text, got {kind}")
+        _require(isinstance(reward, (int, float)), f"a reward must be a number, got {reward!r}")
+        _require(not (each.terminated and each.truncated), "a step must not be both terminated and truncated")
+        _require(each.terminated or not success, "info['success'] must be True only in the step that terminates the episode")
     again = _play(environment, task, actions)
     _require(
-        (first, results) == again,
-        f"the same task and actions must give the same observations and rewards, got {(first, results)} and then {again}",
+        played == again, f"the same task and actions must give the same observations and rewards, got {played} and then {again}"
     )
     if results and (results[-1].terminated or results[-1].truncated):
-        _check_end(environment, actions[-1])
+        with suppress(RuntimeError):
+            environment.step(actions[-1])
+            raise ContractBroken("a step after the end must raise RuntimeError")
     environment.reset(task)
-    _check_nonsense(environment)
+    result = environment.step(nonsense := "zzqx unheard-of")
+    _require(
+        not result.info.get("valid", True),
+        f"an action that makes no sense must be marked info['valid'] = False, got {result.info} for {nonsense!r}",
+    )
+    _require(result.reward <= 0, f"an invalid action must not be rewarded, got {result.reward}")
 
 
 def _play(environment: Environment, task: Task, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
@@ -139,32 +150,3 @@ def _play(environment: Environment, task: Task, actions: Sequence[str]) -> tuple
 def _require(kept: object, rule: str) -> None:
     if not kept:
         raise ContractBroken(rule)
-
-
-def _check_result(result: StepResult) -> None:
-    observation, reward = result.observation, result.reward
-    _require(isinstance(observation, str), f"an observation must be text, got {type(observation).__name__}")
-    _require(isinstance(reward, (int, float)), f"a reward must be a number, got {reward!r}")
-    _require(not (result.terminated and result.truncated), "a step must not be both terminated and truncated")
-    _require(
-        result.terminated or not result.info.get("success", False),
-        "info['success'] must be True only in the step that terminates the episode",
-    )
-
-
-def _check_end(environment: Environment, action: str) -> None:
-    try:
-        environment.step(action)
-    except RuntimeError:
-        return
-    raise ContractBroken("a step after the end must raise RuntimeError")
-
-
-def _check_nonsense(environment: Environment) -> None:
-    nonsense = "zzqx unheard-of"
-    result = environment.step(nonsense)
-    _require(
-        not result.info.get("valid", True),
-        f"an action that makes no sense must be marked info['valid'] = False, got {result.info} for {nonsense!r}",
-    )
-    _require(result.reward <= 0, f"an invalid action must not be rewarded, got {result.reward}")

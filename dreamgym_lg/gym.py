@@ -25,7 +25,7 @@ from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
 from dreamgym_lg.splits import split_tasks
 from dreamgym_lg.statistics import Rate, clustered_rate
-from dreamgym_lg.tasks import first_observation, is_tool_task
+from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -243,12 +243,6 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
         say(
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="
-        )
-    held_out = {first_observation(task) for task in tasks if task.split != "train"}
-    if same := [task for task in traced if task.split == "train" and first_observation(task) in held_out]:
-        say(
-            f"{len(same)} recorded training tasks ask word for word what a held-out task asks ({same[0].id!r} is the first): "
-            "success on these is not success on unseen tasks. Give the held-out task that id, and its traces are not trained on"
         )
     if any(task.split == "train" for task in tasks):
         return []

@@ -55,10 +55,10 @@ async def rollout(
 ) -> list[Trajectory]:
     """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
 
-    Each episode runs in a context of its own, with its own sampling seed, and is stored in `replay_buffer` the moment it ends,
-    without secrets of the environment (`environment_secrets`). An exception is a trajectory with an `error`. An episode that is
-    stored under the same (run, iteration, task, index) is read instead of played; one stored with an `error` is played again
-    and replaced, and one whose process died (`WorkerLost`) is played again at once.
+    Each episode has a context and a sampling seed of its own, and is stored the moment it ends, without secrets of the
+    environment (`environment_secrets`). An exception is a trajectory with an `error`. What is stored under the same (run,
+    iteration, task, index) is read instead of played; with an `error` it is played again. So is, at once, an episode whose
+    process died (`WorkerLost`).
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -109,13 +109,11 @@ async def rollout(
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """True for a failed episode that needs no change before another try."""
-    lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
-    return is_missing(trajectory.error) and _cause(trajectory.error) not in lasting
+    return is_missing(trajectory.error) and not _is_of(trajectory.error, AccessBlocked, ConfigurationError)
 
 
-def _cause(error: str | None) -> str:
-    """The name of the exception that ended an episode."""
-    return str(error).partition(":")[0]
+def _is_of(error: str | None, *kinds: type[Exception]) -> bool:
+    return str(error).partition(":")[0] in {kind.__name__ for kind in kinds}
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
@@ -231,11 +229,11 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
 async def _play_kept(
     graph: Agent, task: Task, create_environment: CreateEnvironment | None, seed: int, recursion_limit: int
 ) -> tuple[dict[str, Any], list[Segment]]:
-    """`_play`, again where the episode's process has died, and that play's tokens."""
+    """`_play`, again where the episode's process has died, and its tokens."""
     for _ in range(_PLAYS):
         recorder = TokenRecorder(seed=seed)
         played = await _play(graph, task, create_environment, recorder, recursion_limit)
-        if _cause(played["error"]) != WorkerLost.__name__:
+        if not _is_of(played["error"], WorkerLost):
             break
     return played, recorder.segments()
 

@@ -31,7 +31,6 @@ def split_tasks(
     validation: float = 0.1,
     test: float = 0.2,
     seed: int = 0,
-    common: float | None = None,
 ) -> list[Task]:
     """The tasks with new splits, `train`, `validation` and `test`, that share no entity.
 
@@ -39,22 +38,20 @@ def split_tasks(
     seed give the same splits, in the order of the tasks.
 
     Args:
-        by: The entities of a task. Default: `entities` of its first observation; tasks in the same words are tied, too. Give
-            your own where metadata hold the ids: `by=lambda task: [task.metadata["customer"]]`.
+        by: The entities of a task, each of which ties. Default: `entities` of its first observation but for those that many
+            tasks name, and its words. Give your own where metadata hold the ids: `lambda task: [task.metadata["customer"]]`.
         validation: Share of the tasks, at least 0 and below 1; 0 makes no such split.
         test: The same of the split `test`. Both together are below 1.
-        common: An entity of more than this share of the tasks, and of more than 5, ties nothing: else all would be one group.
-            Default: 0.1; with `by` 1, so that each ties.
 
     Raises `ConfigurationError` for shares out of range, for what `by` must not give, and where a split would be empty.
     """
     shares: dict[Split, float] = {"test": test, "validation": validation}
-    for name, share in {"validation": validation, "test": test, "common": common or 0}.items():
+    for name, share in {"validation": validation, "test": test}.items():
         if not 0 <= share <= 1:
             raise ConfigurationError(f"{name}={share!r}: give a share of the tasks between 0 and 1")
     if validation + test >= 1:
         raise ConfigurationError(f"validation={validation:g} and test={test:g} leave no task to train on")
-    groups = tied_groups(_tying_keys(tasks, by, common))
+    groups = tied_groups(_tying_keys(tasks, by))
     left, splits = Random(seed).sample(groups, len(groups)), dict[int, Split]()
     for split, share in shares.items():
         splits |= dict.fromkeys(_take(left, share * len(tasks)) if share else (), split)
@@ -63,7 +60,7 @@ def split_tasks(
         raise ConfigurationError(
             f"validation={validation:g}, test={test:g}: no task is left for the split {[*empty, 'train'][0]!r}. The "
             f"{len(tasks)} tasks are {len(groups)} groups that share an entity, the largest of "
-            f"{max(map(len, groups), default=0)}: give more tasks, other shares, a smaller common=, or by="
+            f"{max(map(len, groups), default=0)}: give more tasks, other shares, or by="
         )
     return [replace(task, split=splits.get(number, "train")) for number, task in enumerate(tasks)]
 
@@ -94,7 +91,7 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
 def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> list[Task]:
     """The tasks that name an uncommon entity of the others, or are in the same words. A seed's world names nothing."""
     mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
-    keys = _tying_keys([*mine, *theirs], None, None)
+    keys = _tying_keys([*mine, *theirs])
     known = frozenset[Hashable]().union(*keys[len(mine) :])
     return [task for task, own in zip(mine, keys, strict=False) if own & known]
 
@@ -131,15 +128,14 @@ def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _tying_keys(
-    tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None, common: float | None
-) -> list[frozenset[Hashable]]:
-    """Keys that tie each task to others: uncommon entities, and its words."""
+def _tying_keys(tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None = None) -> list[frozenset[Hashable]]:
+    """Keys that tie each task to others: those of `by`, else uncommon entities and its words."""
+    if by is not None:
+        return [_keys(by, task) for task in tasks]
     texts = [first_observation(task) for task in tasks]
-    named = [entities(text) for text in texts] if by is None else [_keys(by, task) for task in tasks]
-    unspecific = common_entities(named, (COMMON if by is None else 1.0) if common is None else common)
-    own = [each - unspecific for each in named]
-    return own if by is not None else [keys | {tuple(words(text))} for keys, text in zip(own, texts, strict=True)]
+    named = [entities(text) for text in texts]
+    common = common_entities(named)
+    return [keys - common | {tuple(words(text))} for keys, text in zip(named, texts, strict=True)]
 
 
 def _keys(by: Callable[[Task], Iterable[Hashable]], task: Task) -> frozenset[Hashable]:

@@ -78,15 +78,12 @@ class Training:
     create_environment: CreateEnvironment | None
     """Creates the environments of the rollouts: of `dream`, or real ones. None: `agent` has its own."""
     source: Source
-    """Who answers there: `synthetic` for the experience model, `real` for the real environment, whose steps are counted."""
+    """`synthetic` where `dream` answers, `real` for the real environment, whose steps are counted."""
     dream: Dream | None = None
-    """The dream that answers; None where the rollouts are real."""
     curriculum: Curriculum
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
-    """Groups per iteration."""
     num_generations: int = 8
-    """Episodes per group."""
     max_steps: int = 10
     seed: int = 0
     concurrency: int = 64

@@ -84,7 +84,7 @@ def test_what_most_tasks_name_ties_nothing_and_the_same_words_always_do() -> Non
     texts = [f"Send order K-{1000 + number} to Bonn, says Anna Berg." for number in range(40)]
     assert sizes(split_tasks(tasks_of(texts))) == {"train": 28, "validation": 4, "test": 8}
     with pytest.raises(ConfigurationError, match="40 tasks are 1 groups that share an entity, the largest of 40"):
-        split_tasks(tasks_of(texts), common=1)
+        split_tasks(tasks_of(texts), by=lambda task: entities(task.instruction))
     repeated = ["What do you sell?"] * 9 + texts
     assert len({*sides(split_tasks(tasks_of(repeated))[:9])}) == 1
 
@@ -125,7 +125,6 @@ def test_a_share_of_0_makes_no_split_and_a_small_one_a_task_at_least() -> None:
     [
         (10, {"validation": -0.1}, "validation=-0.1: give a share"),
         (10, {"test": 1.5}, r"test=1.5: give a share of the tasks between 0 and 1"),
-        (10, {"common": 3.0}, "common=3.0: give a share"),
         (10, {"validation": 0.5, "test": 0.5}, "validation=0.5 and test=0.5 leave no task to train on"),
         (2, {}, r"validation=0.1, test=0.2: no task is left for the split 'train'\. The 2 tasks are 2 groups"),
         (1, {}, "no task is left for the split 'validation'"),

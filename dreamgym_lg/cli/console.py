@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.redaction import redact_environment
+from dreamgym_lg.text import printable
 
 console = Console()
 
@@ -51,12 +52,7 @@ def typed(prompt: str) -> str | None:
 
 def say(text: str, style: str = "") -> None:
     """Print foreign text: no markup, on lines of its own length."""
-    console.print(Text(visible(text), style), soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    """Without what would steer the terminal."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    console.print(Text(printable(text), style), soft_wrap=True)
 
 
 def quiet_libraries(*, offline: bool) -> None:

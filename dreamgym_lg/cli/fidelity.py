@@ -7,7 +7,6 @@ import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.cli.experiment import ModelName, OptionalWorld, opened_dream
-from dreamgym_lg.dream import Dream
 from dreamgym_lg.dream.prompter import finish_prompts
 from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.experiment import gate
@@ -15,12 +14,15 @@ from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.fidelity.report import check_pages
 from dreamgym_lg.progress import show_progress
-from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
 
 COLOURS = {"bad": "red", "watch": "yellow", "good": "green"}
 
 BUFFER_HELP = "In place of an experiment: your own replay buffer."
+OF_BUFFER = (
+    "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a model that "
+    "was trained on them is not measured on held-out data by them."
+)
 OUT_HELP = "Where to write. Default: the experiment's folder, or beside the buffer."
 
 
@@ -39,50 +41,28 @@ def fidelity(
     with errors_shown():
         check_pages()
         with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work):
-            if work is not None:
-                arguments, folder = _of_experiment(work, dream, limit), work.out
-            else:
-                assert replay_buffer is not None
-                arguments, folder = _of_buffer(buffer), replay_buffer.parent
+            judgement = None
+            if work is not None and work.world.judged_by_dream:
+                judgement = gate.measure(work, dream, limit=min(limit, gate.LIMIT))
+            episodes, note = (list(buffer.trajectories()), OF_BUFFER) if work is None else _of_experiment(work)
+            options: dict[str, Any] = {"judgement": judgement, "notes": [note] if episodes else []}
             try:
-                measured = measure(dream, **arguments, limit=limit, seed=seed, on_progress=show_progress)
+                measured = measure(dream, episodes, limit=limit, seed=seed, on_progress=show_progress, **options)
             except DreamGymError:
                 finish_prompts()  # the same command goes on from their answers
                 raise
+        folder = replay_buffer.parent if replay_buffer is not None else work.out  # type: ignore[union-attr]
         html, figures = write_fidelity(measured, out or folder)
     for level, sentence in measured.conclusions:
         console.print(f"[{COLOURS[level]}]{level:>5}[/]  {sentence}", highlight=False, soft_wrap=True)
     say(f"report: {html}\nfigures: {figures}")
 
 
-def _of_experiment(work: Experiment, dream: Dream, limit: int) -> dict[str, Any]:
-    """The arguments of `measure`: offline data and the episodes of evaluations."""
-    offline, note = _offline(work)
-    evaluations = (work.run_name("validate/"), work.run_name("proof/"))
-    runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
-    return {
-        "trajectories": [*offline, *runs],
-        "judgement": gate.measure(work, dream, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None,
-        "notes": [note],
-    }
-
-
-def _offline(work: Experiment) -> tuple[list[Trajectory], str]:
-    """Offline trajectories, held-out ones if there are any, and a note of what was trained on them."""
-    offline, held_out = work.offline(), work.held_out_offline()
+def _of_experiment(work: Experiment) -> tuple[list[Trajectory], str]:
+    """Offline trajectories, held-out ones if there are any, those of evaluations, and a note of what was trained on them."""
+    held_out, evaluations = work.held_out_offline(), (work.run_name("validate/"), work.run_name("proof/"))
+    note = f"Offline data: {len(held_out):,} trajectories that the experience model was not trained on."
     if not held_out:
-        return offline, "Offline data: the experience model was trained on these trajectories, so their figures flatter it."
-    count = f"{len(held_out):,} trajectories that the experience model was not trained on"
-    note = f"Offline data: {count}, in worlds of the train split"
-    if len(held_out) < len(offline):
-        note += " (others of the same worlds were trained on)"
-    return held_out, f"{note}."
-
-
-def _of_buffer(buffer: ReplayBuffer) -> dict[str, Any]:
-    trajectories = list(buffer.trajectories())
-    note = (
-        "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a "
-        "model that was trained on them is not measured on held-out data by them."
-    )
-    return {"trajectories": trajectories, "notes": [note] if trajectories else []}
+        note = "Offline data: the experience model was trained on these trajectories, so their figures flatter it."
+    played = [each for each in work.replay_buffer.trajectories(source="real") if each.run.startswith(evaluations)]
+    return [*(held_out or work.offline()), *played], note

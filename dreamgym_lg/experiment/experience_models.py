@@ -10,6 +10,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
+_OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
+"""Settings that a folder's model was trained with, and is prompted with again."""
+
 
 def is_local_model(name: str) -> bool:
     """True for the name of a folder or of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
@@ -39,11 +42,16 @@ def load_experience_model(
     if isinstance(model, str) and is_local_model(model):
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-        trained_with = _settings_beside(Path(model), settings)
-        tokens = (trained_with or settings).experience_tokens
-        local = LocalChatModel.from_path(model, temperature=0, max_new_tokens=tokens)
-        if trained_with is not None:
-            return as_trained(local, trained_with, replay_buffer, Path(model).name, context)
+        path = Path(model)
+        if path.parent.is_dir() and not path.is_dir():
+            known = [str(each) for each in path.parent.iterdir() if (each / "version").exists()]
+            raise ConfigurationError.unknown("experience model", model, known)
+        stored = read_settings(path.parent.parent)
+        trained_with = {name: stored[name] for name in _OF_TRAINING} if stored is not None else {}
+        settings = replace(settings, **trained_with)
+        local = LocalChatModel.from_path(model, temperature=0, max_new_tokens=settings.experience_tokens)
+        if stored is not None:
+            return as_trained(local, settings, replay_buffer, path.name, context)
         model = local
     return Model(
         model,
@@ -52,16 +60,6 @@ def load_experience_model(
         demonstration_characters=settings.retrieved_characters,
         context=context,
     )
-
-
-def _settings_beside(path: Path, settings: Settings) -> Settings | None:
-    """The settings that a folder's model was trained with; None for any other model."""
-    if path.parent.is_dir() and not path.is_dir():
-        known = [str(each) for each in path.parent.iterdir() if (each / "version").exists()]
-        raise ConfigurationError.unknown("experience model", str(path), known)
-    stored = read_settings(path.parent.parent)
-    names = ("retrieved", "retrieved_characters", "experience_tokens")
-    return None if stored is None else replace(settings, **{name: stored[name] for name in names if name in stored})
 
 
 def as_trained(

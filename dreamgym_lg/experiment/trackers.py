@@ -1,6 +1,5 @@
 """Trackers of a training run: TensorBoard, Weights & Biases, MLflow and trackio, by accelerate."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -34,19 +33,17 @@ def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class ExperimentTrackers:
-    """Sends each iteration's metrics to trackers. A run that goes on after a crash is the same run there.
+    """Sends each iteration's metrics to trackers. A run that goes on after a crash is the same run there, but for MLflow.
 
     Args:
         names: Of `TRACKERS`.
-        folder: The experiment's: TensorBoard's event files are in its `tensorboard`, the other trackers' runs in its
-            `trackers.json`.
-        config: Configuration of the run; numbers, texts and truth values are shown.
+        folder: The experiment's, for TensorBoard's event files and the name of the run (`tracker-run`).
+        config: Of which numbers, texts and truth values are shown.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
         self._names, self._folder = names, folder
         self._config = {key: value for key, value in config.items() if isinstance(value, int | float | str)}
-        self._new_run = f"{folder.name}-{uuid4().hex[:8]}"
         self._started: list[Any] | None = None
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -66,25 +63,18 @@ class ExperimentTrackers:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers ask it for the main process
-        file, started = self._folder / "trackers.json", list[Any]()
-        runs: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        for name in self._names:
-            tracker = LOGGER_TYPE_TO_CLASS[name](**self._arguments(name, runs.get(name), iteration))
-            tracker.start()
-            started.append(tracker)
-            if name not in runs:
-                runs[name] = tracker.tracker.info.run_id if name == "mlflow" else self._new_run
-                tracker.store_init_configuration(self._config)
-        file.write_text(json.dumps(runs))
-        return started
-
-    def _arguments(self, name: str, run: str | None, iteration: int) -> dict[str, Any]:
-        """Arguments of accelerate's class. Args: `run`, that goes on at `iteration`; None for a new one."""
-        project, run_id = os.environ.get("WANDB_PROJECT", PROJECT), run or self._new_run
+        if new := not (file := self._folder / "tracker-run").exists():
+            file.write_text(f"{self._folder.name}-{uuid4().hex[:8]}")
+        run, project = file.read_text(), os.environ.get("WANDB_PROJECT", PROJECT)
         arguments: dict[str, dict[str, Any]] = {
-            "tensorboard": {"run_name": name, "logging_dir": self._folder, "purge_step": iteration},
-            "wandb": {"run_name": project, "id": run_id, "name": run_id, "resume": "allow", "dir": str(self._folder)},
-            "trackio": {"run_name": PROJECT, "name": run_id, "resume": "allow"},
-            "mlflow": {"experiment_name": PROJECT, "run_name": self._new_run, "run_id": run},
+            "tensorboard": {"run_name": "tensorboard", "logging_dir": self._folder, "purge_step": iteration},
+            "wandb": {"run_name": project, "id": run, "name": run, "resume": "allow", "dir": str(self._folder)},
+            "trackio": {"run_name": PROJECT, "name": run, "resume": "allow"},
+            "mlflow": {"experiment_name": PROJECT, "run_name": run},
         }
-        return arguments[name]
+        started = [LOGGER_TYPE_TO_CLASS[name](**arguments[name]) for name in self._names]
+        for tracker in started:
+            tracker.start()
+            if new:
+                tracker.store_init_configuration(self._config)
+        return started

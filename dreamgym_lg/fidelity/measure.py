@@ -1,6 +1,5 @@
 """`measure`: everything that a report says of a dream, from the trajectories of a replay buffer."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from random import Random
 
@@ -8,7 +7,7 @@ from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.fidelity.report import Comparison, Fidelity, Group
+from dreamgym_lg.fidelity.report import Fidelity, Group
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import OnProgress, counter
@@ -32,8 +31,8 @@ def measure(
 ) -> Fidelity:
     """Measure how far a dream can be trusted, on held-out trajectories.
 
-    Trajectories of source `offline` and `real` are put to it step by step, the traces of their own task left out; those of
-    source `synthetic` are compared with the same policy's real ones. The same input gives the same result.
+    Trajectories of source `offline` and `real` are put to it step by step, the traces of their own task left out. The same
+    input gives the same result.
 
     Args:
         dream: The very object in which a policy is trained.
@@ -62,32 +61,10 @@ def measure(
         retrieves=model.retrieves,
         left_out=len(real) - len(playable),
         groups=tuple(groups),
-        comparisons=compare_success_rates(trajectories),
         judgement=judgement,
         shared=share_known(model.replay_buffer) if model.replay_buffer is not None else None,
         notes=tuple(notes),
     )
-
-
-def compare_success_rates(trajectories: Sequence[Trajectory]) -> tuple[Comparison, ...]:
-    """Compare success rates of policies recorded both in the dream and in reality.
-
-    Runs belong together that have the same name but for a part `real` or `dream`, the same iteration and policy version.
-    Only tasks that were played in both count; a failed rollout counts as no success.
-    """
-    policies = defaultdict[tuple[str, int, str], dict[bool, list[Trajectory]]](lambda: {True: [], False: []})
-    for each in trajectories:
-        if each.source != "offline":
-            policy = "/".join(part for part in each.run.split("/") if part.partition("@")[0] not in ("real", "dream"))
-            policies[policy, each.iteration, each.policy_version][each.source == "real"].append(each)
-    rows = []
-    for (policy, iteration, version), episodes in policies.items():
-        shared = {each.task.id for each in episodes[True]} & {each.task.id for each in episodes[False]}
-        real, dream = (rate(e.success for e in episodes[place] if e.task.id in shared) for place in (True, False))
-        if real and dream:
-            name = " ".join(part for part in (policy, version) if part)
-            rows.append(Comparison(policy=name, iteration=iteration, real=real, dream=dream))
-    return tuple(rows)
 
 
 def share_known(buffer: ReplayBuffer) -> Rate | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.steps import CLOSE, OneStep
 from dreamgym_lg.report.pages import check_installed, create_templates
-from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate, difference_of_rates
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate
 
 Level = Literal["bad", "watch", "good"]
 _ORDER: tuple[Level, ...] = ("bad", "watch", "good")
@@ -37,27 +37,6 @@ class Conclusion(NamedTuple):
 
     level: Level
     sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One policy at one moment, on the same tasks in dream and reality."""
-
-    policy: str
-    iteration: int
-    real: Rate
-    dream: Rate
-
-    @property
-    def gap(self) -> float:
-        """Dream minus real success."""
-        return self.dream.value - self.real.value
-
-    @property
-    def apart(self) -> bool:
-        """True if the 95 % interval of the gap excludes 0."""
-        low, high = difference_of_rates(self.dream, self.real)
-        return low > 0 or high < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +66,6 @@ class Fidelity:
     """Real trajectories that failed to be played or have no step."""
     groups: tuple[Group, ...]
     """One for each kind of real trajectories; empty without one."""
-    comparisons: tuple[Comparison, ...]
     judgement: Judgement | None
     """The dream's verdicts on recorded episodes."""
     shared: Rate | None
@@ -135,7 +113,6 @@ def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
         yield from _of_judgement(fidelity.judgement)
     for group in fidelity.groups:
         yield from _of_group(group)
-    yield from _of_comparisons(fidelity.comparisons)
     if (shared := fidelity.shared) and shared.successes:
         known = f"{_of(shared)} evaluation tasks share an id, name, amount or all words with a training task"
         yield Conclusion("watch", f"{known}: success on these is not success on unseen tasks.")
@@ -185,26 +162,8 @@ def _of_group(group: Group) -> Iterator[Conclusion]:
         yield Conclusion(_level(words, bad=0.3), f"{where} {_of(words)} next observations had the right words.")
 
 
-def _of_comparisons(rows: tuple[Comparison, ...]) -> Iterator[Conclusion]:
-    if not rows:
-        return
-    worst = max(rows, key=lambda row: abs(row.gap))
-    widest = (
-        f"widest gap {worst.gap:+.2f} ({worst.policy}, iteration {worst.iteration}: dreamed {_of(worst.dream, '/')}, "
-        f"real {_of(worst.real, '/')})"
-    )
-    for word, sign in (("flatters", 1), ("understates", -1)):
-        if count := sum(row.apart and row.gap * sign > 0 for row in rows):
-            where = f"in {count} of {len(rows)} comparisons with reality on the same tasks"
-            yield Conclusion("bad", f"The dream {word} the policy {where}; {widest}.")
-    if not any(row.apart for row in rows):
-        few = max(row.real.episodes for row in rows) < FEW_EPISODES
-        sentence = f"Dreamed and real success of the same policy are nowhere provably apart ({len(rows)} comparisons)"
-        yield Conclusion("watch" if few else "good", f"{sentence}; {widest}.")
-
-
-def _of(rate: Rate | StepRate, of: str = " of ") -> str:
-    return f"{rate.successes}{of}{rate.steps if isinstance(rate, StepRate) else rate.episodes}"
+def _of(rate: Rate | StepRate) -> str:
+    return f"{rate.successes} of {rate.steps if isinstance(rate, StepRate) else rate.episodes}"
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------

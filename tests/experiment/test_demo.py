@@ -1,4 +1,4 @@
-"""The closed loop end to end, small, killed twice: what it leaves, and that it went on where it was."""
+"""The closed loop end to end, small, killed once: what it leaves, and that it went on where it was."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from dreamgym_lg.experiment.evaluation import DREAMED
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytestmark = pytest.mark.slow
-ITERATIONS, EPISODES = 3, 32
+ITERATIONS, EPISODES, PROOF = 3, 6, 2
 
 
 def test_demo_leaves_its_proof(finished_run: Path) -> None:
@@ -21,14 +21,14 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
             dreamed = [result["dream"]] if mode == DREAMED and policy != "filtered" else []
             for row in (result["real"], unseen, *dreamed):
                 figures = row[policy][mode]
-                assert 0 <= figures["successes"] <= figures["episodes"] and figures["episodes"] >= 8
+                assert 0 <= figures["successes"] <= figures["episodes"] and figures["episodes"] >= 1
                 low, high = figures["interval"]
                 assert low <= figures["successes"] / figures["episodes"] <= high
                 assert row is result["dream"] or figures["failed"] == 0, "only an unreadable prediction may fail an episode"
         if policy != "filtered":
             assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
-    assert "filtered" not in result["dream"] and result["filtered"] > 5, "no dream had a part in it"
-    assert result["real_steps"]["offline"] > 1000
+    assert "filtered" not in result["dream"] and result["filtered"] > 0, "no dream had a part in it"
+    assert result["real_steps"]["offline"] > 100
     assert set(result["seconds"]) == {"collect", "experience", "base", "filtered", "train", "prove"}
     assert (finished_run / "report.html").stat().st_size > 10_000
 
@@ -37,7 +37,7 @@ def test_the_proof_is_on_worlds_nobody_trained_on(finished_run: Path) -> None:
     buffer = ReplayBuffer(finished_run / "replay.db")
     played = [t for t in buffer.trajectories(source="real") if t.run.startswith("proof/real/trained/greedy/")]
     proof = {t.task.observation for t in played}
-    assert len(proof) == 8
+    assert len(proof) == PROOF
     for run in ("offline", "train"):
         trained_on = {t.task.observation for t in buffer.trajectories(run=run)}
         assert trained_on and not trained_on & proof
@@ -70,17 +70,16 @@ def test_same_actions_same_world(finished_run: Path) -> None:
             seen = (episode.steps[end - 1].next_observation, episode.steps[end - 1].reward)
             compared += key in worlds
             assert worlds.setdefault(key, seen) == seen
-    assert compared > 20
+    assert compared > 5
 
 
 def test_kill_9_loses_nothing_and_does_nothing_twice(finished_run: Path) -> None:
-    after_kill = [set(map(tuple, kill)) for kill in json.loads((finished_run.parent / "kills.json").read_text())]
+    killed = set(map(tuple, json.loads((finished_run.parent / "killed.json").read_text())))
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         episodes = [(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")]
         metrics = buffer.metrics("train")
     assert len(episodes) == len(set(episodes)) == ITERATIONS * EPISODES
-    first, second = after_kill
-    assert set() < first < second < set(episodes), "both came in the midst of training"
+    assert set() < killed < set(episodes), "it came in the midst of training"
     state = torch.load(finished_run / "models" / "policy" / "training.pt", weights_only=True)
     updates = sum(not row["skipped"] for row in metrics)
     assert state["iteration"] == ITERATIONS

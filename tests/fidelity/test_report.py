@@ -54,14 +54,9 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
 ) -> None:
     dream = text_dream(scripted(reply=never_done(door_world)))
     real = [episode(f"t{n}", source="real", run="validate/real", iteration=30) for n in range(12)]
-    dreamed = [
-        Trajectory(task=each.task, steps=each.steps[:1], source="synthetic", run="validate/dream", iteration=30)
-        for each in real
-    ]
-    html, figures = write_fidelity(measure(dream, [*real, *dreamed]), tmp_path / "out")
+    html, figures = write_fidelity(measure(dream, real), tmp_path / "out")
     said, read = text_of(html), json.loads(figures.read_text())
     assert "never says that the task is completed: it recognised 0 of 12 steps" in said
-    assert "understates the policy in 1 of 1 comparisons" in said and "dreamed 0/12, real 12/12" in said
     assert read["conclusions"][0]["level"] == "bad" and "never says" in read["conclusions"][0]["sentence"]
     (group,) = read["groups"]
     one = group["one_step"]
@@ -208,8 +203,6 @@ def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     read = json.loads((tmp_path / "fidelity.json").read_text())
     assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["groups"]}
-    compared = {row["policy"].rpartition("/")[0] for row in read["comparisons"]}  # the last part names the weights
-    assert compared >= {"proof/base/sampled", "proof/trained/sampled"}
     judged = read["judgement"]["false_success"]
     assert judged is not None and 0 < judged["n"] <= 6, "three recorded failures, three of the policy's own: --limit holds"
     assert "Offline data:" in text_of(tmp_path / "fidelity.html")

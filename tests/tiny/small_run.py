@@ -1,0 +1,17 @@
+"""The demo's experiment, as small as it can be and have all its parts: `dreamgym demo small_run.py:create_experiment`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from dreamgym_lg import Experiment
+from dreamgym_lg.experiment.settings import quick
+from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
+
+
+def create_experiment(out: Path) -> Experiment:
+    world = TextWorldExpressWorld("peckingorder")
+    few = {"evaluate_tasks": 1, "proof_tasks": 2, "panel_tasks": 1, "num_tasks": 2, "num_generations": 3}
+    few |= {"tasks": 60, "experience_steps": 8, "base_steps": 6}
+    episodes = {"demonstration": 4, "random": 10, "unfinished": 30}
+    model = str(Path(__file__).parent / "small_base")
+    return Experiment(world, out, replace(quick(world.settings), seed=3, model=model, episodes=episodes, **few))
