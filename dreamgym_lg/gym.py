@@ -13,9 +13,10 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version
+from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
@@ -85,7 +86,7 @@ class DreamGym:
         stored = replay_buffer.tasks(origin="real")
         self.experiment = Experiment(self.world, out, settings, **given)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
-        if not self.experiment.is_worker_rank and not self.experiment.has_begun:
+        if not self.experiment.is_worker_rank and self.experiment.stored_settings() is None:
             traced = _with_validation(self.world.all_tasks, traced, replay_buffer, say)
         self.world.add_traced(traced)
         if not self.experiment.is_worker_rank:  # rank 0 alone writes

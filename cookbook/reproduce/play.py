@@ -16,7 +16,8 @@ from cells import METHODS, Cell, create_cell
 
 from dreamgym_lg import Experiment, ReplayBuffer, Settings, Trajectory, World
 from dreamgym_lg.experiment.evaluation import MODES
-from dreamgym_lg.experiment.workspace import TRAIN, policy_version
+from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.workspace import TRAIN
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, is_missing, real_steps

@@ -30,7 +30,7 @@ from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.responder import compiled_dream
 from dreamgym_lg.dream import RecordedUser, TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
-from dreamgym_lg.experiment.settings import quick
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.report.proof import summary_table, write_report
 
 
@@ -42,6 +42,13 @@ def compile_dream(out: Path, *, talking: bool) -> Dream:
         compile_world(replay_buffer, out / "world", tools=tools, writes=WRITES)
     index = TraceIndex(replay_buffer, tools=tools, writes=WRITES)
     return compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
+
+
+def quick(settings: Settings) -> Settings:
+    """A few minutes: enough to see every part work, not to prove a gain."""
+    few = {"batch_size": 4, "experience_steps": 30, "base_steps": 4, "iterations": 1, "num_tasks": 2, "num_generations": 4}
+    few |= {"evaluate_every": 3, "evaluate_tasks": 8, "proof_tasks": 8}
+    return replace(settings, max_false_success=None, max_gap=None, **few)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -69,7 +76,7 @@ def main() -> None:
     options |= {"iterations": arguments.iterations, "model": arguments.model, "base_steps": 50, "evaluate_every": 3}
     settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 16, "test": 40}
     if arguments.quick:
-        settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4)
+        settings = quick(settings)
         held_out = {"validation": 4, "test": 8}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")

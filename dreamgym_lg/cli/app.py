@@ -12,7 +12,7 @@ from dreamgym_lg.cli.canary import canary
 from dreamgym_lg.cli.compare import compare
 from dreamgym_lg.cli.compiled import compile_traces, serve_world
 from dreamgym_lg.cli.console import quiet_libraries
-from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
+from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.first_look import init, try_agent
 from dreamgym_lg.cli.play import play
@@ -38,11 +38,10 @@ def root(show_version: Version = False) -> None:
 
 
 COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
-    ("demo", demo, ("demo", "demo --iterations 40", "demo twc --seed 2", "demo --quick")),
+    ("demo", demo, ("demo", "demo --iterations 40", "demo twc --seed 2")),
     ("collect", collect, ("collect alfworld --out runs/alfworld", "collect my_app.py:world")),
     ("train", train, ("train peckingorder --iterations 30", "train my_app.py:experiment --lora --servers http://gpu1:8000")),
     ("eval", evaluate, ("eval peckingorder --seed 1", "eval runs/peckingorder-seed1")),
-    ("report", report, ("report runs/peckingorder-seed1", "report my_app.py:experiment")),
     ("export", export, ("export runs/peckingorder-seed1 policies/mine",)),
     ("serve", serve, ("serve policies/mine", "serve policies/mine --port 8100 --device cpu")),
     ("canary", canary, ("canary canary.db", "canary canary.db --stop")),

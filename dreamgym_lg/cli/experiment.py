@@ -1,4 +1,4 @@
-"""The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval`, `report` and `export`; and what others open."""
+"""The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval` and `export`; and what others open."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
-from dreamgym_lg.experiment.settings import quick, read_settings
+from dreamgym_lg.experiment.settings import read_settings
 from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
 from dreamgym_lg.experiment.world import World, load_world, world_names
 from dreamgym_lg.gym import DreamGym
@@ -35,7 +35,6 @@ WorldArgument = Annotated[str, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
 OptionalWorld = Annotated[str | None, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
 Seed = Annotated[int | None, typer.Option(help="Decides worlds, weights and samples. Default: 1, or the experiment's own.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder. Default: runs/WORLD-seedSEED, or the experiment's own.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few minutes: see every part work; proves nothing.")]
 Iterations = Annotated[int | None, typer.Option(min=1, help="Training iterations; may be raised later. Default: the world's.")]
 Learner = Annotated[str | None, typer.Option(help=f"What trains the policy: {LEARNERS}. Default: the world's.")]
 Where = Annotated[str | None, typer.Option("--environment", help=PLACES)]
@@ -68,7 +67,6 @@ def open_experiment(
     loaded: object = None,
     seed: int | None = None,
     out: Path | None = None,
-    quickly: bool = False,
     existing: bool = False,
     **settings: Any,
 ) -> Experiment:
@@ -77,7 +75,6 @@ def open_experiment(
     Args:
         loaded: The object behind `FILE.py:NAME` where it is loaded already.
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
-        quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
         settings: Values of its `Settings`; None leaves one as it is.
 
@@ -86,26 +83,23 @@ def open_experiment(
     quiet_libraries(offline=not is_object(name))
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if _is_folder(name):
-        if seed is not None or out is not None or quickly:
-            raise ConfigurationError(
-                f"{name} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
-            )
+        if seed is not None or out is not None:
+            raise ConfigurationError(f"{name} is a folder, and its experiment has a seed: leave --seed and --out away")
         return open_folder(Path(name), **chosen)
     if loaded is None:
         nameable = {key: value for key, value in (("seed", seed), ("out", out)) if value is not None}
         loaded = load_object(name, **nameable) if is_object(name) else load_world(name)
-    work, suffix = loaded.experiment if isinstance(loaded, DreamGym) else loaded, "-quick" if quickly else ""
+    work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
     if seed is not None or (isinstance(work, World) and not existing):
         chosen["seed"] = 1 if seed is None else seed
     if isinstance(work, World):
-        folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{seed or 1}{suffix}"
+        folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{seed or 1}"
         if existing:
             return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
-        return Experiment(work, folder, replace(quick(work.settings) if quickly else work.settings, **chosen))
-    work.settings = replace(quick(work.settings) if quickly else work.settings, **chosen)
-    work.out = out or work.out.with_name(f"{work.out.name}{suffix}")
+        return Experiment(work, folder, replace(work.settings, **chosen))
+    work.settings, work.out = replace(work.settings, **chosen), out or work.out
     return work
 
 
@@ -199,7 +193,6 @@ def demo(
     world: WorldArgument = DEMO,
     seed: Seed = None,
     out: Out = None,
-    quick: Quick = False,
     iterations: Iterations = None,
     learner: Learner = None,
     model: Model = None,
@@ -207,16 +200,16 @@ def demo(
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in reality, write the report."""
     chosen = {"iterations": iterations, "learner": learner, "model": model}
-    with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
+    with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train(force=True)  # a demonstration says what the gate finds, and goes on
         work.prove()
         _show(work)
 
 
-def collect(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
+def collect(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:
     """Record the world's tasks and real offline trajectories in the replay buffer."""
-    with _opened(world, seed=seed, out=out, quickly=quick) as work:
+    with _opened(world, seed=seed, out=out) as work:
         work.collect()
         buffer = work.replay_buffer
         console.print(f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps in {work.out}")
@@ -226,7 +219,6 @@ def train(
     world: WorldArgument,
     seed: Seed = None,
     out: Out = None,
-    quick: Quick = False,
     iterations: Iterations = None,
     learner: Learner = None,
     environment: Where = None,
@@ -244,24 +236,16 @@ def train(
     """
     chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
-    with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
+    with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train(servers=servers or (), force=force, **({"max_gap": None} if force else {}))
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 
-def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
+def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:
     """Evaluate base and trained policy on held-out real tasks; write result.json and the report."""
-    with _opened(world, seed=seed, out=out, quickly=quick, existing=True) as work:
+    with _opened(world, seed=seed, out=out, existing=True) as work:
         work.prove()
-        _show(work)
-
-
-def report(world: WorldArgument) -> None:
-    """Write report.html of a finished experiment anew."""
-    with _opened(world, existing=True) as work:
-        if not (work.out / "result.json").exists():
-            raise ConfigurationError(f"{work.out} has no result.json; run `dreamgym eval {world}` first")
         _show(work)
 
 

@@ -13,8 +13,9 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.lock import write_whole
-from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import ENOUGH, POLICIES, read_claim

@@ -1,4 +1,4 @@
-"""Experience models by name: a folder of weights, asked as it was trained, or any other chat model."""
+"""Models by name: experience models, asked as they were trained, and versions of weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +8,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream.model import Context, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
+from dreamgym_lg.hosted import name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
@@ -76,3 +77,18 @@ def as_trained(
         retries=0,
         version=version,
     )
+
+
+def policy_version(policy: "BaseChatModel | Path") -> str:
+    """Version of a policy's weights: the stamp of its folder, else its path or name, else its class."""
+    name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
+    stamp = Path(name) / "version"
+    return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
+
+
+def model_name(model: object) -> str:
+    """A model's name or path, also of a partial function's `model`."""
+    model = getattr(model, "keywords", {}).get("model", model)
+    if model is None or isinstance(model, str | Path):
+        return str(model)
+    return str(getattr(model, "name_or_path", "")) or name_of(model)

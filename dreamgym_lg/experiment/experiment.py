@@ -13,6 +13,7 @@ from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised, users
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
@@ -25,7 +26,7 @@ from dreamgym_lg.experiment.training import (
     served_by,
     train_policy,
 )
-from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace, policy_version
+from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 

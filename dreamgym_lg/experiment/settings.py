@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -170,23 +170,3 @@ def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, An
             f"{folder} was made with {key}={before!r}, and {key}={now!r} is given: give the old value, or another folder "
             "(out=, --out)"
         )
-
-
-def quick(settings: Settings) -> Settings:
-    """A few minutes of an experiment: enough to see every part work, not to prove a gain."""
-    return replace(
-        settings,
-        tasks=min(settings.tasks or 400, 400),
-        episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
-        batch_size=4,
-        experience_steps=min(settings.experience_steps, 30),  # fewer give a dream of nonsense, in which no group earns anything
-        base_steps=10,
-        iterations=3,
-        num_tasks=min(settings.num_tasks, 4),
-        evaluate_every=3,
-        evaluate_tasks=8,
-        proof_tasks=8,
-        panel_tasks=8,
-        max_false_success=None,
-        max_gap=None,
-    )

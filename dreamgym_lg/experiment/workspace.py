@@ -20,7 +20,7 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.experience_models import as_trained, load_experience_model
+from dreamgym_lg.experiment.experience_models import as_trained, load_experience_model, model_name, policy_version
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
@@ -122,11 +122,6 @@ class Workspace:
         if stored is None or (settings is not None and stored != current):
             write_whole(self.out / "settings.json", json.dumps(current, indent=2))
 
-    @property
-    def has_begun(self) -> bool:
-        """True once a stage has begun in the folder."""
-        return (self.out / "settings.json").exists()
-
     def stored_settings(self) -> Settings | None:
         """The folder's settings. None for a new one, and for another world's."""
         if (stored := read_settings(self.out)) is None or stored.pop("world") != self.world.name:
@@ -169,7 +164,7 @@ class Workspace:
             yield False
             return
         self.open()
-        run, names = self.run_name(f"stage/{name}/from"), {key: _model_name(value) for key, value in start.items()}
+        run, names = self.run_name(f"stage/{name}/from"), {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
             before = next(iter(self.replay_buffer.metrics(run)), {})
             for key, value in names.items():
@@ -402,18 +397,3 @@ class Workspace:
                 f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not "
                 f"be read, or by the user's fault, and count as no success; the first: {failed[0]}"
             )
-
-
-def policy_version(policy: "BaseChatModel | Path") -> str:
-    """Version of a policy's weights: the stamp of its folder, else its path or name, else its class."""
-    name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
-    stamp = Path(name) / "version"
-    return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
-
-
-def _model_name(model: object) -> str:
-    """A model's name or path, also of a partial function's `model`."""
-    model = getattr(model, "keywords", {}).get("model", model)
-    if model is None or isinstance(model, str | Path):
-        return str(model)
-    return str(getattr(model, "name_or_path", "")) or name_of(model)

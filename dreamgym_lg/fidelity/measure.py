@@ -11,9 +11,6 @@ from dreamgym_lg.fidelity.report import Fidelity, Group
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import OnProgress, counter
-from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.splits import sharing
-from dreamgym_lg.statistics import Rate, rate
 from dreamgym_lg.types import Trajectory
 
 GROUPS = {"offline": "offline data", "real": "the policy's own actions"}
@@ -62,14 +59,5 @@ def measure(
         left_out=len(real) - len(playable),
         groups=tuple(groups),
         judgement=judgement,
-        shared=share_known(model.replay_buffer) if model.replay_buffer is not None else None,
         notes=tuple(notes),
     )
-
-
-def share_known(buffer: ReplayBuffer) -> Rate | None:
-    """Share of a buffer's evaluation tasks that name what a training task names (`sharing`). None without tasks of both."""
-    training = buffer.tasks(split="train", origin="real")
-    held_out = [*buffer.tasks(split="validation"), *buffer.tasks(split="test")]
-    known = {task.id for task in sharing(held_out, training)}
-    return rate(task.id in known for task in held_out) if training else None

@@ -68,8 +68,6 @@ class Fidelity:
     """One for each kind of real trajectories; empty without one."""
     judgement: Judgement | None
     """The dream's verdicts on recorded episodes."""
-    shared: Rate | None
-    """Evaluation tasks that name what a training task names (`splits.sharing`)."""
     notes: tuple[str, ...]
 
     @property
@@ -113,9 +111,6 @@ def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
         yield from _of_judgement(fidelity.judgement)
     for group in fidelity.groups:
         yield from _of_group(group)
-    if (shared := fidelity.shared) and shared.successes:
-        known = f"{_of(shared)} evaluation tasks share an id, name, amount or all words with a training task"
-        yield Conclusion("watch", f"{known}: success on these is not success on unseen tasks.")
 
 
 def _level(rate: Rate | StepRate, *, good: float = 0.9, bad: float = 0.5) -> Level:

@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
-from dreamgym_lg.experiment.workspace import policy_version
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.production.log import CanaryLog
 from dreamgym_lg.production.recorder import Graph, RealRun, observed
 from dreamgym_lg.simulate import Route

@@ -14,7 +14,8 @@ from typing import Any, get_args
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.experiment.evaluation import kept_policy
-from dreamgym_lg.experiment.workspace import Workspace, policy_version
+from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import ASSISTED, read_claim

@@ -20,7 +20,7 @@ from langgraph.types import Command
 from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.workspace import policy_version
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.production.canary import Verify, check_share
 from dreamgym_lg.production.log import CanaryLog, Pair, draw
 from dreamgym_lg.production.recorder import Graph, RealRun, Recorder, is_langgraphs, observed

@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.world import load_world
 from dreamgym_lg.production.export import read_manifest
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}
+OF_A_WORLD = {"demo", "collect", "train", "eval", "export", "fidelity", "play"}
 
 APP = """
 from dreamgym_lg import Environment, Experiment, Settings, Step, Task, Trajectory, World
@@ -120,11 +120,11 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    everywhere = {"world", "seed", "out", "quick", "iterations", "learner", "report_to", "model"}
+    everywhere = {"world", "seed", "out", "iterations", "learner", "report_to", "model"}
     of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
     assert options["demo"] == options["train"] - of_training == everywhere
-    assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
-    assert options["report"] == {"world"} and options["export"] == {"world", "folder", "temperature", "overwrite"}
+    assert options["eval"] == options["collect"] == {"world", "seed", "out"}
+    assert options["export"] == {"world", "folder", "temperature", "overwrite"}
 
 
 def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(
@@ -164,8 +164,6 @@ def test_a_name_has_a_folder_of_its_own_for_each_seed(folder: Path) -> None:
     assert (second.settings.iterations, second.settings.num_tasks) == (9, 3)
     assert open_experiment("twc", references_only=True).settings.references_only and not second.settings.references_only
     assert first.settings.iterations == first.world.settings.iterations
-    quick = open_experiment("twc", quickly=True)
-    assert str(quick.out) == "runs/twc-seed1-quick" and quick.settings.iterations == 3
     assert open_experiment("twc", out=folder / "here").out == folder / "here"
 
 
@@ -184,7 +182,7 @@ def test_what_reads_an_experiment_takes_the_settings_that_it_was_made_with(folde
     with pytest.raises(ConfigurationError, match="was made with seed=2, and seed=3 is given"):
         open_experiment("twc", seed=3, out=folder / "runs" / "twc-seed2", existing=True).check_settings()
     open_experiment("twc", seed=2, num_tasks=9, max_gap=0.9).open()  # what ended by the gap goes on
-    for command in ("eval", "report", "fidelity", "play"):
+    for command in ("eval", "fidelity", "play"):
         shown = refused(command, "twc")
         assert (
             "the folder 'runs/twc-seed1' does not exist. Did you mean 'runs/twc-seed2'? `dreamgym train WORLD` makes" in shown
@@ -215,8 +213,8 @@ def test_a_world_of_ones_own(name: str, folder: Path) -> None:
     assert made.settings.seed == 1 and [task.id for task in made.tasks("train")] == ["train-1"]
     assert len(made.offline()) == 24
 
-    code, shown = run("collect", given, "--seed", "3", "--out", "there", "--quick")
-    assert code == 0 and "3 trajectories, 3 steps in there" in shown
+    code, shown = run("collect", given, "--seed", "3", "--out", "there")
+    assert code == 0 and "24 trajectories, 24 steps in there" in shown
     assert [task.id for task in open_experiment(given, out=folder / "there", existing=True).tasks("train")] == ["train-3"]
 
 
@@ -233,8 +231,6 @@ def test_an_experiment_of_ones_own_keeps_its_seed_and_folder_unless_told(name: s
     assert json.loads(Path("there/settings.json").read_text())["seed"] == 3
     sys.modules.pop("my_world")
     assert "was made with seed=7, and seed=3 is given" in refused("collect", given, "--seed", "3")
-    sys.modules.pop("my_world")
-    assert "3 trajectories, 3 steps in runs/own-quick" in run("collect", given, "--quick")[1]
 
 
 @pytest.mark.parametrize(
@@ -258,11 +254,11 @@ def test_a_folder_is_opened_with_its_settings(folder: Path) -> None:
     again = open_experiment("runs/twc-seed5", iterations=99)
     assert (again.world.name, again.settings.seed) == ("textworld_express/twc", 5)
     assert (again.settings.num_tasks, again.settings.iterations) == (2, 99)
-    for option in (["--seed", "1"], ["--out", "x"], ["--quick"]):
-        assert "leave --seed, --out and --quick away" in refused("train", "runs/twc-seed5", *option)
+    for option in (["--seed", "1"], ["--out", "x"]):
+        assert "leave --seed and --out away" in refused("train", "runs/twc-seed5", *option)
 
 
-@pytest.mark.parametrize("command", ["train", "report", "fidelity", "play", "serve"])
+@pytest.mark.parametrize("command", ["train", "eval", "fidelity", "play", "serve"])
 def test_a_mistyped_folder_is_one_that_does_not_exist(command: str, folder: Path) -> None:
     (folder / "runs" / "mine").mkdir(parents=True)
     assert "the folder 'runs/mien' does not exist. Did you mean 'runs/mine'?" in refused(command, "runs/mien")
@@ -317,13 +313,13 @@ def test_bars_of_other_libraries_do_not_drown_ours(folder: Path) -> None:
 @pytest.mark.parametrize("path", [".", "file.txt"])
 def test_a_path_of_no_experiment_says_what_its_folder_holds(path: str, folder: Path) -> None:
     (folder / "file.txt").touch()
-    for command in ("train", "report", "fidelity", "play"):
+    for command in ("train", "eval", "fidelity", "play"):
         assert f"'{path}' is no folder of an experiment: it has no settings.json" in refused(command, path)
 
 
 def test_a_folder_on_an_uninstalled_world_says_how_to_name_it(folder: Path) -> None:
     assert run("collect", "my_world.py:experiment")[0] == 0
-    shown = refused("report", "runs/own")
+    shown = refused("eval", "runs/own")
     assert "world 'house/doors', which no installed package has" in shown and "FILE.py:NAME" in shown
 
 
@@ -331,7 +327,7 @@ def test_a_folder_on_an_uninstalled_world_says_how_to_name_it(folder: Path) -> N
 def test_settings_that_cannot_be_read_are_refused(text: str, folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "settings.json").write_text(text)
-    assert "cannot be read, or was written by another version" in refused("report", "run")
+    assert "cannot be read, or was written by another version" in refused("eval", "run")
 
 
 # --- what ends a command ------------------------------------------------------------------------------------------------------
@@ -352,7 +348,7 @@ def test_a_foreign_database_is_refused(folder: Path) -> None:
     assert "replay.db" in refused("collect", "my_world.py:world", "--out", "run")
 
 
-# --- report and export --------------------------------------------------------------------------------------------------------
+# --- export --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -390,8 +386,8 @@ def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -
     assert told == {"folder": None, "host": "127.0.0.1", "port": 8000, "device": "auto"}
 
 
-def test_report_and_eval_need_what_comes_before(made: Experiment) -> None:
-    assert "run `dreamgym eval made` first" in refused("report", "made")
+def test_commands_need_what_comes_before(made: Experiment) -> None:
+    assert "holds no trained policy" in refused("eval", "made")
     assert "fidelity" not in refused("fidelity", "made") and "no experience model yet" in refused("fidelity", "made")
     assert "no experience model yet" in refused("play", "made")
 
@@ -408,7 +404,7 @@ def test_world_names_are_asked_of_the_installed_packages(folder: Path, monkeypat
 @pytest.mark.slow
 def test_a_finished_run_is_reported_anew(finished_run: Path) -> None:
     (finished_run / "report.html").unlink()
-    code, shown = run("report", str(finished_run))
+    code, shown = run("eval", str(finished_run))
     assert code == 0 and "report:" in shown, shown
     assert (finished_run / "report.html").stat().st_size > 10_000
 

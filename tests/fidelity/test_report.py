@@ -86,7 +86,6 @@ def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(
     assert not found.grounded and "This dream is ungrounded" in said and "0.00" not in said and "nan" not in said.casefold()
     read = json.loads(figures.read_text())
     assert read["grounded"] is False and read["groups"] == []
-    assert read["shared"] is None
     assert "One step" not in said
 
 

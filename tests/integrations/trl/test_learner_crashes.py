@@ -17,7 +17,7 @@ from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.workspace import policy_version
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.learners import DPOLearner, GRPOLearner
