@@ -55,7 +55,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/parts-3"  # one stored with other figures is measured again
+    key = f"{dream.version}/{keys_of(episodes)}/parts-4"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -65,9 +65,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
     judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
-    rates = {name: getattr(judgement, name) for name in ("false_success", "false_failure")}
-    figures = {name: rate.value for name, rate in rates.items() if rate is not None}
-    row = {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict()), **figures}
+    row = {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict())}
     work.replay_buffer.record_metrics(work.run_name(RUN), 0, row)
     return judgement
 

@@ -28,6 +28,8 @@ REAL_FAILURES = ("recorded failures", "the policy's failures")
 """Kinds of real episodes that must not be rewarded; the others are edits."""
 MISSED = "recorded successes"
 INVALID, LOOKUP, WRITTEN = "invalid actions", "lookups made again", "lookups after a write"
+_OTHERS = (MISSED, INVALID, LOOKUP, WRITTEN)
+"""Kinds of errors that are no rewarded failures."""
 _EXAMPLES = 3
 _ALIKE = 5
 """Different recorded answers from which a responder with one answer to all of them answers everything alike."""
@@ -68,19 +70,16 @@ class Judgement:
     version: str
     """The dream's."""
     parts: Sequence[PartJudgement] = ()
-    """Every responder and judge alone; the figures below are of the dream, in which the first part that answers decides."""
+    """Every responder, judge and user alone."""
+    errors: Mapping[str, Rate] = field(default_factory=dict)
+    """By kind as of a part, of the dream, in which the first part that answers decides."""
     false_success: Rate | None = None
     """Of the episodes that must not be rewarded, those that the dream rewards."""
-    false_failure: Rate | None = None
-    """Of the recorded successes, those whose last step the dream does not reward."""
-    invalid_recall: Rate | None = None
-    """Of the really invalid actions, those that the dream refuses."""
-    same_lookup: Rate | None = None
-    """Of the lookups made again before anything is written, those answered alike."""
-    lookup_after_write: Rate | None = None
-    """Of the lookups that a write in between really changed, those whose dreamed answer shows what is new."""
-    by_kind: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by kind: `REAL_FAILURES` and the kinds of edits."""
+
+    @property
+    def by_kind(self) -> dict[str, Rate]:
+        """`false_success` by kind: `REAL_FAILURES` and the kinds of edits."""
+        return {kind: rate for kind, rate in self.errors.items() if kind not in _OTHERS}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""
@@ -94,10 +93,8 @@ class Judgement:
             return {kind: Rate(*value) for kind, value in values.items()}
 
         parts = [PartJudgement(**{**part, "errors": rates(part["errors"])}) for part in values["parts"]]
-        nested: dict[str, Any] = {"parts": parts, "by_kind": rates(values["by_kind"])}
-        flat = {name: value for name, value in values.items() if name not in nested}
-        fields: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in flat.items()}
-        return cls(**{**fields, **nested})
+        false = Rate(*values["false_success"]) if values["false_success"] else None
+        return cls(version=values["version"], parts=parts, errors=rates(values["errors"]), false_success=false)
 
 
 class _Outcome(NamedTuple):
@@ -286,13 +283,7 @@ def _shows(lookup: _Lookup, observation: str) -> bool:
 
 
 def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
-    whole = _by_kind(each for each in outcomes if not each.part)
-    failures = {kind: cases for kind, cases in whole.items() if kind not in (MISSED, INVALID, LOOKUP, WRITTEN)}
-
-    def right(kind: str) -> Rate | None:
-        return clustered_rate((each.task, not each.wrong) for each in whole.get(kind, ()))
-
-    parts = []
+    whole, parts = [each for each in outcomes if not each.part], []
     users = [dream.user] if model_user(dream.user) is not None else []
     for role, group in (("responder", dream.responders), ("judge", dream.judges), ("user", users)):
         for key, part in zip(_keys(group, role), group, strict=True):
@@ -302,36 +293,34 @@ def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     return Judgement(
         version=dream.version,
         parts=parts,
-        false_success=_rate([each for cases in failures.values() for each in cases]),
-        false_failure=_rate(whole.get(MISSED, ())),
-        invalid_recall=right(INVALID),
-        same_lookup=right(LOOKUP),
-        lookup_after_write=right(WRITTEN),
-        by_kind={kind: rate for kind, cases in sorted(failures.items()) if (rate := _rate(cases)) is not None},
+        errors=_errors(whole),
+        false_success=_rate(each for each in whole if each.kind not in _OTHERS),
     )
 
 
 def _part(key: str, by_model: bool, outcomes: Sequence[_Outcome]) -> PartJudgement:
     role, _, name = key.partition(":")
-    groups = _by_kind(outcomes)
     answers = [each.answer for each in outcomes if each.kind == LOOKUP]
     recorded, answered = (Counter(texts) for texts in zip(*answers, strict=True)) if answers else (Counter(), Counter())
-    wrong = {kind: [each.example for each in cases if each.wrong][:_EXAMPLES] for kind, cases in groups.items()}
+    examples = defaultdict[str, list[str]](list)
+    for each in outcomes:
+        if each.wrong and len(examples[each.kind]) < _EXAMPLES:
+            examples[each.kind].append(each.example)
     return PartJudgement(
         name=name,
         role=cast(Literal["responder", "judge", "user"], role),
-        errors={kind: rate for kind, cases in sorted(groups.items()) if (rate := _rate(cases)) is not None},
-        examples={kind: examples for kind, examples in wrong.items() if examples},
+        errors=_errors(outcomes),
+        examples=dict(examples),
         alike=len(recorded) >= _ALIKE and len(answered) == 1,
         by_model=by_model,
     )
 
 
-def _by_kind(outcomes: Iterable[_Outcome]) -> dict[str, list[_Outcome]]:
+def _errors(outcomes: Iterable[_Outcome]) -> dict[str, Rate]:
     groups = defaultdict[str, list[_Outcome]](list)
     for each in outcomes:
         groups[each.kind].append(each)
-    return dict(groups)
+    return {kind: rate for kind, cases in sorted(groups.items()) if (rate := _rate(cases)) is not None}
 
 
 def _rate(cases: Iterable[_Outcome]) -> Rate | None:

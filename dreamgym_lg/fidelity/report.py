@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, WRITTEN, Judgement
 from dreamgym_lg.fidelity.steps import CLOSE, OneStep
 from dreamgym_lg.report.pages import check_installed, create_templates
 from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate
@@ -22,6 +22,12 @@ UNGROUNDED = (
     "trusted; record real episodes (`dreamgym import`) before a training run relies on it."
 )
 UNRETRIEVED = "No real transition is retrieved for the experience model: what it knows of this environment it brought with it."
+_SENTENCES = {
+    MISSED: "The dream does not reward {} recorded successes.",
+    LOOKUP: "Asked again before anything is written, {} lookups are answered otherwise.",
+    WRITTEN: "{} lookups that a write really changed do not show in the dream what is new.",
+}
+"""Of the dream's errors, by kind."""
 STEP_FIGURES = (
     ("normalised", "observation, words", "case, whitespace and punctuation do not count"),
     ("success_recalled", "completions recognised", "of the steps that really completed the task"),
@@ -132,12 +138,9 @@ def _of_judgement(judgement: Judgement) -> Iterator[Conclusion]:
         kinds = ", ".join(f"{kind} {_of(rate)}" for kind, rate in judgement.by_kind.items())
         sentence = f"The dream rewards {_of(false)} recorded and edited episodes that must not be rewarded ({kinds})."
         yield Conclusion(_level_of_errors(false, bad=0.05), sentence)
-    if missed := judgement.false_failure:
-        yield Conclusion(_level_of_errors(missed), f"The dream does not reward {_of(missed)} recorded successes.")
-    if same := judgement.same_lookup:
-        yield Conclusion(_level(same), f"Asked again before anything is written, {_of(same)} lookups are answered alike.")
-    if after := judgement.lookup_after_write:
-        yield Conclusion(_level(after), f"{_of(after)} lookups that a write really changed show in the dream what is new.")
+    for kind, sentence in _SENTENCES.items():
+        if rate := judgement.errors.get(kind):
+            yield Conclusion(_level_of_errors(rate), sentence.format(_of(rate)))
 
 
 def _of_group(group: Group) -> Iterator[Conclusion]:

@@ -21,7 +21,7 @@ from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import EpisodesMissing, PredictionFailed
-from dreamgym_lg.fidelity.judgement import ajudge
+from dreamgym_lg.fidelity.judgement import INVALID, LOOKUP, MISSED, ajudge
 from dreamgym_lg.fidelity.steps import answer_steps
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.production.simulation import ShadowedRun, Simulation
@@ -288,12 +288,12 @@ def test_the_gate_measures_the_dream_that_is_trained_in(case: Case, chat: Any, i
     for success in (True, False):
         episode = recording(create_dream(case, chat, index), case, success=success, source="real")
         judgement = asyncio.run(ajudge(create_dream(case, chat, index), [episode], writes=["refund", "cancel"]))
-        wrong = judgement.false_failure if success else judgement.false_success
+        wrong = judgement.errors.get(MISSED) if success else judgement.false_success
         assert (wrong.value if wrong is not None else None) == (rewarded != success if ends else None)
         judges = [part.name for part in judgement.parts if part.role == "judge" and part.errors]
         assert judges[:1] == ([case.judged or "model"] if ends else []), "an unreadable verdict is the model's"
-        again = (judgement.invalid_recall, judgement.same_lookup)
-        assert all(rate is None or rate.value == 1 for rate in again), "it refuses and looks up again as before"
+        again = (judgement.errors.get(INVALID), judgement.errors.get(LOOKUP))
+        assert all(rate is None or rate.value == 0 for rate in again), "it refuses and looks up again as before"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.task not in (HOUSE, TALK)])

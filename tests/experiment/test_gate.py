@@ -30,7 +30,7 @@ from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.experiment.workspace import MIN_CASES
-from dreamgym_lg.fidelity.judgement import MISSED, Judgement, PartJudgement, ajudge
+from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, Judgement, PartJudgement, ajudge
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import StepResult
@@ -167,8 +167,7 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     gate.check_truthful(work)
     found = work.fidelity()
     assert found.false_success and found.false_success.successes == 0 and found.false_success.episodes >= 40
-    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, 20)
-    assert found.same_lookup and found.same_lookup.value == 1
+    assert found.errors[MISSED][:2] == (0, 20) and found.errors[LOOKUP].value == 0
     assert {"recorded failures", "edited/left_out"} <= set(found.by_kind)
     asked = len(work.experience().model.asked)  # type: ignore[union-attr]
     gate.check_truthful(work)
@@ -176,7 +175,7 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     assert len(said) == 2 and "the responder 'model' answers 0 of 40 lookups made again otherwise" in said[0]
     assert "rewards 0 of 20 recorded failures" in said[0] and "does not reward 0 of 20 recorded successes" in said[0]
     (stored,) = work.replay_buffer.metrics(work.run_name("fidelity"))
-    assert stored["false_success"] == 0 and json.loads(stored["judgement"])["version"] == found.version
+    assert json.loads(stored["judgement"])["version"] == found.version
     work.replay_buffer.add(trace(99, refunds=False))  # more failures: another question
     assert work.fidelity().false_success != found.false_success
 
@@ -294,7 +293,7 @@ def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monk
     games = [replace(task(number), tools=None) for number in range(MIN_CASES)]
     traces = [Trajectory(task=each, steps=[step], success=True, run="traces") for each in games]
     found = make(lambda _: "valid, why\nreward 0, continues\nB.", traces).fidelity()
-    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, MIN_CASES)
+    assert found.errors[MISSED][:2] == (0, MIN_CASES)
 
 
 def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_with(make: Make) -> None:
@@ -315,8 +314,8 @@ def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make,
 
     work = make(lambda _: "valid, why\nreward 0, failure\nA.", [played(n, good) for n in range(40) for good in (True, False)])
     found = work.fidelity(limit=20)
-    assert found.false_success and found.false_failure and 5 < found.false_success.episodes < 20 > found.false_failure.episodes
-    assert 80 - 6 < 6 * found.false_success.episodes + found.false_failure.episodes <= 80, "no more fit"
+    assert found.false_success and 5 < found.false_success.episodes < 20 > found.errors[MISSED].episodes
+    assert 80 - 6 < 6 * found.false_success.episodes + found.errors[MISSED].episodes <= 80, "no more fit"
     assert len(work.experience().model.asked) <= 80  # type: ignore[union-attr]
     more = work.fidelity(limit=40).false_success
     assert more and more.episodes > found.false_success.episodes

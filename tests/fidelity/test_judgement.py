@@ -9,7 +9,8 @@ import pytest
 from dreamgym_lg.actions import is_answer, render_answer, render_call
 from dreamgym_lg.dream import Dream, Model, ModelJudge, Verdict
 from dreamgym_lg.errors import ModelUnavailable
-from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
+from dreamgym_lg.fidelity.judgement import INVALID, MISSED, WRITTEN, Judgement, ajudge, keys_of
+from dreamgym_lg.fidelity.judgement import LOOKUP as AGAIN
 from dreamgym_lg.types import Step, Task, Trajectory
 
 LOOKUP, CANCEL = render_call("lookup", {"id": 1}), render_call("cancel", {"id": 1})
@@ -58,18 +59,16 @@ def remembers(*, shows: str = CANCELLED, again: str = OPEN) -> Any:
 async def test_a_true_dream_rewards_what_it_must_and_shows_what_was_written(scripted: Any) -> None:
     found = await judged(remembers(), [WHOLE, LAZY], scripted)
     assert found.false_success and (found.false_success.successes, found.false_success.episodes) == (0, 1)
-    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, 1)
-    assert found.same_lookup and (found.same_lookup.successes, found.same_lookup.episodes) == (2, 2)
-    assert found.lookup_after_write and (found.lookup_after_write.successes, found.lookup_after_write.episodes) == (1, 1)
-    assert found.invalid_recall is None
+    assert {kind: tuple(rate[:2]) for kind, rate in found.errors.items() if kind not in found.by_kind} == {
+        **{MISSED: (0, 1), AGAIN: (0, 2), WRITTEN: (0, 1)}
+    }
 
 
 async def test_a_dream_that_forgets_what_it_said_and_what_was_written(scripted: Any) -> None:
     found = await judged(remembers(shows=OPEN, again='{"status": "lost"}'), [WHOLE, LAZY], scripted)
-    assert found.same_lookup and found.same_lookup.value == 0
-    assert found.lookup_after_write and found.lookup_after_write.value == 0
+    assert found.errors[AGAIN].value == found.errors[WRITTEN].value == 1
     shown = await judged(remembers(shows='{"refund": 20, "status": "cancelled", "by": "you"}'), [WHOLE], scripted)
-    assert shown.lookup_after_write and shown.lookup_after_write.value == 1, "all that is new is there"
+    assert shown.errors[WRITTEN].value == 0, "all that is new is there"
 
 
 async def test_false_successes_by_kind_and_by_judge_with_the_episodes_of_a_task_as_one(scripted: Any) -> None:
@@ -99,8 +98,7 @@ async def test_every_step_of_a_failure_without_tools_is_asked(scripted: Any) -> 
     steps = [("dance", "What?"), ("jump", "What?"), ("wait", "Time passes."), ("look", "A room.")]
     found = await judged(reply, [episode(*steps, success=False, tools=False)], scripted)
     assert found.false_success and found.false_success.value == 1, "rewarded on the way"
-    assert found.invalid_recall and (found.invalid_recall.successes, found.invalid_recall.episodes) == (1, 2)
-    assert found.same_lookup is None
+    assert found.errors[INVALID][:2] == (1, 2) and AGAIN not in found.errors
 
 
 async def test_of_a_success_without_tools_the_last_step_and_the_invalid_ones_are_asked(scripted: Any) -> None:
@@ -113,14 +111,13 @@ async def test_of_a_success_without_tools_the_last_step_and_the_invalid_ones_are
     won = episode(("look", "A room."), ("jump", "What?"), ("wait", "You win."), success=True, tools=False)
     found = await judged(reply, [won], scripted)
     assert asked == ["jump", "wait"]
-    assert found.false_failure and found.false_failure.value == 0 and found.false_success is None
+    assert found.errors[MISSED].value == 0 and found.false_success is None
 
 
 async def test_an_answer_that_cannot_be_read_rewards_nothing_and_a_server_that_is_down_is_no_verdict(scripted: Any) -> None:
     found = await judged(lambda _: "no form at all", [WHOLE, LAZY], scripted)
     assert found.false_success and found.false_success.value == 0
-    assert found.false_failure and found.false_failure.value == 1
-    assert found.same_lookup and found.same_lookup.value == 0
+    assert found.errors[MISSED].value == found.errors[AGAIN].value == 1
 
     def down(_: Any) -> str:
         raise ModelUnavailable("the server is away")
@@ -132,7 +129,7 @@ async def test_an_answer_that_cannot_be_read_rewards_nothing_and_a_server_that_i
 async def test_a_trace_without_an_end_is_neither_rewarded_nor_missed(scripted: Any) -> None:
     cut = episode((LOOKUP, OPEN), (LOOKUP, OPEN), success=False)
     found = await judged(lambda _: "why\nsuccess", [cut], scripted)
-    assert found.false_success is None and found.same_lookup is not None
+    assert found.false_success is None and AGAIN in found.errors
 
 
 def test_the_digest_tells_choices_of_episodes_apart_and_not_their_order() -> None:
