@@ -11,7 +11,7 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.experiment import Experiment
@@ -206,7 +206,7 @@ class DreamGym:
             experience_version=dream.version if dream is not None else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
-        work.say_unreadable(episodes)
+        evaluation.say_unreadable(work, episodes)
         rate = clustered_rate((episode.task.id, episode.success) for episode in episodes)
         assert rate is not None  # there is a task
         return rate, episodes

@@ -53,7 +53,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, dream=dream)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
-        work.say_unreadable(dreamed := check_played(played["dream"]))
+        say_unreadable(work, dreamed := check_played(played["dream"]))
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         parts.append(f"dream {_of(dreamed)}{on}{'' if panel else ' (dreamed only)'}")
@@ -295,6 +295,15 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         recall = run_lasting(measure_steps(dream, played["real", DREAMED], only_invalid=True)).invalid_recall
         shares = {"invalid_recall": recall.value, "invalid_asked": recall.steps} if recall else {}
         figures["real"][name][DREAMED] |= {"invalid_recall": None, "invalid_asked": 0, **shares}
+
+
+def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
+    """Say how many dreamed episodes are no success since an answer could not be read, or by the user's fault."""
+    if failed := [str(episode.error) for episode in episodes if episode.error]:
+        work.say(
+            f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not be "
+            f"read, or by the user's fault, and count as no success; the first: {failed[0]}"
+        )
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:

@@ -388,12 +388,3 @@ class Workspace:
         else:
             agent, create = self.rollouts.agent(self.world, policy, real=dream is None), None
         return agent, create if dream is None else dream.create_environment
-
-    def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
-        """Say how many dreamed episodes are no success since an answer could not be read, or by the user's fault."""
-        failed = [str(episode.error) for episode in episodes if episode.error]
-        if failed:
-            self.say(
-                f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not "
-                f"be read, or by the user's fault, and count as no success; the first: {failed[0]}"
-            )
