@@ -31,7 +31,6 @@ RANGE_HELP = "Of the recorded rewards, which are scaled to 0 to 1."
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help=AGENT_HELP)]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
-SimulateNode = Annotated[list[str] | None, typer.Option(help="A node of plain code that the dream plays; may be repeated.")]
 Writes = Annotated[list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found out.")]
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
@@ -56,7 +55,6 @@ REJECTED_SHOWN = 20
 def doctor(
     agent: Agent,
     pass_through: PassThrough = None,
-    simulate_node: SimulateNode = None,
     writes: Writes = None,
     replay_buffer: Traces = None,
     isolation: Isolated = None,
@@ -77,7 +75,7 @@ def doctor(
 
         missing = missing_for_wall()
         isolation = isolation or ("guard" if missing else "process")
-        names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
+        names: dict[str, Any] = {"pass_through": pass_through or ()}
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph, tried = _tried(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:

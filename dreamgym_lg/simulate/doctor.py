@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from langchain_core.caches import BaseCache
-from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.tool import tool_call
@@ -42,14 +40,12 @@ from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
 from dreamgym_lg.types import Act, StepResult, Task, Trajectory
 
-Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
+Handling = Literal["simulated", "passes through", "raised", "stopped", "could leak", "not simulated"]
 """`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it was, or is in every episode,
 which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would stop it, under the guard
 alone; `not simulated`: it really runs where the policy or the world should answer, or fails there."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
-_NEEDED = ("client", "sub-graph", "backend", "middleware")
-"""Kinds of parts without which no episode comes to its end."""
 
 
 class Part(NamedTuple):
@@ -78,8 +74,8 @@ class Examination:
 
     @property
     def refused(self) -> list[Part]:
-        """The problems with which no episode can be right: leaks, parts not simulated, needed parts."""
-        return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
+        """The problems that nothing stops: leaks, and parts that are not simulated."""
+        return [part for part in self.problems if part.handling != "stopped"]
 
     @property
     def writes_line(self) -> str:
@@ -103,17 +99,16 @@ def examine(
     graph: Any,
     *,
     pass_through: Sequence[str] = (),
-    simulate_nodes: Sequence[str] = (),
     writes: Collection[str] | None = None,
     trajectories: Iterable[Trajectory] = (),
     isolation: Isolation = "guard",
 ) -> Examination:
-    """Find an agent's models, tools, graphs, what it keeps, and its plain code; nothing is run.
+    """Find an agent's models, tools, graphs and plain code; nothing is run.
 
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
     (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
 
-    Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
+    Raises `ConfigurationError` if `graph` holds no graph at all, or a name in `pass_through` is none of its tools.
     """
     objects = list(reachable(graph))
     graphs = [each for each in objects if isinstance(each, Pregel)]
@@ -121,44 +116,25 @@ def examine(
         raise ConfigurationError(
             f"{type(graph).__name__} holds no compiled graph; give what StateGraph.compile or create_agent returns"
         )
-    nodes = {name for each in graphs for name in each.nodes}
-    if unknown := set(simulate_nodes) - nodes:
-        raise ConfigurationError.unknown("node", sorted(unknown)[0], nodes - {"__start__"})
     check_names(graph, pass_through=pass_through)
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     calls = (parse_call(step.action) for each in trajectories for step in each.steps if step.valid)
     uses = find_tool_uses(tools.values(), {call.name for call in calls if call is not None}, writes=writes)
-    parts = [part for each in objects for part in _object(each)]
+    models = [each for each in objects if isinstance(each, BaseChatModel)]
+    names = [f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}".strip() for each in models]
+    parts = [Part("model", name, "simulated") for name in names]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])
-    parts += _graphs(graphs)
+    parts += [Part("sub-graph", each.get_name(), "simulated") for each in graphs[1:]]
     bodies = {id(body(tool)): name for name, tool in tools.items() if name not in pass_through and not runs_in_dream(tool)}
-    for place, roots in _places(graph, graphs, simulate_nodes):
-        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies)
-    if isinstance(get_llm_cache(), BaseCache):
-        parts.append(Part("cache", "the global LLM cache", "replaced"))
+    for place, roots in _places(graph, graphs):
+        parts += _plain_code(place, roots, bodies)
     if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
         parts = [
             part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
             for part in parts
         ]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
-
-
-_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
-"""deepagents' file tools, which really run, keep files there in the graph's state or store."""
-
-
-def _object(each: Any) -> Iterator[Part]:
-    """A part that counts wherever the agent holds it."""
-    module, name = type(each).__module__, type(each).__name__
-    if isinstance(each, BaseChatModel):
-        yield Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
-    elif name == "OpenAIModerationMiddleware":
-        advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
-        yield Part("middleware", name, "stopped", advice)
-    elif module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
-        yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
 _COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
@@ -181,28 +157,15 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     yield Part("tool", tool.name, "simulated", keys and f"the dream also answers the state that it writes: {keys}", use_text)
 
 
-def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
-    for i, each in enumerate(graphs):
-        name = each.get_name()
-        if i:
-            yield Part("sub-graph", name, "simulated")
-        for kind in ("cache", "checkpointer", "store"):
-            if (kept := getattr(each, kind)) is not None and not isinstance(kept, bool):
-                yield Part(kind, f"{type(kept).__name__} of {name}", "replaced")
-        for when in ("before", "after"):
-            if nodes := getattr(each, f"interrupt_{when}_nodes", ()):
-                yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
-
-
 # --- plain code ---------------------------------------------------------------------------------------------------------------
 
 
-def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
-    """Places of plain code with what is called there. None: the environment answers the node."""
+def _places(graph: Any, graphs: Sequence[Pregel]) -> Iterator[tuple[str, list[Any]]]:
+    """Places of plain code with what is called there."""
     for each in graphs:
         for name, node in each.nodes.items():
             place = f"{name} of {each.get_name()}" if len(graphs) > 1 else name
-            yield place, None if name in simulated else [node.bound, *node.writers]
+            yield place, [node.bound, *node.writers]
     if not isinstance(graph, Pregel):
         called = [getattr(graph, name, None) for name in ("invoke", "ainvoke")]
         yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
@@ -235,13 +198,9 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
         yield Part("model", here, "not simulated", advice)
-    elif package in ("openai", "anthropic") and hasattr(each, "base_url"):
-        yield Part("client", here, "stopped", "call the model through its LangChain class")
-    elif name == "RemoteGraph" and package == "langgraph":
-        yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
     elif kind := _held_open(each, package):
         named_file = f"{getattr(each, 'name', name)} open in {place}"
-        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
+        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool"
         advice = f"no guard sees what is written to an open {kind}: {fix}"
         yield Part(kind, named_file if kind == "file" else here, "could leak", advice)
 
@@ -307,7 +266,7 @@ async def try_out(agent: Agent) -> list[Part]:
 
 
 _TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
-_FIX = "move it into a tool, allow its hosts and paths, or name the node in simulate_nodes"
+_FIX = "move it into a tool, or allow its hosts and paths"
 
 
 class TrialPolicy(BaseChatModel):
@@ -344,7 +303,7 @@ class _TrialEnvironment(Environment):
     def step(self, action: str) -> StepResult:
         if (call := parse_call(action)) is None:
             return StepResult("", 0.0, True, False, {})
-        schema = {"type": "object"} if call.name.startswith("node:") else self._returns.get(call.name)
+        schema = self._returns.get(call.name)
         return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
 
 

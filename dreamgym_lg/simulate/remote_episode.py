@@ -1,8 +1,7 @@
-"""Plays an episode in another process, whose policy stays in this one, the parent.
+"""Plays an episode in another process (a walled worker, a Ray actor), whose policy stays in this one, the parent.
 
-The other process is a walled worker or a Ray actor. What comes up is JSON, one line for each message: a walled worker is not
-trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
-questions of an episode, which may be open at once:
+What comes up is a line of JSON for each message: a walled worker is not trusted, and to unpickle is to run what was sent. What
+goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, which may be open at once:
 
     up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
@@ -10,18 +9,16 @@ questions of an episode, which may be open at once:
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
 
-A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what the agent
-was offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world before
-the episode begins.
+`TOOLS` are what the agent was offered since the step before; `TYPE` is one of this library's own errors, or empty. The parent
+has reset the world before.
 """
 
 import asyncio
 import itertools
 import json
 import pickle
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from contextvars import copy_context
@@ -32,7 +29,7 @@ from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, PrivateAttr, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from dreamgym_lg import errors
@@ -107,9 +104,6 @@ class ParentPolicy(BaseChatModel):
     """The policy, which is in the parent."""
 
     parent: Any
-    _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
-    """Messages that were sent, with their numbers: a history grows by its end."""
-    _sending: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
     def _llm_type(self) -> str:
@@ -129,35 +123,15 @@ class ParentPolicy(BaseChatModel):
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         """The reply as one chunk: in a dream nobody reads along."""
-        chunk = _as_chunk(self._generate(messages, stop, **kwargs))
+        message = self._generate(messages, stop, **kwargs).generations[0].message
+        chunk = ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))
         if run_manager is not None:
             run_manager.on_llm_new_token(chunk.text, chunk=chunk)
         yield chunk
 
-    async def _astream(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        """As `_stream`."""
-        chunk = _as_chunk(await self._agenerate(messages, stop, **kwargs))
-        if run_manager is not None:
-            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        yield chunk
-
     def _ask(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> "Future[Any]":
-        sent = list[Any]()
-        with self._sending:
-            numbers = self._numbers.copy()
-            for message in messages:
-                text = to_line(message=message_to_dict(message)).decode()
-                number = numbers.setdefault(text, len(numbers))
-                sent.append((number, text) if number >= len(self._numbers) else number)
-            future: Future[Any] = self.parent.ask("policy", sent, stop, options)
-            self._numbers = numbers
+        future: Future[Any] = self.parent.ask("policy", [message_to_dict(each) for each in messages], stop, options)
         return future
-
-
-def _as_chunk(result: ChatResult) -> ChatGenerationChunk:
-    return ChatGenerationChunk(message=AIMessageChunk(**result.generations[0].message.model_dump(exclude={"type"})))
 
 
 class ParentEnvironment(Environment):
@@ -171,6 +145,9 @@ class ParentEnvironment(Environment):
     def reset(self, task: Task) -> str:
         return self._first
 
+    async def areset(self, task: Task) -> str:
+        return self._first
+
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
 
@@ -180,9 +157,6 @@ class ParentEnvironment(Environment):
     def step(self, action: str) -> StepResult:
         result: StepResult = self._ask(action).result()
         return result
-
-    async def areset(self, task: Task) -> str:
-        return self._first
 
     async def astep(self, action: str) -> StepResult:
         result: StepResult = await asyncio.wrap_future(self._ask(action))
@@ -194,25 +168,21 @@ class ParentEnvironment(Environment):
 
 
 def failure_of(error: BaseException) -> Message:
-    """The part of an episode's last message that says what ended it.
-
-    An agent's own error may have the name of one of this library's: it is told as text.
-    """
+    """The part of an episode's last message that says what ended it: one of this library's errors by name, else by text."""
     number = next((each.number for each in errors_behind(error) if isinstance(each, ParentFailed)), None)
     name = type(error).__name__
-    if getattr(errors, name, None) is type(error):
-        return {"failed": name, "text": str(error), "number": number}
-    return {"failed": "", "text": f"{name}: {error}", "number": number}
+    is_own = getattr(errors, name, None) is type(error)  # the agent's own may have the same name
+    return {"failed": name if is_own else "", "text": str(error) if is_own else f"{name}: {error}", "number": number}
 
 
 def errors_behind(error: BaseException) -> list[BaseException]:
     """The error, and what it was raised from or while handling."""
-    behind: dict[int, BaseException] = {}
-    following: BaseException | None = error
-    while following is not None and id(following) not in behind:  # two may be each other's context
-        behind[id(following)] = following
-        following = following.__cause__ or following.__context__
-    return list(behind.values())
+    behind = [error]
+    while (following := behind[-1].__cause__ or behind[-1].__context__) is not None:
+        if any(following is each for each in behind):  # two may be each other's context
+            break
+        behind.append(following)
+    return behind
 
 
 async def play_episode(
@@ -241,14 +211,9 @@ async def play_episode(
 
 
 class RemoteEpisode:
-    """An episode in another process, whose questions are answered as they come.
+    """An episode in another process, whose questions are answered in this context and event loop.
 
-    The answers are given in a copy of the context in which this object is made, and in its event loop.
-
-    Args:
-        send: Takes a pickled answer to the other process.
-        number: The episode's there.
-        environment: None where the other process has its own.
+    Args: `send`, takes a pickled answer there; `number`, the episode's there; `environment`, None where it has its own there.
     """
 
     def __init__(
@@ -260,7 +225,6 @@ class RemoteEpisode:
         self.unanswered = set[int]()
         self._send, self._number, self._errors = send, number, dict[int, Exception]()
         self._policy, self._environment, self._tasks = policy, environment, set[asyncio.Task[None]]()
-        self._messages: dict[int, BaseMessage] = {}
         self._last: StepResult | None = None
         self._actions = Counter[str]()
 
@@ -284,11 +248,7 @@ class RemoteEpisode:
         self.unanswered.discard(number)
 
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
-        new = {
-            number: clean(json.loads(text)["message"]) for number, text in (each for each in sent if isinstance(each, tuple))
-        }
-        self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        messages = [self._messages[each[0] if isinstance(each, tuple) else each] for each in sent]
+        messages = messages_from_dict(sent)
         arguments: Any = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
         policy = self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
@@ -361,8 +321,10 @@ class _Sent(TypedDict, total=False):
 
 
 _SENT: TypeAdapter[Any] = TypeAdapter(_Sent)
-_CALL = TypeAdapter[Any](tuple[list[int | tuple[int, str]], list[str] | None, dict[str, Any]])
-_ARGUMENTS = {"policy": _CALL, "stream": _CALL, "step": TypeAdapter[Any](tuple[str, list[dict[str, Any]] | None, str | None])}
+_ARGUMENTS = {
+    "policy": TypeAdapter[Any](tuple[list[dict[str, Any]], list[str] | None, dict[str, Any]]),
+    "step": TypeAdapter[Any](tuple[str, list[dict[str, Any]] | None, str | None]),
+}
 _NEEDED = {"ask": {"number", "args"}, "ended": set[str](), "failed": {"number", "text"}}
 
 

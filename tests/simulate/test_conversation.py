@@ -246,8 +246,6 @@ def test_a_user_needs_a_judge_or_a_check() -> None:
         gym = DreamGym(desk(), replay_buffer=buffer, dream=dream, tasks=[TASK], verify_dream=check, say=lambda _: None)
         rate, (episode,) = gym.evaluate(policy, tasks=[TASK])
         assert rate.value == 1 and checked == [10] and episode.steps[-1].judged_by == "verify"
-    with pytest.raises(ConfigurationError, match="user= with real=False"):
-        SimulatedAgent(desk(), Acts(actions=[]), user=ScriptedUser(reply))
 
 
 def test_a_gym_talks_in_the_dream_and_with_another_user_in_reality() -> None:

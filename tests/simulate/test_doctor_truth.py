@@ -24,8 +24,8 @@ from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import SimulatedAgent, examine
 from dreamgym_lg.simulate.doctor import TrialPolicy, try_out
 
-CAUTIOUS = {"descriptor", "truncated", "shell_descriptor"}
-"""They hold an open file or process, which could be written to unseen; what they do with its number is stopped."""
+CAUTIOUS = {"truncated"}
+"""It holds an open file, which could be written to unseen; what they do with its number is stopped."""
 
 
 def verdict(act: Callable[[], Any]) -> str:

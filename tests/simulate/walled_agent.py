@@ -170,11 +170,5 @@ def in_scratch() -> None:
     assert os.read(read, 1) == b"x"
 
 
-def leaves_a_child() -> None:
-    LIBC.system(b"setsid sleep 6161 &")
-    raise RuntimeError("\x1b[31mof mine")
-
-
 own_permissions = _node(own_permission)
 works_in_scratch = _node(in_scratch)
-leaves = _node(leaves_a_child)
