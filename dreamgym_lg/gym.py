@@ -120,9 +120,9 @@ class DreamGym:
         """Fine-tune a local experience model on the traces (`Experiment.train_experience`)."""
         self.experiment.train_experience(model, annotator=annotator)
 
-    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None, steps: int = 100) -> None:
+    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
         """Fine-tune a local user on the users of the traces (`Experiment.train_user`)."""
-        self.experiment.train_user(model, goals=goals, steps=steps)
+        self.experiment.train_user(model, goals=goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""

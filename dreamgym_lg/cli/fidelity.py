@@ -42,7 +42,7 @@ def fidelity(
         check_pages()
         with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work):
             judgement = None
-            if work is not None and work.world.judged_by_dream:
+            if work is not None and gate.is_measured(work):
                 judgement = gate.measure(work, dream, limit=min(limit, gate.LIMIT))
             episodes, note = (list(buffer.trajectories()), OF_BUFFER) if work is None else _of_experiment(work)
             options: dict[str, Any] = {"judgement": judgement, "notes": [note] if episodes else []}

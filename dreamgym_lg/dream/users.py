@@ -128,7 +128,7 @@ class ModelUser:
     ) -> None:
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
         self.judge = UserJudge(judge, replay_buffer=replay_buffer) if judge is not None else None
-        self._goal, self.max_turns = goal, max_turns
+        self._goal, self.max_turns, self.has_own_goal = goal, max_turns, goal is not goal_of
 
     @property
     def model(self) -> BaseChatModel | None:

@@ -12,6 +12,7 @@ from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, TaskGenerator
 from dreamgym_lg.dream import Dream, Model, References, User, usual_dream
 from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
@@ -154,8 +155,10 @@ class AgentWorld(World):
         return [replace(task, goal=task.goal or goals.get(task.id, {})) for task in self.tasks(split)]
 
     def with_tools(self, task: Task) -> Task:
-        """The task with the schemas of all the graph's tools."""
-        return replace(task, tools=self.tools)
+        """The task with the schemas of all the graph's tools, and the goal that `goal=` of its user gives it."""
+        user = model_user(self.user)
+        goal = user.goal(task).side if user is not None and user.has_own_goal else task.goal
+        return replace(task, tools=self.tools, goal=goal)
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]
@@ -170,7 +173,10 @@ class AgentWorld(World):
         then a language model judge.
         """
         index = self.index(model.replay_buffer) if model.replay_buffer is not None else None
-        return self.dream or usual_dream(model, index, user=self.user)
+        dream = self.dream or usual_dream(model, index, user=self.user)
+        if dream.user is None or self.judged_by_dream:
+            return dream
+        return Dream(dream.responders, dream.user)  # nobody asks its judges for a verdict that `verify_dream` replaces
 
     def index(self, replay_buffer: ReplayBuffer) -> TraceIndex:
         """The index of this buffer's real traces, with the graph's own tools."""

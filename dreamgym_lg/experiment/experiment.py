@@ -136,22 +136,21 @@ class Experiment(Workspace):
             if todo:
                 supervised.train_experience_model(self, model, annotator)
 
-    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None, steps: int = 100) -> None:
+    def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
         """Fine-tune a local user on the users of recorded conversations: a `ModelUser(None)` of the world is played by it.
 
-        It ends early once the loss on the conversations of validation tasks has stopped falling.
+        It ends early once the loss on conversations that are held out, as from the experience model, has stopped falling.
 
         Args:
             model: Initial weights, as of `train_experience`.
             goals: A chat model that writes the goals of recorded users in hindsight (`write_goals`), or its name. Default: what
                 they said, word for word.
-            steps: Optimiser steps of `Settings.batch_size` conversations.
 
         Raises `ConfigurationError` without a recorded conversation of a training task.
         """
         with self.stage("user", model=model, goals=goals) as todo:
             if todo:
-                users.train_user_model(self, model, goals, steps)
+                users.train_user_model(self, model, goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.

@@ -70,6 +70,11 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     return judgement
 
 
+def is_measured(work: Workspace) -> bool:
+    """True where a judge of the dream or a language model's user decides anything."""
+    return work.world.judged_by_dream or model_user(work.world.user) is not None
+
+
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
@@ -82,7 +87,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """
     limit = work.settings.max_false_success
     dreamt = work.world.judged_by_dream and not work.settings.references_only
-    if limit is None or not (dreamt or model_user(work.world.user)):
+    if limit is None or not (dreamt or model_user(work.world.user) is not None):
         return
     if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")

@@ -55,6 +55,8 @@ class Settings:
     """Maximum characters of each of their observations."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
+    user_steps: int = 100
+    """Maximum optimiser steps of the local user's supervised training."""
     experience_tokens: int = 512
     """Maximum tokens of an answer of the experience model."""
 

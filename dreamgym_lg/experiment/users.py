@@ -18,7 +18,7 @@ WATCHED = 8
 """Held-out conversations, at most, whose loss ends the training."""
 
 
-def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None, steps: int) -> None:
+def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
     """Train `models/user` on what the users of recorded conversations said, each given its goal and what was said before.
 
     Args: as of `Experiment.train_user`.
@@ -27,10 +27,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     if written.failed:
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = model_user(work.world.user) or ModelUser(None)
-    recorded = [each for each in work.offline() if talks(each)]
-    own = {each.task.environment for each in recorded}
-    validation = work.replay_buffer.trajectories(source="offline", split="validation", errors=False)
-    held_out = [each for each in validation if talks(each) and each.task.environment in own]
+    recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
     if not recorded:
         raise ConfigurationError(
             f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "
@@ -38,4 +35,4 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
         )
     start = start_of(work, model)
     rows, watched = (tokenized(start, [user.conversation(each) for each in group]) for group in (recorded, held_out))
-    fine_tune(work, "user", start, USER, rows, steps=steps, held_out=watched[:WATCHED])
+    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=watched[:WATCHED])

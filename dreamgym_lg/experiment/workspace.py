@@ -259,8 +259,9 @@ class Workspace:
         )
 
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` did not take; all, for a given model."""
-        return self.offline() if self._given is not None else self.experience_data()[1]
+        """The offline trajectories that `train_experience` and `train_user` did not take; all, where neither was trained."""
+        trained = self._given is None or (self.models / USER).exists()
+        return self.experience_data()[1] if trained else self.offline()
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `trained`, or another in `models`."""

@@ -84,7 +84,8 @@ class TauWorld(AgentWorld):
         domain: `airline` or `retail`.
         data: The folder of the packed files (`load_domain`). Default: $TAU_DATA, else ~/.cache/tau-bench.
         user: The chat model that plays the customers, by name or not. Default: $TAU_USER, else the recorded customers of
-            `load_conversations`, whose episodes end as failed where the agent leaves the record.
+            `load_conversations`. Where the agent leaves the record, a real episode ends as failed, and in a dream the user that
+            `train_user` trains on them goes on.
         options: Further ones of `AgentWorld`.
 
     Raises `ConfigurationError` as `load_domain`, also where no customer is recorded.
@@ -98,9 +99,10 @@ class TauWorld(AgentWorld):
         where = Path(data or os.environ.get("TAU_DATA") or "~/.cache/tau-bench").expanduser()
         model = user or os.environ.get("TAU_USER")
         self.desk = ServiceDesk(load_domain(domain, where))
-        recorded = model is None or (where / f"tau_{domain}_conversations.json.xz").exists()
-        self.conversations = load_conversations(domain, where) if recorded else []
-        customer = ModelUser(model) if model else RecordedUser(self.conversations)
+        kept = model is None or (where / f"tau_{domain}_conversations.json.xz").exists()
+        self.conversations = load_conversations(domain, where) if kept else []
+        recorded = RecordedUser(self.conversations)
+        customer = ModelUser(model) if model else RecordedUser(self.conversations, otherwise=ModelUser(None))
         super().__init__(
             create_agent_graph(_AnyModel(), self.desk),
             tasks=load_tasks(domain, where) if model else [each.task for each in self.conversations],
@@ -108,6 +110,7 @@ class TauWorld(AgentWorld):
             reset_real=self.desk.reset_real,
             verify_real=self.desk.verify_real,
             user=UntilHandOver(customer, [HAND_OVER]),
+            user_real=UntilHandOver(customer if model else recorded, [HAND_OVER]),
             **{"recursion_limit": 100, **options},  # of a turn: an official episode has 30 steps
         )
         self.name = f"tau-{domain}"

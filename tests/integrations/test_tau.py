@@ -20,8 +20,9 @@ from dreamgym_lg.experiment.world import GROUP
 from dreamgym_lg.integrations.tau import Domain, load_conversations, load_domain, load_tasks
 from dreamgym_lg.integrations.tau.agent import ServiceDesk, TauWorld, create_agent_graph
 from dreamgym_lg.integrations.tau.domain import OPENING, DomainName
+from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Step, Trajectory
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "tau"
 NAMES: tuple[DomainName, ...] = get_args(DomainName)
@@ -265,6 +266,42 @@ def test_the_world_collects_the_recorded_conversations_of_its_training_customers
     assert len(collected) == 50 and {each.task.split for each in collected} == {"train"}
     everyone = load_conversations("airline", DATA)
     assert sum(each.success for each in everyone) == 40 and len({each.task.id for each in everyone}) == 132
+
+
+@pytest.mark.slow
+def test_a_tiny_run_of_the_command_trains_users_and_policy_on_the_recorded_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part at work; of random weights nobody learns anything."""
+    pytest.importorskip("trl", reason="needs trl")
+    from tiny_models import create_model, create_tokenizer
+    from typer.testing import CliRunner
+
+    from dreamgym_lg.cli.app import app
+
+    monkeypatch.setenv("TAU_DATA", str(folder()))
+    talks = load_conversations("airline", DATA)[:40]
+    texts = [load_domain("airline", DATA).policy, *(text for each in talks for step in each.steps for text in step_texts(step))]
+    tokenizer = create_tokenizer(texts, vocab_size=4096)
+    model = create_model(tokenizer, hidden_size=64, layers=1, max_tokens=16384)
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "model")
+    small = {"experience_steps": 4, "user_steps": 2, "base_steps": 4, "batch_size": 2, "num_tasks": 2, "num_generations": 2}
+    tiny = replace(TauWorld.settings, **small, evaluate_tasks=2, max_false_success=None, lora=False)
+    monkeypatch.setattr(TauWorld, "settings", tiny)
+    command = ["train", "tau-airline", "--iterations", "1", "--force"]
+    result = CliRunner().invoke(app, [*command, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert {each.name for each in (tmp_path / "run" / "models").iterdir()} >= {"experience-0", "user", "base", "trained"}
+    with ReplayBuffer(tmp_path / "run" / "replay.db") as buffer:
+        (row,) = buffer.metrics("train")
+        played = list(buffer.trajectories(run="train"))
+    assert row["iteration"] == 0 and len(played) == row["episodes"] >= 4 and row["failed_episodes"] < row["episodes"]
+    assert any(step.decided_by == "user" for each in played for step in each.steps)
+
+
+def step_texts(step: Step) -> tuple[str, str]:
+    return step.action, step.next_observation
 
 
 class Repeats(BaseChatModel):

@@ -1,6 +1,10 @@
 """Agents that talk with a user, in the dream and on their own tools."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -246,6 +250,12 @@ def test_a_user_needs_a_judge_or_a_check() -> None:
         gym = DreamGym(desk(), replay_buffer=buffer, dream=dream, tasks=[TASK], verify_dream=check, say=lambda _: None)
         rate, (episode,) = gym.evaluate(policy, tasks=[TASK])
         assert rate.value == 1 and checked == [10] and episode.steps[-1].judged_by == "verify"
+        # judges of the dream are not asked for a verdict that the check replaces
+        judge = Refunded()
+        judge.judge = lambda *_: pytest.fail("asked")  # type: ignore[method-assign]
+        judged = create_dream(judges=[judge])
+        gym = DreamGym(desk(), replay_buffer=buffer, dream=judged, tasks=[TASK], verify_dream=check, say=lambda _: None)
+        assert gym.evaluate(Acts(actions=ACTIONS), tasks=[TASK])[0].value == 1 and checked == [10, 10]
 
 
 def test_a_gym_talks_in_the_dream_and_with_another_user_in_reality() -> None:
@@ -280,6 +290,27 @@ async def test_behind_the_wall_it_is_the_same(name: str) -> None:
         workers.close()
     assert walled.error is None and len(walled.steps) > 1
     assert (walled.steps, walled.success, walled.segments) == (inside.steps, inside.success, inside.segments)
+
+
+def test_killed_in_the_middle_of_a_conversation_the_same_command_goes_on(tmp_path: Path) -> None:
+    """Nothing lost, nothing doubled: conversations that had ended are not held again, the others from their beginning."""
+    script, log = Path(__file__).parent / "killed_talk.py", tmp_path / "log"
+
+    def run(buffer: str, dies: str) -> tuple[int, list[Trajectory], list[str]]:
+        log.write_text("")
+        done = subprocess.run([sys.executable, script, tmp_path / buffer, log, dies], capture_output=True, text=True)
+        with ReplayBuffer(tmp_path / buffer) as stored:
+            return done.returncode, list(stored.trajectories(segments=True)), log.read_text().split()
+
+    code, before, _ = run("killed.db", "t4")
+    assert code == -signal.SIGKILL and 0 < len(before) < 6 and all(each.task.id != "t4" for each in before)
+    code, after, answered = run("killed.db", "")
+    assert code == 0 and after[: len(before)] == before
+    assert not {each.task.id for each in before} & set(answered), "what had ended is not held again"
+    assert Counter(answered) == {each.task.id: 3 for each in after[len(before) :]}
+    _, whole, _ = run("whole.db", "")
+    assert sorted(after, key=lambda each: each.task.id) == sorted(whole, key=lambda each: each.task.id)
+    assert all(talk(each.steps) == list(zip(ACTIONS, HEARD, strict=True)) and each.success for each in after)
 
 
 # --- kinds of agents ----------------------------------------------------------------------------------------------------------

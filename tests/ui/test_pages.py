@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 
 from starlette.testclient import TestClient
 
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, ReplayBufferError
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.replay.reader import ReplayReader
@@ -171,6 +172,40 @@ def test_an_episode_shows_reasoning_who_decided_and_what_was_blocked_in_order(cl
     )
     assert "A key lies here." in shown(client, "/episode?id=3")
     assert "Could not be played to its end: ModelUnavailable: no answer" in shown(client, "/episode?id=6")
+
+
+def test_a_conversation_reads_as_one_with_calls_between_and_the_hidden_goal_beside(database: Path, client: TestClient) -> None:
+    goal = {"goal": "A refund <b>now</b>.", "facts": {"order": "W-204"}, "persona": "in a hurry"}
+    task = Task(id="talk", instruction="My money back.", environment="desk", tools=[], goal=goal)
+    first = {"observation": "My money back.", "action": render_answer("Which <i>order</i>?")}
+    steps = [
+        Step(**first, next_observation="W-204.", decided_by="user"),
+        Step(observation="", action=render_call("refund", {"order": "W-204"}), next_observation="done", decided_by="recorded"),
+        Step(observation="", action=render_answer("Done."), next_observation="", terminated=True, reward=1, judged_by="model"),
+    ]
+    fault = "UserFault: the user tells w999, which neither its goal nor the conversation holds"
+    with ReplayBuffer(database) as buffer:
+        lied = Trajectory(task=task, steps=steps[:2], source="synthetic", run="talk", error=fault, rollout_index=1)
+        buffer.extend([Trajectory(task=task, steps=steps, source="synthetic", run="talk", success=True), lied])
+    source = client.get("/episode?id=8").text
+    text = Parsed(source).text
+    said = [
+        "My money back.",
+        "Which <i>order</i>?",
+        "W-204.",
+        "done",
+        "Done.",
+        "What the user alone knows",
+        "A refund <b>now</b>.",
+    ]
+    places = [text.index(each, text.index("What happened")) for each in said]
+    assert places == sorted(places)
+    assert "agent Which <i>order</i>?" in text and "user · the user W-204." in text
+    assert "agent · reward 1.00 · judged by the experience model Done." in text and "order W-204" in text
+    assert 'class="bubble agent"' in source and '{"answer"' not in source.replace("&#34;", '"')
+    assert "no outcome (the user's fault)" in shown(client, "/episode?id=9")
+    assert f"Ended by the dreamed user's fault, and taught nothing: {fault}" in shown(client, "/episode?id=9")
+    assert "bubble" not in client.get("/episode?id=4").text
 
 
 def test_every_link_of_every_page_leads_somewhere(client: TestClient) -> None:
