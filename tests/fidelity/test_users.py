@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 from dreamgym_lg import Dream, DreamGym, Episode, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, ModelUser, ScriptedUser, Verdict
-from dreamgym_lg.errors import UntruthfulDream
+from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.fidelity.judgement import PartJudgement, ajudge
 from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, UNTOLD
@@ -206,3 +206,25 @@ def vars_of(trajectory: Trajectory) -> dict[str, Any]:
 def failed(trajectory: Trajectory) -> Trajectory:
     steps = [*trajectory.steps[:-1], Step(observation="", action=render_answer(DONE), next_observation="", terminated=True)]
     return Trajectory(**{**vars_of(trajectory), "steps": steps, "success": False, "rollout_index": 1})
+
+
+def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: Path, scripted: Any) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    from tiny_models import SMALL_BASE
+
+    from dreamgym_lg import Settings
+
+    settings = Settings(real_budget=0, batch_size=2, user_steps=2)
+    gym = create_gym(tmp_path, scripted, truthful, user=ModelUser(None), settings=settings)
+    with pytest.raises(ConfigurationError, match=r"holds no user, and user= has no model: call train_user\(\) first"):
+        gym.train(SMALL_BASE, iterations=1)
+    gym.train_user(SMALL_BASE)
+    written = (tmp_path / "models" / "user" / "version").read_text()
+    user = gym.experiment.dream(own_process=False).user
+    assert isinstance(user, ModelUser) and user.model is not None and user.version == f"{written}/user-1"
+    taught, held_out = gym.experiment.experience_data()
+    assert held_out and gym.experiment.held_out_offline() == held_out, "the gate measures it on what it was not trained on"
+    messages = user.messages(Episode(task=TRACES[0].task, action=TRACES[0].steps[0].action))
+    assert isinstance(user.model.invoke(messages).text, str)
+    gym.train_user(SMALL_BASE)
+    assert (tmp_path / "models" / "user" / "version").read_text() == written, "once"
