@@ -127,7 +127,7 @@ class ModelUser:
         retries: int = 1,
     ) -> None:
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
-        self.judge = UserJudge(judge, replay_buffer=replay_buffer) if judge is not None else None
+        self.judge = UserJudge(judge, hosted=hosted, replay_buffer=replay_buffer) if judge is not None else None
         self._goal, self.max_turns, self.has_own_goal = goal, max_turns, goal is not goal_of
 
     @property
@@ -213,11 +213,11 @@ def values(*texts: str) -> frozenset[str]:
 class UserJudge:
     """A chat model that judges a user's replies by its goal.
 
-    Args: `model`, a chat model that answers at temperature 0, or its name; `replay_buffer`, as of `ModelUser`.
+    Args: `model`, a chat model that answers at temperature 0, or its name; `options`, of `Prompter`.
     """
 
-    def __init__(self, model: BaseChatModel | str, *, replay_buffer: ReplayBuffer | None = None) -> None:
-        self.prompter = Prompter(model, replay_buffer=replay_buffer)
+    def __init__(self, model: BaseChatModel | str, **options: Any) -> None:
+        self.prompter = Prompter(model, **options)
 
     async def check(self, goal: Goal, episode: Episode, reply: str) -> None:
         """Raise `UserFault` for a reply that contradicts the goal; what `Prompter.ask` raises."""

@@ -101,7 +101,8 @@ async def measure_steps(
     async def one(trajectory: Trajectory) -> list[Answered]:
         answered = await answer_steps(dream, trajectory, slots, only_invalid=only_invalid)
         on_episode()
-        return answered
+        # no reply of a user has to be word for word: `fidelity.users` measures it
+        return [each for each in answered if each.step.terminated or not is_answer(each.step.action)]
 
     return _figures(await asyncio.gather(*map(one, trajectories)))
 
