@@ -220,7 +220,7 @@ def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: 
         gym.train(SMALL_BASE, iterations=1)
     gym.train_user(SMALL_BASE)
     written = (tmp_path / "models" / "user" / "version").read_text()
-    user = gym.experiment.dream(own_process=False).user
+    user = gym.experiment.dream().user
     assert isinstance(user, ModelUser) and user.model is not None and user.version == f"{written}/user-1"
     taught, held_out = gym.experiment.experience_data()
     assert held_out and gym.experiment.held_out_offline() == held_out, "the gate measures it on what it was not trained on"
