@@ -4,6 +4,7 @@ import json
 import lzma
 import tomllib
 from copy import deepcopy
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, get_args
