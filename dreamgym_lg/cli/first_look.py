@@ -15,7 +15,7 @@ from dreamgym_lg.cli.console import errors_shown, say
 from dreamgym_lg.cli.play import own_policy, show_episode
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.responder import compiled_dream
-from dreamgym_lg.dream import Dream
+from dreamgym_lg.dream import Dream, Recorded, References, Schemas
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -92,7 +92,11 @@ def _compiled_dream(agent: str, buffer: ReplayBuffer, out: Path, options: dict[s
     """The dream of recorded answers and a world compiled from them; without a model."""
     world = AgentWorld(agent, **options)
     index, folder = world.index(buffer), out / "world"
-    tools = compile_world(buffer, folder, tools=index.tools, writes=world.writing_tools(buffer))
+    try:
+        tools = compile_world(buffer, folder, tools=index.tools, writes=world.writing_tools(buffer))
+    except ConfigurationError as error:
+        say(f"recorded answers alone: nothing could be compiled from the traces ({error})", "yellow")
+        return Dream([Schemas(index.tools), Recorded(index)], judges=[References(index)])
     admitted = [each.tool for each in tools if each.admitted]
     say(f"compiled from the traces: {len(admitted)} of {len(tools)} tools ({', '.join(admitted) or 'none replays exactly'})")
     return compiled_dream(folder, index)
@@ -148,7 +152,10 @@ def _say_gate(gym: DreamGym) -> None:
 
 TRAIN = '''"""Trains {agent} in a dream of its traces. Run: python {file}"""
 
+from dataclasses import replace
+
 from dreamgym_lg import DreamGym, ReplayBuffer, load_traces
+from dreamgym_lg.experiment.agent_world import AgentWorld
 
 replay_buffer = ReplayBuffer("replay.db")  # the traces, and every episode to come
 replay_buffer.extend(load_traces({traces!r}))
@@ -164,6 +171,7 @@ gym = DreamGym(
     replay_buffer=replay_buffer,  # a fifth of its tasks is held out for validation
     experience_model={model!r},  # answers where traces do not; None trains a local one from the traces
     writes={writes},  # the tools that change something; every other tool reads
+    settings=replace(AgentWorld.settings, references_only={only}),  # True: recorded successes judge, no model does
     # verify_real=verify_real, reset_real=...,  # with these, validation and proof are real
     out="runs/mine",
 )
@@ -190,7 +198,8 @@ def init(
         with ReplayBuffer(":memory:") as buffer:
             _read(traces, buffer)
             names = sorted(AgentWorld(agent, isolation=isolation, writes=writes or None).writing_tools(buffer))
-        text = TRAIN.format(agent=agent, file=to, traces=str(traces), model=experience_model, writes=json.dumps(names))
+        values = {"agent": agent, "traces": str(traces), "model": experience_model, "only": experience_model is None}
+        text = TRAIN.format(file=to, writes=json.dumps(names), **values)
         with writing(to):
             to.write_text(text)
     say(f"{to} is written. Check `writes=` there; then: python {to}")

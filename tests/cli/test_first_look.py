@@ -1,6 +1,7 @@
 """The road before training: `dreamgym try`, then the train.py of `dreamgym init`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, writes: Sequence[str] = WRITES) -> Any:
     monkeypatch.chdir(folder)
-    writes = [each for tool in WRITES for each in ("--writes", tool)]
-    return CliRunner().invoke(app, [arguments[0], "my_app.py:graph", "traces.jsonl", *writes, *arguments[1:]])
+    named = [each for tool in writes for each in ("--writes", tool)]
+    return CliRunner().invoke(app, [arguments[0], "my_app.py:graph", "traces.jsonl", *named, *arguments[1:]])
 
 
 @pytest.mark.slow
@@ -55,13 +56,22 @@ def test_an_agent_is_tried_before_anybody_trains(folder: Path, monkeypatch: pyte
     assert "next: dreamgym init my_app.py:graph traces.jsonl" in output
 
 
+@pytest.mark.slow
+def test_without_the_tools_that_write_recorded_answers_alone_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(folder, monkeypatch, "try", "--tasks", "4", "--out", "runs/other", writes=())
+    output = " ".join(result.output.split())
+    assert result.exit_code == 0, output
+    assert "recorded answers alone: nothing could be compiled" in output and "(--writes)" in output
+    assert "in the dream: success " in output and "on 4 tasks" in output
+
+
 def test_init_writes_a_training_that_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(folder, monkeypatch, "init", "--to", "train.py", "--isolation", "guard")
     assert result.exit_code == 0, result.output
     text = (folder / "train.py").read_text()
     assert 'writes=["cancel", "escalate", "refund", "set_city"]' in text
     gym = load_object("train.py:gym")
-    assert isinstance(gym, DreamGym)
+    assert isinstance(gym, DreamGym) and gym.experiment.settings.references_only
     assert len(gym.tasks("train")) + len(gym.tasks("validation")) == 60
     again = run(folder, monkeypatch, "init", "--to", "train.py")
     assert again.exit_code == 2 and "train.py exists" in again.output
