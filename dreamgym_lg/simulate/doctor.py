@@ -1,4 +1,4 @@
-"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what one tried episode really does."""
+"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what really runs."""
 
 import io
 import json
@@ -6,23 +6,17 @@ import sqlite3
 import subprocess
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.tool import tool_call
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
-from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call
-from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError
-from dreamgym_lg.rollout import Agent
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import check_names
 from dreamgym_lg.simulate.object_graph import (
     body,
@@ -38,12 +32,12 @@ from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, s
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
-from dreamgym_lg.types import Act, StepResult, Task, Trajectory
+from dreamgym_lg.types import Trajectory
 
-Handling = Literal["simulated", "passes through", "raised", "stopped", "could leak", "not simulated"]
-"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it was, or is in every episode,
-which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would stop it, under the guard
-alone; `not simulated`: it really runs where the policy or the world should answer, or fails there."""
+Handling = Literal["simulated", "passes through", "stopped", "could leak", "not simulated"]
+"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it is in every episode, which
+then fails; `could leak`: nothing would stop it, under the guard alone; `not simulated`: it really runs where the policy or the
+world should answer, or fails there."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 
@@ -74,8 +68,8 @@ class Examination:
 
     @property
     def refused(self) -> list[Part]:
-        """The problems that nothing stops: leaks, and parts that are not simulated."""
-        return [part for part in self.problems if part.handling != "stopped"]
+        """The problems with which no episode can be right: leaks, parts not simulated, clients and graphs on a server."""
+        return [part for part in self.problems if part.handling != "stopped" or part.kind in ("client", "sub-graph")]
 
     @property
     def writes_line(self) -> str:
@@ -198,6 +192,10 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
         yield Part("model", here, "not simulated", advice)
+    elif package in ("openai", "anthropic") and hasattr(each, "base_url"):
+        yield Part("client", here, "stopped", "call the model through its LangChain class")
+    elif name == "RemoteGraph" and package == "langgraph":
+        yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
     elif kind := _held_open(each, package):
         named_file = f"{getattr(each, 'name', name)} open in {place}"
         fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool"
@@ -231,95 +229,3 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
         advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)
-
-
-# --- one tried episode --------------------------------------------------------------------------------------------------------
-
-
-async def try_out(agent: Agent) -> list[Part]:
-    """Play one dreamed episode of an agent, and report what it really did.
-
-    A policy of no model calls each tool once, with arguments that fit its schema, and then answers; every tool answers as its
-    types say. Code that this does not reach is not reported.
-
-    Args: `agent`, a `WalledAgent` or `SimulatedAgent` with a `TrialPolicy`.
-
-    Raises `ConfigurationError` if the agent cannot be loaded there.
-    """
-    acts, error = list[Act](), None
-    context = EpisodeContext(environment=_TrialEnvironment())
-    try:
-        async for state in agent.astream({"task": _TASK}, None, context=context, stream_mode="values"):
-            acts = state.get("acts", acts)
-    except ConfigurationError:
-        raise
-    except Exception as failure:
-        error = failure
-    stopped = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
-    if isinstance(error, AccessBlocked) and not stopped:
-        stopped = [Part("code", "the tried episode", "stopped", str(error))]
-    elif error is not None and not stopped:
-        raising = next((act for act in acts if act.kind == "raised"), None)
-        place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
-        return [Part("code", place, "raised", f"{text}; the agent was given a message alone, and tools that say nothing")]
-    return stopped
-
-
-_TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
-_FIX = "move it into a tool, or allow its hosts and paths"
-
-
-class TrialPolicy(BaseChatModel):
-    """Calls each tool once, and then answers."""
-
-    _called: set[str] = PrivateAttr(default_factory=set)
-
-    @property
-    def _llm_type(self) -> str:
-        return "dreamgym-trial"
-
-    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
-        schema = kwargs.get("response_format", {}).get("json_schema", {}).get("schema")
-        message = AIMessage("done" if schema is None else json.dumps(example(schema)))
-        functions = {each["function"]["name"]: each["function"] for each in kwargs.get("tools", ())}
-        forced = [kwargs["tool_choice"]] if kwargs.get("tool_choice") in functions else []
-        if name := next(iter([*forced, *(each for each in functions if each not in self._called)]), None):
-            self._called.add(name)
-            arguments = example(functions[name].get("parameters") or {"type": "object"})
-            message.tool_calls = [tool_call(name=name, args=arguments, id=f"call-{len(messages)}")]
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class _TrialEnvironment(Environment):
-    """Answers each call with the smallest value that its tool may return."""
-
-    def reset(self, task: Task) -> str:
-        self._returns = dict[str, Any]()
-        return task.instruction
-
-    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._returns = {each["function"]["name"]: each["function"].get("returns") for each in tools}
-
-    def step(self, action: str) -> StepResult:
-        if (call := parse_call(action)) is None:
-            return StepResult("", 0.0, True, False, {})
-        schema = self._returns.get(call.name)
-        return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
-
-
-def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> Any:
-    """A small value of a JSON schema."""
-    definitions = definitions or schema.get("$defs", {})
-    if "$ref" in schema:
-        return example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    for key in ("default", "const", "enum", "examples", "anyOf", "oneOf", "allOf"):
-        if key in schema:
-            value = schema[key][0] if key in ("enum", "examples") else schema[key]
-            return example(value[0], definitions) if key.endswith("Of") else value
-    kind = schema.get("type", "string")
-    if kind == "object":
-        fields = schema.get("properties", {})
-        return {name: example(fields[name], definitions) for name in schema.get("required", ())}
-    if kind == "array":
-        return [example(schema.get("items", {}), definitions)] * schema.get("minItems", 0)
-    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True}.get(kind, "example")

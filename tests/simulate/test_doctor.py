@@ -1,27 +1,24 @@
 """What `examine` finds in the zoo, in agents that would harm, and in what users hold beside their graphs."""
 
-import asyncio
 import json
 import sqlite3
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
-from pydantic import BaseModel, Field
 from test_zoo_dreamed import RACING, dream, the_graph
-from worlds import TASK, Answers, slow_unless
+from worlds import TASK, Answers
 from zoo import KINDS, Kind, World
 from zoo.base import ask, react, toolbox
-from zoo.hostile import HOSTILE, PLAIN, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import policy_for
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import SimulatedAgent, examine, simulated
-from dreamgym_lg.simulate.doctor import Examination, Part, TrialPolicy, example, try_out
+from dreamgym_lg.simulate import examine, simulated
+from dreamgym_lg.simulate.doctor import Examination, Part
 
 MADE_AT_RUN_TIME = {
     "tool_made_in_node": {"made in only"},
@@ -59,21 +56,6 @@ def test_the_verdict_on_an_agent_is_what_happens(kind: Kind, tmp_path: Path) -> 
     called = {json.loads(step.action)["name"] for step in episode.steps if step.valid}
     assert called == answered and called <= made | (called if late is not None else set())
     assert set(world.passed) <= passing and episode.blocked == [] and world.effects == [] and world.model_calls == 0
-
-
-@pytest.mark.parametrize("hostile", [slow_unless(hostile in PLAIN, hostile) for hostile in HOSTILE])
-def test_what_would_harm_is_told_by_one_tried_episode(hostile: Hostile, tmp_path: Path) -> None:
-    with scene(tmp_path) as world:
-        node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
-        tried = try_node(node)
-        assert tried and {part.handling for part in tried} == {"stopped"} and "move it into a tool" in tried[0].advice
-        assert try_node(agent) == [], "its tool is simulated, so that nothing of it runs"
-        assert {part.handling for part in try_node(agent, pass_through=["harm"])} == {"stopped"}
-        assert not hostile.happened(world)
-
-
-def try_node(graph: Any, **options: Any) -> list[Part]:
-    return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))
 
 
 def test_an_object_whose_equality_is_no_truth_is_no_problem() -> None:
@@ -249,43 +231,8 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     model = openai.ChatOpenAI(model="gpt-x", api_key="none")
     found = examine(react(model, []))
     assert names(found, "model", "simulated") == {"ChatOpenAI gpt-x"} and found.problems == []
-
-
-def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
-    graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
-
-    class Agent:
-        def invoke(self, payload: Any) -> Any:
-            state = graph.invoke(payload)
-            (tmp_path / "log.txt").write_text(str(state))
-            return state
-
-    (part,) = try_node(Agent())
-    assert part.handling == "stopped" and "log.txt" in part.advice and "test_doctor.py" in part.name
-    assert not (tmp_path / "log.txt").exists()
-
-
-def test_an_error_of_the_agent_s_own_is_no_problem_of_the_dream() -> None:
-    """The doctor has no real task to give it."""
-    (part,) = try_node(node_graph(lambda state: {"total": state["order"]["total"]}))
-    assert part.handling == "raised" and "KeyError: 'order'" in part.advice and "test_doctor.py" in part.name
-    assert Examination([part]).problems == []
-
-
-def test_an_example_of_a_schema_is_valid() -> None:
-    class Item(BaseModel):
-        name: str
-        kind: Literal["new", "old"]
-        count: Annotated[int, Field(ge=3)]
-        note: str | None = None
-
-    class Order(BaseModel):
-        items: Annotated[list[Item], Field(min_length=2)]
-        total: float
-        paid: bool
-        by: Item | None
-
-    assert Order.model_validate(example(Order.model_json_schema())).items[1].count == 3
+    client = model.root_client
+    assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("client", "stopped")]
 
 
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:
