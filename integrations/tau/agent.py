@@ -104,14 +104,14 @@ class TauWorld(AgentWorld):
         recorded = RecordedUser(self.conversations)
         customer = ModelUser(model) if model else RecordedUser(self.conversations, otherwise=ModelUser(None))
         super().__init__(
-            create_agent_graph(_AnyModel(), self.desk),
+            create_agent_graph(_AnyModel(), self.desk).with_config(recursion_limit=100),  # of a turn: 30 steps, officially
             tasks=load_tasks(domain, where) if model else [each.task for each in self.conversations],
             payload=lambda task: {"messages": [HumanMessage(task.instruction)]},  # the graph has the policy that a record holds
             reset_real=self.desk.reset_real,
             verify_real=self.desk.verify_real,
             user=UntilHandOver(customer, [HAND_OVER]),
             user_real=UntilHandOver(customer if model else recorded, [HAND_OVER]),
-            **{"recursion_limit": 100, **options},  # of a turn: an official episode has 30 steps
+            **options,
         )
         self.name = f"tau-{domain}"
         self.arguments = {"data": str(where), "user": model if isinstance(model, str | None) else name_of(model)}
