@@ -259,6 +259,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "episodes": 6,
         "failed_episodes": 2,
         "unreadable_episodes": 0,
+        "user_faults": 0,
         "first_error": "EnvironmentFailed: java died",
         "reward_mean": 0.25,
         "train_success": 0.25,
