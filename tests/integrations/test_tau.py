@@ -270,10 +270,10 @@ def test_the_world_collects_the_recorded_conversations_of_its_training_customers
 
 
 @pytest.mark.slow
-def test_a_tiny_run_of_the_command_trains_users_and_policy_on_the_recorded_conversations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any
 ) -> None:
-    """Every part at work; of random weights nobody learns anything."""
+    """Imitation, conversations on the real database, and an update; of random weights nobody learns anything."""
     pytest.importorskip("trl", reason="needs trl")
     from tiny_models import create_model, create_tokenizer
     from typer.testing import CliRunner
@@ -281,19 +281,22 @@ def test_a_tiny_run_of_the_command_trains_users_and_policy_on_the_recorded_conve
     from dreamgym_lg.cli.app import app
 
     monkeypatch.setenv("TAU_DATA", str(folder()))
+    monkeypatch.setenv("TAU_USER", "fake:customer")
+    customer = scripted(reply=lambda messages: "END" if len(messages) > 6 else "I do not know.")
+    monkeypatch.setattr("dreamgym_lg.dream.prompter.load_chat_model", lambda name: customer)
     talks = load_conversations("airline", DATA)[:40]
     texts = [load_domain("airline", DATA).policy, *(text for each in talks for step in each.steps for text in step_texts(step))]
     tokenizer = create_tokenizer(texts, vocab_size=4096)
     model = create_model(tokenizer, hidden_size=64, layers=1, max_tokens=16384)
     for part in (tokenizer, model):
         part.save_pretrained(tmp_path / "model")
-    small = {"experience_steps": 4, "user_steps": 2, "base_steps": 4, "batch_size": 2, "num_tasks": 2, "num_generations": 2}
-    tiny = replace(TauWorld.settings, **small, evaluate_tasks=2, max_false_success=None, lora=False)
+    small = {"base_steps": 4, "batch_size": 2, "num_tasks": 2, "num_generations": 2}
+    tiny = replace(TauWorld.settings, **small, evaluate_tasks=2, real_budget=None, lora=False)
     monkeypatch.setattr(TauWorld, "settings", tiny)
-    command = ["train", "tau-airline", "--iterations", "1", "--force"]
+    command = ["train", "tau-airline", "--iterations", "1", "--environment", "real"]  # of random weights no dream is readable
     result = CliRunner().invoke(app, [*command, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
-    assert {each.name for each in (tmp_path / "run" / "models").iterdir()} >= {"experience-0", "user", "base", "trained"}
+    assert {each.name for each in (tmp_path / "run" / "models").iterdir()} >= {"base", "trained"}
     with ReplayBuffer(tmp_path / "run" / "replay.db") as buffer:
         (row,) = buffer.metrics("train")
         played = list(buffer.trajectories(run="train"))
