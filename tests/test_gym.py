@@ -153,8 +153,10 @@ def test_a_graph_that_could_leak_is_refused_with_what_to_do(buffer: ReplayBuffer
         return {}
 
     graph = StateGraph(dict).add_node("act", act).add_edge(START, "act").compile()
-    with pytest.raises(ConfigurationError, match="sqlite3.Connection in act.*move it into a tool"):
+    with pytest.raises(ConfigurationError, match="sqlite3.Connection in act.*simulate_nodes"):
         DreamGym(graph, replay_buffer=buffer, experience_model=World())
+    gym = DreamGym(graph, replay_buffer=buffer, experience_model=World(), simulate_nodes=["act"])
+    assert gym.examine().problems == []
 
 
 def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buffer: ReplayBuffer) -> None:

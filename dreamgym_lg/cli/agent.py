@@ -1,9 +1,11 @@
 """The commands for an agent of one's own: `dreamgym doctor` and `dreamgym import`."""
 
+import asyncio
 import json
 import sys
 import warnings
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall.wall import Isolation
 
 if TYPE_CHECKING:
-    from dreamgym_lg.simulate.doctor import Examination
+    from dreamgym_lg.simulate.doctor import Examination, Part
 
 AGENT_HELP = "FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
 ISOLATION_HELP = "What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where possible."
@@ -29,6 +31,7 @@ RANGE_HELP = "Of the recorded rewards, which are scaled to 0 to 1."
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help=AGENT_HELP)]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
+SimulateNode = Annotated[list[str] | None, typer.Option(help="A node of plain code that the dream plays; may be repeated.")]
 Writes = Annotated[list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found out.")]
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
@@ -46,13 +49,14 @@ RewardRange = Annotated[tuple[float, float], typer.Option(metavar="LOWEST HIGHES
 RewardKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP)]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "raised": "yellow", "simulated": "green"}
 REJECTED_SHOWN = 20
 
 
 def doctor(
     agent: Agent,
     pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
     writes: Writes = None,
     replay_buffer: Traces = None,
     isolation: Isolated = None,
@@ -63,7 +67,7 @@ def doctor(
     Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
     writing calls of a recorded one.
 
-    The agent is imported behind the wall, where there is one; `dreamgym try` plays it there, and names what is stopped.
+    One episode is tried with a stub policy, behind the wall where there is one: what is stopped there is shown with its line.
     Exit code 0: it can be dreamed; 1: something is stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
@@ -73,9 +77,9 @@ def doctor(
 
         missing = missing_for_wall()
         isolation = isolation or ("guard" if missing else "process")
-        names: dict[str, Any] = {"pass_through": pass_through or ()}
+        names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
-            graph = _loaded(agent, isolation, names)
+            graph, tried = _tried(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
             examination = examine(
                 graph,
@@ -84,6 +88,7 @@ def doctor(
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
                 isolation=isolation,
             )
+        examination = replace(examination, parts=[*examination.parts, *tried])
     if as_json:
         parts = [part._asdict() for part in examination.parts]
         can = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
@@ -96,16 +101,23 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _loaded(agent: str, isolation: Isolation, names: dict[str, Any]) -> Any:
-    """The loaded agent; behind the wall it is loaded there first, which stops what its import does."""
+def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]"]:
+    """The loaded agent, and what one episode of it does; behind the wall it is loaded there first."""
+    from dreamgym_lg.simulate import SimulatedAgent
+    from dreamgym_lg.simulate.doctor import Part, TrialPolicy, try_out
+    from dreamgym_lg.simulate.episode import required_context
     from dreamgym_lg.simulate.user_code import load_agent
-    from dreamgym_lg.simulate.wall.agent import Workers
+    from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 
-    if isolation == "process":
-        workers = Workers(agent, count=1, **names)
+    workers = Workers(agent, count=1, **names) if isolation == "process" else None
+    if workers is not None:
         workers.check()
-        workers.close()
-    return load_agent(agent)
+    graph: Any = load_agent(agent)
+    if missing := required_context(graph):
+        advice = f"an episode needs context= with {', '.join(missing)}, so that none was tried"
+        return graph, [Part("code", "the tried episode", "raised", advice)]
+    policy = TrialPolicy()
+    return graph, asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
 
 
 def _show(agent: str, examination: "Examination") -> None:
@@ -120,6 +132,8 @@ def _show(agent: str, examination: "Examination") -> None:
     console.print(table)
     if examination.writes_line:
         say(examination.writes_line)
+    if not examination.problems:
+        say("A tried episode touched nothing real. Code that it did not reach is stopped by what the last line names.")
     if examination.problems:
         names = ", ".join(dict.fromkeys(part.name for part in examination.problems))
         say(f"No episode that reaches it can be right: {names}", "bold")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dreamgym_lg.cli.agent import AGENT_HELP, Isolated, PassThrough, Writes
+from dreamgym_lg.cli.agent import AGENT_HELP, Isolated, PassThrough, SimulateNode, Writes
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.cli.play import own_policy
 from dreamgym_lg.compiled.responder import Compiled
@@ -49,6 +49,7 @@ def compare(
     fail_below: FailBelow = None,
     isolation: Isolated = None,
     pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
     writes: Writes = None,
 ) -> None:
     """Play two versions of an agent in the same dream, and say the difference with its interval.
@@ -60,6 +61,7 @@ def compare(
         "isolation": isolation,
         "writes": writes or None,
         "pass_through": pass_through or (),
+        "simulate_nodes": simulate_node or (),
     }
     with errors_shown(), ReplayBuffer(replay_buffer) as buffer, ExitStack() as stack:
         compiled = Compiled(world) if world is not None else None

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, Source, Writes
+from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Source, Writes
 from dreamgym_lg.cli.console import errors_shown, say
 from dreamgym_lg.cli.play import own_policy, show_episode
 from dreamgym_lg.compiled.compile import compile_world
@@ -45,13 +45,14 @@ def try_agent(
     writes: Writes = None,
     isolation: Isolated = None,
     pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
 ) -> None:
     """Play your agent as it is in a dream of its traces: its score, three episodes, and how far to trust the dream.
 
     Nothing is trained, and no tool runs. Without an experience model, recorded answers and code compiled from the traces
     answer, on the tasks that recorded successes judge.
     """
-    simulated = {"pass_through": pass_through or ()}
+    simulated = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
     options: dict[str, Any] = {"isolation": isolation, "writes": writes or None, **simulated}
     with errors_shown(resumes=True):
         out.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import typer
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import parse_action, parse_call, render_answer, render_call, tool_line
-from dreamgym_lg.cli.agent import PassThrough
+from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import errors_shown, say, typed
 from dreamgym_lg.cli.experiment import WORLD_HELP, ModelName, is_object, opened_dream
 from dreamgym_lg.dream import Answer, Dream, Episode, Verdict
@@ -66,6 +66,7 @@ def play(
     policy: Annotated[str | None, typer.Option(help=POLICY_HELP)] = None,
     isolation: Annotated[Isolation | None, typer.Option(help=ISOLATION_HELP)] = None,
     pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
 ) -> None:
     """Act yourself in a dream, or be the world of your own agent. /help inside says how.
 
@@ -81,10 +82,10 @@ def play(
         if world is not None and not isinstance(loaded, DreamGym | Experiment | World | None):
             if experience_model is not None:
                 raise ConfigurationError(f"--experience-model with {world}: you are the world of this agent; leave it away")
-            options = {"isolation": isolation, "pass_through": pass_through or ()}
+            options = {"isolation": isolation, "pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
-        of_agents = {"policy": policy, "isolation": isolation, "pass-through": pass_through}
+        of_agents = {"policy": policy, "isolation": isolation, "pass-through": pass_through, "simulate-node": simulate_node}
         for name, value in of_agents.items():
             if value:
                 raise ConfigurationError(f"--{name} is for an agent's graph, FILE.py:NAME; in a world you act: leave it away")

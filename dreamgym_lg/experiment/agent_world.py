@@ -67,7 +67,7 @@ class AgentWorld(World):
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
             model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
             generated.
-        options: `route`, `pass_through`, `allow`, `respond`, `next_payload`,
+        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit`, `next_payload`,
             `read_message`, `max_turns` and `context` of `simulated`.
 
     The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
@@ -133,7 +133,8 @@ class AgentWorld(World):
 
     def _refuse(self, examined: Examination) -> None:
         """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
-        if refused := examined.refused:
+        allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
+        if refused := [part for part in examined.refused if part.handling not in allowed]:
             causes = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
             raise ConfigurationError(f"no dreamed episode of this graph can be right: {causes}")
 
@@ -142,7 +143,7 @@ class AgentWorld(World):
 
         Args: `trajectories`, real ones: they show which tools write, and which tools the graph makes as it runs.
         """
-        names = {key: self.options[key] for key in ("pass_through",) if key in self.options}
+        names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         writes = self.writes if trajectories is not None else None
         return examine(self.graph, **names, writes=writes, trajectories=trajectories or (), isolation=self.isolation)
 
@@ -242,6 +243,11 @@ class AgentWorld(World):
         route = self.options.get("route")
         if self.path is None:
             return None
+        if callable(route):
+            logger.warning(
+                "route= is a function, which no folder can hold: the export serves the policy alone; give names of nodes"
+            )
+            return None
         kept = {"route": None if route is None else sorted(route), "pass_through": sorted(self.options.get("pass_through", ()))}
         return {"path": self.path, **kept}
 
@@ -307,7 +313,7 @@ def _check_arguments(
         named = signature(AgentWorld).parameters.keys() - {"graph", "options"}
         raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, *named})
     for name, names in {"writes": writes, **options}.items():
-        if name in ("writes", "pass_through", "route") and isinstance(names, str):
+        if name in ("writes", "pass_through", "simulate_nodes", "route") and isinstance(names, str):
             raise ConfigurationError(f"{name}={names!r}: give a list of names")
     if not isinstance(options.get("allow"), Allow | None):
         raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")

@@ -48,7 +48,9 @@ def shadow(
     replay_buffer: ReplayBuffer | None = None,
     experience_model: Model | None = None,
     writes: Sequence[str] | None = None,
+    simulate_nodes: Sequence[str] = (),
     allow: Allow | None = None,
+    recursion_limit: int | None = None,
     most_waiting: int = 20,
 ) -> Graph:
     """The graph as it is, with the policy playing the same inputs in a dream.
@@ -70,7 +72,7 @@ def shadow(
         replay_buffer: Real traces, whose recorded answers stand in for calls that production did not make.
         experience_model: Answers the rest. Without one, the simulated side ends at a call that nothing recorded answers.
         writes: Names of the tools that change the world. Default: as of `AgentWorld`.
-        allow: As of `simulated`.
+        simulate_nodes, allow, recursion_limit: As of `simulated`.
         most_waiting: Number of simulated sides that may wait; further ones are dropped and counted.
 
     Raises `ConfigurationError` as `AgentWorld` does, since the graph has to be one that a dream can play, and for one whose
@@ -84,7 +86,7 @@ def shadow(
             f"the nodes {', '.join(threaded)} hand work to threads of their own: a simulated side could end those of "
             "production, and what production does there is not seen; use a canary"
         )
-    options |= {"writes": writes, "allow": allow}
+    options |= {"writes": writes, "simulate_nodes": simulate_nodes, "allow": allow, "recursion_limit": recursion_limit}
     world = AgentWorld(graph, isolation="guard", **options)
     buffer = replay_buffer or ReplayBuffer(":memory:")
     environments = {task.environment for task in buffer.tasks(origin="real")}

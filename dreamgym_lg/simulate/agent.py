@@ -24,7 +24,7 @@ from dreamgym_lg.simulate.context import (
     iterate_in_episode,
 )
 from dreamgym_lg.simulate.conversation import RealUser, final_action, malformed_call
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_context, check_names, uncached
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_context, check_names
 from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.tasks import agent_input, first_observation
@@ -36,10 +36,13 @@ Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Task, Any], float | bool]
 """(task, the graph's final state) -> the episode's reward, 0 to 1; a success if it is 1."""
-ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-"""task -> the context in which a real episode is played and verified; context variables that it sets are seen there.
 
-Episodes with a synchronous one are played one after the other; asynchronous ones at once, each in a world of its own.
+ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+"""task -> the context in which a real episode of it is played and verified: it puts the real world into its first state.
+
+A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous context manager are
+played one after the other, as it cannot wait for another one; asynchronous ones are entered at once and have to give each
+episode a world of its own, or take a lock.
 """
 
 
@@ -60,17 +63,20 @@ class AgentState(TypedDict, total=False):
 class SimulatedAgent:
     """Plays an unmodified graph with the policy, in the dream or on its own tools.
 
-    The last step's reward is the episode's outcome, 0 to 1. One that was cut short (recursion limit, the world's step limit,
-    endless interrupts) has reward 0 and no success, and nobody is asked for its outcome.
+    The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
+    that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
+    is unknown, and nobody is asked for it.
 
     Args:
         graph: As for `simulated`.
         policy: The chat model that is trained.
         payload: The graph's input for a task; by default `agent_input`: its messages, or its instruction as the user's.
-        verify: Judges the graph's final state. Without it the environment judges, given the final answer as an action.
+        verify: The outcome, judged from the graph's final state. Without it the environment judges: it is asked the final
+            answer as an action, and its reward and success count.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
         reset_real: With `real`, the context in which each episode is played and verified.
-        user: With `real`, replies to the agent's messages; in a dream the environment does. None: the first ends the episode.
+        user: With `real`, replies to the agent's messages; in a dream the environment does. None: the first message ends the
+            episode.
         options: Those of `simulated` (`EpisodeOptions`).
     """
 
@@ -90,6 +96,10 @@ class SimulatedAgent:
             raise ConfigurationError(
                 "real=True needs verify= (of a DreamGym: verify_real=): in the real environment no model judges the outcome"
             )
+        if reset_real is not None and not real:
+            raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
+        if user is not None and not real:
+            raise ConfigurationError("user= with real=False: a dreamed episode's user is the dream's; give Dream(user=...)")
         check_names(graph, options.get("route"), options.get("pass_through", ()))
         check_context(graph, options.get("context"))
         self.user = user
@@ -108,8 +118,8 @@ class SimulatedAgent:
     ) -> AsyncIterator[AgentState]:
         """Play one episode of `state["task"]` in `context.environment`; yields what was played, then the outcome.
 
-        Raises, after the steps, the cause if the world failed or something real would have been touched;
-        `ConfigurationError` without an environment whose tools are not real.
+        Raises the cause if the world failed or something real would have been touched, after the steps were yielded, and
+        `ConfigurationError` if there is no environment although the tools are not real.
         """
         task = state["task"]
         if context.environment is None and not self.real:
@@ -165,7 +175,11 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one, the final answer or an unreadable call, that carries the reward."""
+        """The steps with a last one, the final answer, that carries the reward.
+
+        If the agent ended with a tool call that could not be read, that is the last action, and an invalid one: no experience
+        model is asked what comes of it.
+        """
         malformed = malformed_call(final)
         answer = malformed or episode.last_action or final_action(final)
         result, reward, success = episode.last, 0.0, False
@@ -177,7 +191,7 @@ class SimulatedAgent:
             result = result or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
             decided_by, judged_by = (str(result.info.get(key, "")) for key in ("decided_by", "judged_by"))
-        info, steps = result.info if result else {}, episode.steps
+        steps = episode.steps
         last = Step(
             observation=steps[-1].next_observation if steps else first_observation(task),
             action=answer,
@@ -186,7 +200,7 @@ class SimulatedAgent:
             terminated=not episode.truncated,
             truncated=episode.truncated,
             valid=not malformed,
-            reasoning=str(info.get("reasoning", "")),
+            reasoning=str(result.info.get("reasoning", "")) if result else "",
             decided_by=decided_by,
             judged_by=judged_by,
         )
@@ -203,10 +217,17 @@ def _verified(verify: Verify, task: Task, final: Any) -> float:
 # --- production ---------------------------------------------------------------------------------------------------------------
 
 
-def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()) -> Graph:
-    """The same graph for production, with `policy` in place of its chat models; the original is left as it is.
+def with_policy(
+    graph: Graph,
+    policy: BaseChatModel,
+    *,
+    route: Route | None = None,
+    pass_through: Sequence[str] = (),
+) -> Graph:
+    """The same graph for production, with `policy` in place of its chat models.
 
-    Models that a tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
+    Tools and checkpointer are its own. It streams, nests, and is served as before; the original is left as it is. Models that a
+    tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
 
     Args:
         graph: What `StateGraph.compile` or `create_agent` returns.
@@ -216,7 +237,8 @@ def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = No
 
     Raises `ConfigurationError` for what is no compiled graph or no chat model, and for unknown names.
 
-    A model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
+    Only chat-model and tool classes are patched; the guard of dreams is not installed, and threads are as they were. So a
+    model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
     `asyncio.to_thread` are fine); nodes that start threads are named in a warning. There, submit
     `contextvars.copy_context().run` with the call.
     """
@@ -236,11 +258,15 @@ def production_episodes(
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
         )
-    policy = uncached(policy)
+    if not isinstance(policy, BaseChatModel):
+        raise ConfigurationError(
+            f"policy={policy!r} is no chat model: give one without bound tools; load_policy(folder) reads an exported policy"
+        )
     check_names(graph, route, pass_through)
     if threaded := nodes_with_own_threads(graph):
         logger.warning(
-            "%s start threads of their own, where a model is not the policy: submit copy_context().run there",
+            "%s start threads of their own, which carry no context: a model asked there is not the policy; "
+            "submit contextvars.copy_context().run with the call",
             ", ".join(threaded),
         )
 

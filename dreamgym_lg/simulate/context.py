@@ -15,7 +15,7 @@ import weakref
 from asyncio import BaseEventLoop
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.util import Finalize
@@ -58,16 +58,12 @@ class RealAccessBlocked(BaseException):
 class ContextEpisode:
     """An episode as the context, its threads and its guard know it."""
 
-    allow: Any = None
-    """Its `Allow`; None where no guard stands."""
+    guard: Any = None
+    """Its `Guard`; None where the real world may be touched."""
     owns_threads = False
     """Threads and pool work that its code starts belong to it; in production they are left as they are."""
     ended = False
     """Its block was left: whatever of its code still runs is answered by nobody."""
-
-    def add_blocked(self, blocked: Blocked) -> None:
-        """Keep an access that the guard stops, before `RealAccessBlocked` is raised there."""
-        raise NotImplementedError
 
 
 _current: ContextVar[ContextEpisode | None] = ContextVar("dreamgym_episode", default=None)
@@ -250,24 +246,34 @@ def _submit(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor,
 
 
 def _make_pool(episode: ContextEpisode, original: Method, pool: ThreadPool, args: Args, kwargs: Kwargs) -> Any:
+    args, kwargs = _in_context(args, kwargs)
     with set_var(_making_thread, True):
         return original(pool, *args, **kwargs)
 
 
 def _give_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args: Args, kwargs: Kwargs) -> Any:
-    """Raise what stops an episode as an `Exception`: else the pool's thread ends, and its caller waits for ever."""
-    function, *rest = args
-    if not isinstance(pool, ThreadPool):
-        return original(pool, *args, **kwargs)
+    if isinstance(pool, ThreadPool):
+        args, kwargs = _in_context(args, kwargs)
+    return original(pool, *args, **kwargs)
+
+
+def _in_context(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """A thread pool's arguments, its work, initialisers and callbacks as of who gives them.
+
+    They raise what stops an episode as an `Exception`: else the pool's thread ends, and its caller waits for ever.
+    """
     context = _copy_context()
 
-    def work(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return context.copy().run(function, *args, **kwargs)
-        except (RealAccessBlocked, EpisodeBroken) as stopped:  # which the episode has noted
-            raise RuntimeError(str(stopped)) from stopped
+    def owned(value: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return context.copy().run(value, *args, **kwargs)
+            except (RealAccessBlocked, EpisodeBroken) as stopped:  # which the episode has noted
+                raise RuntimeError(str(stopped)) from stopped
 
-    return original(pool, work, *rest, **kwargs)
+        return call if callable(value) else value
+
+    return tuple(map(owned, args)), {name: owned(value) for name, value in kwargs.items()}
 
 
 def _create_task(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
@@ -277,7 +283,7 @@ def _create_task(episode: ContextEpisode, original: Method, loop: BaseEventLoop,
 
 def _run_in_executor(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
     pool, *rest = args
-    return original(loop, THREADS if pool is None and episode.allow is not None else pool, *rest)
+    return original(loop, THREADS if pool is None and episode.guard is not None else pool, *rest)
 
 
 def _create_queue(episode: ContextEpisode, original: Method, created: Any, args: Args, kwargs: Kwargs) -> None:
@@ -308,34 +314,58 @@ def _is_work(item: Any) -> bool:
     return any(map(callable, parts)) or any(isinstance(each, _ANSWERED_BY) for each in (*parts, *fields))
 
 
-# --- finalisers ---------------------------------------------------------------------------------------------------------------
+# --- what is called later -----------------------------------------------------------------------------------------------------
+
+
+def patch_deferred() -> None:
+    """Patch what registers code to be called later; once per process."""
+    dispatch(ThreadPoolExecutor, "__init__", _create_executor, _owner)
+    dispatch(Future, "add_done_callback", _add_done_callback, _owner)
+    for kind in (weakref.finalize, Finalize):
+        dispatch(kind, "__call__", _finalize)
+    gc.callbacks.append(_around_collection)
+
+
+def _create_executor(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> None:
+    original(pool, *args, **kwargs)
+    if pool._initializer is not None:
+        pool._initializer = functools.partial(_copy_context().run, pool._initializer)
+
+
+def _add_done_callback(episode: ContextEpisode, original: Method, future: Future[Any], args: Args, kwargs: Kwargs) -> None:
+    function, context = args[0] if args else kwargs["fn"], _copy_context()
+
+    def call(done: Future[Any]) -> None:
+        with suppress(RealAccessBlocked):  # the guard has noted it; the thread may be production's
+            context.copy().run(function, done)
+
+    return original(future, call)
+
+
+def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Finalisers belong to production. Python gives the dead reference; code that calls one itself gives none."""
+    return run_in(None if args else episode, original, finalizer, *args, **kwargs)
+
+
+def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` inside `episode`, in a context of its own.
+
+    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
+    """
+    context = copy_context()
+    context.run(_current.set, episode)
+    return context.run(function, *args, **kwargs)
+
 
 _collecting_thread = 0
 """The thread in which garbage is being collected; a process has one collection at a time."""
 
 
 def is_collecting() -> bool:
-    """Tells if this thread collects garbage, so that what runs is a finaliser, of production perhaps."""
+    """Tells if this thread collects garbage, so that what runs is a finaliser."""
     return _collecting_thread == threading.get_ident()
 
 
-def watch_collections() -> None:
-    """Let `is_collecting` know, and finalisers belong to production; once per process."""
-
-    def note(phase: str, info: object) -> None:
-        global _collecting_thread
-        _collecting_thread = threading.get_ident() if phase == "start" else 0
-
-    gc.callbacks.append(note)
-    for kind in (weakref.finalize, Finalize):
-        dispatch(kind, "__call__", _finalize)
-
-
-def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Finalisers belong to production. Python gives the dead reference; code that calls one itself gives none.
-
-    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
-    """
-    context = copy_context()
-    context.run(_current.set, None if args else episode)
-    return context.run(original, finalizer, *args, **kwargs)
+def _around_collection(phase: str, info: Any) -> None:
+    global _collecting_thread
+    _collecting_thread = threading.get_ident() if phase == "start" else 0

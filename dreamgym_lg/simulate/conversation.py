@@ -3,16 +3,13 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.types import Command, Interrupt
+from langgraph.types import Interrupt
 
-from dreamgym_lg.actions import STRUCTURED_RESPONSE, parse_action, render_answer, render_malformed
+from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_malformed
 from dreamgym_lg.dream import Episode, User
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
@@ -124,6 +121,8 @@ def approval(interrupt: Interrupt) -> Any:
                     "function of the interrupt that returns the decisions"
                 )
         return {"decisions": [{"type": "approve"} for _ in value["action_requests"]]}
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) and "action_request" in part for part in value):
+        return [{"type": "accept"} for _ in value]
     return None
 
 
@@ -135,71 +134,3 @@ def approve(interrupt: Interrupt) -> Any:
 def question(interrupt: Interrupt) -> str:
     """An interrupt as a message to the user: its text, or its value as JSON."""
     return render_answer(interrupt.value if isinstance(interrupt.value, str) else json.dumps(interrupt.value, default=str))
-
-
-MAX_INTERRUPTS = 50
-
-
-class Rounds:
-    """The rounds of an episode's graph on one thread, over its interrupts and the user's replies.
-
-    Each round: stream with `input`, `add_chunk` each chunk, put `messages` to the user, `proceed` with the replies.
-
-    Args: `episode`, a `SimulatedEpisode`; `arguments`, of the graph's method.
-    """
-
-    def __init__(self, episode: Any, payload: Any, config: RunnableConfig | None, arguments: dict[str, Any]) -> None:
-        self._episode = episode
-        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
-        self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
-        self.input = self.state = payload
-        context = episode.context(episode.task) if callable(episode.context) else episode.context
-        self.arguments = arguments if context is None else {"context": context, **arguments}
-        self.gave_up = False
-        """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
-        self._next_payload = episode.next_payload or partial(next_input, episode.graph, payload)
-        self._converses, self._turns_left = episode.listener is not None, episode.max_turns
-        self._interrupts: list[Interrupt] = []
-        self._interrupted = 0
-
-    def add_chunk(self, chunk: Any) -> None:
-        """A chunk of the stream mode "values"."""
-        if isinstance(chunk, dict) and "__interrupt__" in chunk:
-            self._interrupts = [*self._interrupts, *chunk["__interrupt__"]]
-            chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
-            if not chunk:
-                return
-        self.state = chunk
-
-    def messages(self) -> list[str]:
-        """Answers that wait for the user: the agent's last one, or its questions by interrupts. None at the turn limit."""
-        if not self._converses:
-            return []
-        waiting = [question(each) for each in self._interrupts if self._is_question(each)]
-        if not self._interrupts and not malformed_call(self.state):
-            read = self._episode.read_message
-            waiting = [final_action(self.state) if read is None else render_answer(read(self.state))]
-            waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
-        self.gave_up = len(waiting) > self._turns_left
-        self._turns_left -= len(waiting)
-        return [] if self.gave_up else waiting
-
-    def proceed(self, replies: Sequence[str | None]) -> bool:
-        """Set `input` for the next round. False: the run has ended."""
-        interrupts, self._interrupts = self._interrupts, []
-        self._interrupted = self._interrupted + 1 if interrupts and not replies else 0
-        self.gave_up |= self._interrupted >= MAX_INTERRUPTS
-        heard = [reply for reply in replies if reply is not None]
-        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies):
-            return False
-        if interrupts:
-            spoken = iter(heard)
-            answers = {each.id: next(spoken) if self._is_question(each) else self._episode.respond(each) for each in interrupts}
-            self.input = Command(resume=answers)
-        else:
-            self.input = self._next_payload(self.state, heard[0])
-        return True
-
-    def _is_question(self, interrupt: Interrupt) -> bool:
-        """Tells if there is a user, and the interrupt asks for no approval."""
-        return self._converses and self._episode.respond is approve and approval(interrupt) is None

@@ -1,4 +1,4 @@
-"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what really runs."""
+"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what one tried episode really does."""
 
 import io
 import json
@@ -6,17 +6,25 @@ import sqlite3
 import subprocess
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from langchain_core.caches import BaseCache
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.tool import tool_call
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
+from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError
+from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.episode import check_names
 from dreamgym_lg.simulate.object_graph import (
     body,
@@ -32,14 +40,16 @@ from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, s
 from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Act, StepResult, Task, Trajectory
 
-Handling = Literal["simulated", "passes through", "stopped", "could leak", "not simulated"]
-"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it is in every episode, which
-then fails; `could leak`: nothing would stop it, under the guard alone; `not simulated`: it really runs where the policy or the
-world should answer, or fails there."""
+Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
+"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it was, or is in every episode,
+which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would stop it, under the guard
+alone; `not simulated`: it really runs where the policy or the world should answer, or fails there."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
+_NEEDED = ("client", "sub-graph", "backend", "middleware")
+"""Kinds of parts without which no episode comes to its end."""
 
 
 class Part(NamedTuple):
@@ -68,8 +78,8 @@ class Examination:
 
     @property
     def refused(self) -> list[Part]:
-        """The problems with which no episode can be right: leaks, parts not simulated, clients and graphs on a server."""
-        return [part for part in self.problems if part.handling != "stopped" or part.kind in ("client", "sub-graph")]
+        """The problems with which no episode can be right: leaks, parts not simulated, needed parts."""
+        return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
     @property
     def writes_line(self) -> str:
@@ -93,16 +103,17 @@ def examine(
     graph: Any,
     *,
     pass_through: Sequence[str] = (),
+    simulate_nodes: Sequence[str] = (),
     writes: Collection[str] | None = None,
     trajectories: Iterable[Trajectory] = (),
     isolation: Isolation = "guard",
 ) -> Examination:
-    """Find an agent's models, tools, graphs and plain code; nothing is run.
+    """Find an agent's models, tools, graphs, what it keeps, and its plain code; nothing is run.
 
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
     (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
 
-    Raises `ConfigurationError` if `graph` holds no graph at all, or a name in `pass_through` is none of its tools.
+    Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
     """
     objects = list(reachable(graph))
     graphs = [each for each in objects if isinstance(each, Pregel)]
@@ -110,25 +121,44 @@ def examine(
         raise ConfigurationError(
             f"{type(graph).__name__} holds no compiled graph; give what StateGraph.compile or create_agent returns"
         )
+    nodes = {name for each in graphs for name in each.nodes}
+    if unknown := set(simulate_nodes) - nodes:
+        raise ConfigurationError.unknown("node", sorted(unknown)[0], nodes - {"__start__"})
     check_names(graph, pass_through=pass_through)
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     calls = (parse_call(step.action) for each in trajectories for step in each.steps if step.valid)
     uses = find_tool_uses(tools.values(), {call.name for call in calls if call is not None}, writes=writes)
-    models = [each for each in objects if isinstance(each, BaseChatModel)]
-    names = [f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}".strip() for each in models]
-    parts = [Part("model", name, "simulated") for name in names]
+    parts = [part for each in objects for part in _object(each)]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])
-    parts += [Part("sub-graph", each.get_name(), "simulated") for each in graphs[1:]]
+    parts += _graphs(graphs)
     bodies = {id(body(tool)): name for name, tool in tools.items() if name not in pass_through and not runs_in_dream(tool)}
-    for place, roots in _places(graph, graphs):
-        parts += _plain_code(place, roots, bodies)
+    for place, roots in _places(graph, graphs, simulate_nodes):
+        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies)
+    if isinstance(get_llm_cache(), BaseCache):
+        parts.append(Part("cache", "the global LLM cache", "replaced"))
     if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
         parts = [
             part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
             for part in parts
         ]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
+
+
+_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
+"""deepagents' file tools, which really run, keep files there in the graph's state or store."""
+
+
+def _object(each: Any) -> Iterator[Part]:
+    """A part that counts wherever the agent holds it."""
+    module, name = type(each).__module__, type(each).__name__
+    if isinstance(each, BaseChatModel):
+        yield Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
+    elif name == "OpenAIModerationMiddleware":
+        advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
+        yield Part("middleware", name, "stopped", advice)
+    elif module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
+        yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
 _COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
@@ -151,15 +181,28 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     yield Part("tool", tool.name, "simulated", keys and f"the dream also answers the state that it writes: {keys}", use_text)
 
 
+def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
+    for i, each in enumerate(graphs):
+        name = each.get_name()
+        if i:
+            yield Part("sub-graph", name, "simulated")
+        for kind in ("cache", "checkpointer", "store"):
+            if (kept := getattr(each, kind)) is not None and not isinstance(kept, bool):
+                yield Part(kind, f"{type(kept).__name__} of {name}", "replaced")
+        for when in ("before", "after"):
+            if nodes := getattr(each, f"interrupt_{when}_nodes", ()):
+                yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
+
+
 # --- plain code ---------------------------------------------------------------------------------------------------------------
 
 
-def _places(graph: Any, graphs: Sequence[Pregel]) -> Iterator[tuple[str, list[Any]]]:
-    """Places of plain code with what is called there."""
+def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
+    """Places of plain code with what is called there. None: the environment answers the node."""
     for each in graphs:
         for name, node in each.nodes.items():
             place = f"{name} of {each.get_name()}" if len(graphs) > 1 else name
-            yield place, [node.bound, *node.writers]
+            yield place, None if name in simulated else [node.bound, *node.writers]
     if not isinstance(graph, Pregel):
         called = [getattr(graph, name, None) for name in ("invoke", "ainvoke")]
         yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
@@ -198,7 +241,7 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
         yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
     elif kind := _held_open(each, package):
         named_file = f"{getattr(each, 'name', name)} open in {place}"
-        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool"
+        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
         advice = f"no guard sees what is written to an open {kind}: {fix}"
         yield Part(kind, named_file if kind == "file" else here, "could leak", advice)
 
@@ -229,3 +272,95 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
         advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)
+
+
+# --- one tried episode --------------------------------------------------------------------------------------------------------
+
+
+async def try_out(agent: Agent) -> list[Part]:
+    """Play one dreamed episode of an agent, and report what it really did.
+
+    A policy of no model calls each tool once, with arguments that fit its schema, and then answers; every tool answers as its
+    types say. Code that this does not reach is not reported.
+
+    Args: `agent`, a `WalledAgent` or `SimulatedAgent` with a `TrialPolicy`.
+
+    Raises `ConfigurationError` if the agent cannot be loaded there.
+    """
+    acts, error = list[Act](), None
+    context = EpisodeContext(environment=_TrialEnvironment())
+    try:
+        async for state in agent.astream({"task": _TASK}, None, context=context, stream_mode="values"):
+            acts = state.get("acts", acts)
+    except ConfigurationError:
+        raise
+    except Exception as failure:
+        error = failure
+    stopped = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
+    if isinstance(error, AccessBlocked) and not stopped:
+        stopped = [Part("code", "the tried episode", "stopped", str(error))]
+    elif error is not None and not stopped:
+        raising = next((act for act in acts if act.kind == "raised"), None)
+        place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
+        return [Part("code", place, "raised", f"{text}; the agent was given a message alone, and tools that say nothing")]
+    return stopped
+
+
+_TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
+_FIX = "move it into a tool, allow its hosts and paths, or name the node in simulate_nodes"
+
+
+class TrialPolicy(BaseChatModel):
+    """Calls each tool once, and then answers."""
+
+    _called: set[str] = PrivateAttr(default_factory=set)
+
+    @property
+    def _llm_type(self) -> str:
+        return "dreamgym-trial"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
+        schema = kwargs.get("response_format", {}).get("json_schema", {}).get("schema")
+        message = AIMessage("done" if schema is None else json.dumps(example(schema)))
+        functions = {each["function"]["name"]: each["function"] for each in kwargs.get("tools", ())}
+        forced = [kwargs["tool_choice"]] if kwargs.get("tool_choice") in functions else []
+        if name := next(iter([*forced, *(each for each in functions if each not in self._called)]), None):
+            self._called.add(name)
+            arguments = example(functions[name].get("parameters") or {"type": "object"})
+            message.tool_calls = [tool_call(name=name, args=arguments, id=f"call-{len(messages)}")]
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class _TrialEnvironment(Environment):
+    """Answers each call with the smallest value that its tool may return."""
+
+    def reset(self, task: Task) -> str:
+        self._returns = dict[str, Any]()
+        return task.instruction
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._returns = {each["function"]["name"]: each["function"].get("returns") for each in tools}
+
+    def step(self, action: str) -> StepResult:
+        if (call := parse_call(action)) is None:
+            return StepResult("", 0.0, True, False, {})
+        schema = {"type": "object"} if call.name.startswith("node:") else self._returns.get(call.name)
+        return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
+
+
+def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> Any:
+    """A small value of a JSON schema."""
+    definitions = definitions or schema.get("$defs", {})
+    if "$ref" in schema:
+        return example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    for key in ("default", "const", "enum", "examples", "anyOf", "oneOf", "allOf"):
+        if key in schema:
+            value = schema[key][0] if key in ("enum", "examples") else schema[key]
+            return example(value[0], definitions) if key.endswith("Of") else value
+    kind = schema.get("type", "string")
+    if kind == "object":
+        fields = schema.get("properties", {})
+        return {name: example(fields[name], definitions) for name in schema.get("required", ())}
+    if kind == "array":
+        return [example(schema.get("items", {}), definitions)] * schema.get("minItems", 0)
+    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True}.get(kind, "example")

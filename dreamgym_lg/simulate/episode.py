@@ -1,13 +1,11 @@
 """Decides who answers an episode's models and tools, asks the environment, and records what happened."""
 
-import asyncio
 import contextlib
 import copy
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -19,6 +17,7 @@ from pydantic import BaseModel
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.call_order import CallOrder
 from dreamgym_lg.simulate.context import ContextEpisode, EpisodeBroken, in_episode, set_var
 from dreamgym_lg.simulate.conversation import NextPayload
 from dreamgym_lg.simulate.guard import Allow
@@ -33,8 +32,22 @@ Read = Callable[[str, bool], T]
 """(answer, exact) -> the graph's value; exact is what a tool really wrote, or an error text."""
 
 
-Route = Collection[str]
-"""Names of nodes and of `create_agent`'s agents whose models' calls are the policy's; a node counts with all that it runs."""
+class Call(NamedTuple):
+    """A production model's call, as a route sees it."""
+
+    node: str
+    """Name of the graph's node that made it."""
+    namespace: str
+    """LangGraph's checkpoint namespace: the path of nested graphs."""
+    agent: str
+    """`name=` of the `create_agent` that made it."""
+    model: str
+    streamed: bool
+
+
+Route = Callable[[Call], bool] | Collection[str]
+"""The calls that are the policy's: a function of the `Call`, or names of nodes, of which one counts with all that it runs, a
+subgraph of its own for instance, and names of `create_agent`'s agents."""
 
 
 class EpisodeOptions(TypedDict, total=False):
@@ -42,8 +55,10 @@ class EpisodeOptions(TypedDict, total=False):
 
     route: Route | None
     pass_through: Sequence[str]
+    simulate_nodes: Sequence[str]
     allow: Allow | None
     respond: Callable[[Interrupt], Any]
+    recursion_limit: int | None
     context: Any
     next_payload: NextPayload | None
     read_message: Callable[[Any], str] | None
@@ -77,9 +92,9 @@ def check_names(graph: Any, route: Route | None = None, pass_through: Collection
     """
     parts = [] if route is None and not pass_through else list(reachable(graph))
     graphs = [part for part in parts if isinstance(part, Pregel)]
-    if route is not None:
-        if isinstance(route, str) or not isinstance(route, Collection) or not route:
-            raise ConfigurationError(f"route={route!r}: give a list of names of nodes and agents")
+    if route is not None and not callable(route):
+        if isinstance(route, str) or not route:
+            raise ConfigurationError(f"route={route!r}: give a list of names of nodes, or a function of a Call")
         nodes = {name for each in graphs for name in each.nodes} - {"__start__"}
         nodes |= {each.name for each in graphs if each.name != "LangGraph"}
         for name in sorted(set(route) - nodes):
@@ -89,17 +104,6 @@ def check_names(graph: Any, route: Route | None = None, pass_through: Collection
         code = run_by(part for each in graphs for node in each.nodes.values() for part in (node.bound, *node.writers))
         if not any(makes_tools(function) for function in code if users(function)):
             raise ConfigurationError.unknown("tool", name, tools)
-
-
-def uncached(policy: BaseChatModel) -> BaseChatModel:
-    """The policy without a cache, which would replay what it said before. Raises `ConfigurationError` for no chat model."""
-    if not isinstance(policy, BaseChatModel):
-        raise ConfigurationError(
-            f"policy={policy!r} is no chat model: give one without bound tools; load_policy(folder) reads an exported policy"
-        )
-    own = policy if policy.cache is False else copy.copy(policy)
-    own.cache = False
-    return own
 
 
 @dataclass(kw_only=True)
@@ -123,91 +127,6 @@ class PendingStep:
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
-ABSENT_SECONDS = 0.25
-"""How long a call waits for an earlier one of the same reply that has not begun: a person may have refused it."""
-
-
-class CallOrder:
-    """Lets an episode's tool calls reach the environment one at a time, those of one reply in their order.
-
-    A call is known by its id; one without (called by hand) has no place in the order.
-    """
-
-    def __init__(self) -> None:
-        self._replies, self._places = 0, dict[str, tuple[int, int]]()
-        self._begun, self._ended = set[str](), set[str]()
-        self._turn = threading.Lock()
-        self._turn_loop: asyncio.AbstractEventLoop | None = None
-        """The event loop on which a call has its turn."""
-
-    def add_reply(self, ids: Sequence[str]) -> None:
-        """Add a reply's calls, in their order. Small models use the same ids in every reply, and within one."""
-        self._replies += 1
-        self._begun.difference_update(ids)
-        self._ended.difference_update(ids)
-        self._places = self._places | {each: (self._replies, place) for place, each in reversed(list(enumerate(ids)))}
-
-    def place(self, call_id: str | None) -> tuple[int, int] | None:
-        """Number of the reply that asked for a call, and the call's number in it; of calls with one id, the first's."""
-        return self._places.get(call_id or "")
-
-    @contextlib.contextmanager
-    def running(self, call_id: str | None) -> Iterator[None]:
-        """The block is this call. The next call of the same reply waits for its end."""
-        self._begun.add(call_id or "")
-        try:
-            yield
-        finally:
-            self._ended.add(call_id or "")
-
-    @contextlib.contextmanager
-    def turn(self, call_id: str | None) -> Iterator[None]:
-        """Wait until this call may ask the environment; the block asks.
-
-        On an event loop's thread nothing else goes on while it waits, so it waits for no other call there. Raises
-        `ConfigurationError` where it would wait for ever.
-        """
-        loop, since = asyncio._get_running_loop(), time.monotonic()
-        if loop is not None and self._turn_loop is loop:
-            raise ConfigurationError(
-                "a tool was called synchronously in async code while another call of the same episode waits for its answer: "
-                "call `await tool.ainvoke(...)` there, or `asyncio.to_thread`"
-            )
-        while not (self._turn.acquire() if loop is not None else self._take_turn(call_id, since)):
-            time.sleep(_pause(since))
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    @contextlib.asynccontextmanager
-    async def aturn(self, call_id: str | None) -> AsyncIterator[None]:
-        """As `turn`."""
-        since = time.monotonic()
-        while not self._take_turn(call_id, since):
-            await asyncio.sleep(_pause(since))
-        self._turn_loop = asyncio.get_running_loop()
-        try:
-            yield
-        finally:
-            self._turn_loop = None
-            self._turn.release()
-
-    def _take_turn(self, call_id: str | None, since: float) -> bool:
-        """Take the turn, unless an earlier call of its reply may come."""
-        reply, place = self.place(call_id) or (0, 0)
-        earlier = {each for each, (number, before) in self._places.items() if number == reply and before < place}
-        waiting = earlier - self._ended
-        if waiting & self._begun or (waiting and time.monotonic() - since < ABSENT_SECONDS):
-            return False
-        return self._turn.acquire(blocking=False)
-
-
-def _pause(since: float) -> float:
-    """Seconds until the next try of a call that has waited since then."""
-    return min(0.02, 0.0005 + (time.monotonic() - since) / 4)
-
-
 class AgentEpisode(ContextEpisode):
     """One episode as the patched classes find it in the context of their code.
 
@@ -224,10 +143,13 @@ class AgentEpisode(ContextEpisode):
         route: Route | None = None,
         pass_through: Sequence[str] = (),
     ) -> None:
-        self.graph, self.task, self.policy = graph, task, uncached(policy)
+        if not isinstance(policy, BaseChatModel):
+            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+        self.graph, self.task = graph, task
+        self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
+        self.policy.cache = False  # a global LLM cache would replay what the policy said before
         self.call_order = CallOrder()
-        self.calls: list[frozenset[str]] = []
-        """The policy's calls, each by the names of the nodes and of the agent that it was made in."""
+        self.calls: list[Call] = []
         self.cause: Exception | None = None
         """What the world raised, which ended the episode."""
         self.last: StepResult | None = None
@@ -247,9 +169,12 @@ class AgentEpisode(ContextEpisode):
             raise ConfigurationError("this episode has no environment: its tools are real, and nothing asks one")
         return self._environment
 
-    def selects(self, places: frozenset[str]) -> bool:
-        """Tells if the policy answers a call made in these nodes and this agent; without a route it answers all."""
-        return self._route is None or not places.isdisjoint(self._route)
+    def selects(self, call: Call) -> bool:
+        """Tells if the policy answers this call; without a route it answers all."""
+        if self._route is None or callable(self._route):
+            return self._route is None or bool(self._route(call))
+        path = (part.partition(":")[0] for part in call.namespace.split("|"))
+        return not {call.node, call.agent, *path}.isdisjoint(self._route)
 
     def passes(self, tool: BaseTool) -> bool:
         """Tells if this tool really runs: without an environment, every tool does."""
@@ -293,9 +218,16 @@ class AgentEpisode(ContextEpisode):
             self.last = result
         info = result.info
         value = read(result.observation, info.get("decided_by") == "recorded" or not info.get("valid", True))
-        texts = {key: str(info.get(key, "")) for key in ("reasoning", "decided_by")}
-        valid = bool(info.get("valid", True))
-        return self.insert(call_id, action=action, answer=result.observation, valid=valid, line=line, **texts), value
+        step = PendingStep(
+            action=action,
+            answer=result.observation,
+            place=self.call_order.place(call_id),
+            valid=bool(info.get("valid", True)),
+            reasoning=str(info.get("reasoning", "")),
+            decided_by=str(info.get("decided_by", "")),
+            line=line,
+        )
+        return self._insert(step), value
 
     def _check_running(self) -> None:
         if self.last is not None:
@@ -328,10 +260,10 @@ class AgentEpisode(ContextEpisode):
             with self._asking_environment():
                 self._environment.show_prompt(text)
 
-    def record_call(self, places: frozenset[str], messages: Sequence[BaseMessage]) -> None:
+    def record_call(self, call: Call, messages: Sequence[BaseMessage]) -> None:
         """The policy answered a call; the tool calls it asked for get their order."""
         with self._lock:
-            self.calls.append(places)
+            self.calls.append(call)
             for message in messages:
                 if isinstance(message, AIMessage):
                     self.call_order.add_reply([tool_call["id"] for tool_call in message.tool_calls if tool_call["id"]])
@@ -340,15 +272,15 @@ class AgentEpisode(ContextEpisode):
         """Record a call that the environment did not answer, in its reply's order."""
         # in a dream no tool's own code runs: what failed before the environment, LangChain refused
         decided_by = "schema" if self._environment is not None and not valid else ""
-        return self.insert(call_id, action=action, answer=answer, valid=valid, decided_by=decided_by, line=line)
+        place = self.call_order.place(call_id)
+        step = PendingStep(action=action, answer=answer, place=place, valid=valid, decided_by=decided_by, line=line)
+        return self._insert(step)
 
     def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
         """Record what is no step, as it begins; its `answer` may be set later."""
-        return self.insert(call_id, kind=kind, action=text, line=line)
+        return self._insert(PendingStep(kind=kind, action=text, place=self.call_order.place(call_id), line=line))
 
-    def insert(self, call_id: str | None = None, **fields: Any) -> PendingStep:
-        """Record a step or an act. Args: `fields`, those of `PendingStep`."""
-        step = PendingStep(place=self.call_order.place(call_id), **fields)
+    def _insert(self, step: PendingStep) -> PendingStep:
         with self._lock:
             later = (n for n, other in enumerate(self._pending) if step.is_before(other))
             self._pending.insert(next(later, len(self._pending)), step)
@@ -372,7 +304,15 @@ class AgentEpisode(ContextEpisode):
         observation = first_observation(self.task) if self.task else ""
         for each in self._pending:
             if each.kind is None:
-                kept: Any = {name: getattr(each, name) for name in ("action", "valid", "reasoning", "decided_by", "line")}
-                steps.append(Step(observation=observation, next_observation=each.answer, **kept))
+                step = Step(
+                    observation=observation,
+                    action=each.action,
+                    next_observation=each.answer,
+                    valid=each.valid,
+                    reasoning=each.reasoning,
+                    decided_by=each.decided_by,
+                    line=each.line,
+                )
+                steps.append(step)
                 observation = each.answer
         return steps

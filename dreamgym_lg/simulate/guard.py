@@ -6,6 +6,8 @@ that still fails its episode. Not seen: what is written to a file or a database 
 """
 
 import _posixsubprocess
+import contextlib
+import fcntl
 import functools
 import inspect
 import logging
@@ -38,7 +40,8 @@ from dreamgym_lg.simulate.context import (
     guarded_episode,
     in_episode,
     is_collecting,
-    watch_collections,
+    patch_deferred,
+    run_in,
 )
 from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
 
@@ -92,6 +95,23 @@ class Allow:
         return address in known
 
 
+class Guard:
+    """The guard of one episode: what it allows, and what it stopped. Args: `on_blocked`, called with each access at once."""
+
+    def __init__(self, allow: Allow, on_blocked: Callable[[Blocked], object]) -> None:
+        self.allow, self._on_blocked = allow, on_blocked
+        self.blocked: list[Blocked] = []
+
+    def check(self, event: str, args: Sequence[Any]) -> None:
+        """Raise `RealAccessBlocked` if this audit event would touch what is not allowed."""
+        target = WATCHED[event](args, self.allow)
+        if target is not None and (WATCHED[event] in NETWORK or not _is_of_the_process()):
+            blocked = Blocked(event, target, user_line())
+            self.blocked.append(blocked)
+            self._on_blocked(blocked)
+            raise RealAccessBlocked(blocked)
+
+
 _ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resource_tracker")
 """Modules that start programs and write temporary files only to learn about this machine, or to clean up after Python."""
 
@@ -123,9 +143,12 @@ Check = Callable[[Any, Allow], str | None]
 
 def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
     """The path, if it is not allowed. Args: `folder`, the number of an open folder that a relative path is meant in."""
-    text = _path_of(path) if isinstance(path, int) else None if path is None else os.fsdecode(path)
-    if text is None:
+    if path is None:
         return None
+    if isinstance(path, int):
+        open_path = _path_of(path)
+        return None if open_path is None or allow.path(open_path) else open_path
+    text = os.fsdecode(path)
     if folder is not None and folder >= 0:
         try:
             text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
@@ -156,9 +179,9 @@ def _at(*places: tuple[int, int]) -> Check:
 
 
 def _opened(args: Any, allow: Allow) -> str | None:
-    path, mode, flags = args
+    path, mode, flags, *folder = args
     writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
-    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
+    return _path(path, allow, *folder) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
 
 
 def _sqlite(args: Any, allow: Allow) -> str | None:
@@ -187,9 +210,42 @@ def _peer(args: Any, allow: Allow) -> str | None:
     return None if "\0" not in text and allow.path(text) else text
 
 
+def _sent(args: Any, allow: Allow) -> str | None:
+    """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
+    mode = os.fstat(args[0]).st_mode
+    if stat.S_ISFIFO(mode):
+        return None if args[0] <= 2 or _is_own_pipe(args[0]) else "a pipe"
+    if not stat.S_ISSOCK(mode):
+        return _path(args[0], allow)
+    with socket.socket(fileno=os.dup(args[0])) as same:
+        pair = same.family == socket.AF_UNIX and not (same.getpeername() or same.getsockname())
+        return "a pair of sockets" if pair else _peer((same, None), allow)
+
+
+def _is_own_pipe(number: int) -> bool:
+    """Tells if this process can read from the pipe itself."""
+    pipe = os.fstat(number)
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):  # closed by now
+            if (
+                os.path.samestat(os.fstat(int(name)), pipe)
+                and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            ):
+                return True
+    return False
+
+
 def _name(args: Any, allow: Allow) -> str | None:
     name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
     return None if args[0] is None or name == socket.gethostname() or allow.host(name, None) else name
+
+
+def _reverse_name(args: Any, allow: Allow) -> str | None:
+    return _name(args[0], allow)
+
+
+def _signal(args: Any, allow: Allow) -> str | None:
+    return _anything(args, allow) if args[1] else None  # signal 0 only asks whether the process is there
 
 
 def _anything(args: Any, allow: Allow) -> str | None:
@@ -201,8 +257,9 @@ WATCHED: dict[str, Check] = {
     "sqlite3.connect": _sqlite,
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
     **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
-    "socket.getnameinfo": lambda args, allow: _name(args[0], allow),
+    "socket.getnameinfo": _reverse_name,
     **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
     **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _at((0, 1))),
     **dict.fromkeys(("os.mkdir", "os.chmod"), _at((0, 2))),
@@ -211,18 +268,20 @@ WATCHED: dict[str, Check] = {
     "os.symlink": _at((1, 2)),
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"), _anything),
     **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
-    **dict.fromkeys(  # signal 0 only asks whether the process is there
-        ("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"),
-        lambda args, allow: _anything(args, allow) if args[1] else None,
-    ),
+    **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
     **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
     **dict.fromkeys(("shared_memory.open", "builtins.input"), _anything),
 }
 """Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
 
+NETWORK = (_peer, _name, _reverse_name)
+"""Those of what leaves this machine."""
+
+
 # --- watching the process ---------------------------------------------------------------------------------------------------
 
 _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (os, "os", ("sendfile", "write", "writev", "pwrite", "pwritev", "posix_fallocate")),
     (os, "os", ("mkfifo", "mknod")),
     (signal, "signal", ("raise_signal", "pidfd_send_signal")),
     (_posixsubprocess, "process", ("fork_exec",)),
@@ -248,23 +307,19 @@ def install_guard() -> None:
         for name in names:
             if original := getattr(owner, name, None):  # not every system has each
                 setattr(owner, name, _with_event(f"{event}.{name}", original, connected=event == "socket"))
+    setattr(os, "open", _opening(os.open))  # noqa: B010
+    setattr(signal, "signal", _handling(signal.signal))  # noqa: B010
     dispatch(BaseProcess, "start", _checking("process.start"))
     dispatch(ProcessPoolExecutor, "submit", _checking("process.submit"))
     dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
     dispatch(SharedMemory, "__init__", _checking("shared_memory.open"))
     dispatch(logging.Handler, "handle", _handle_record)
-    watch_collections()
+    patch_deferred()
 
 
 def _hook(event: str, args: Sequence[Any]) -> None:
-    episode = guarded_episode() if event in WATCHED else None
-    if episode is None or episode.allow is None or is_collecting():
-        return
-    target = WATCHED[event](args, episode.allow)
-    if target is not None and (event.startswith("socket.") or not _is_of_the_process()):
-        blocked = Blocked(event, target, user_line())
-        episode.add_blocked(blocked)
-        raise RealAccessBlocked(blocked)
+    if event in WATCHED and (episode := guarded_episode()) is not None and episode.guard is not None and not is_collecting():
+        episode.guard.check(event, args)
 
 
 def _with_event(event: str, original: Method, *, connected: bool) -> Method:
@@ -276,6 +331,33 @@ def _with_event(event: str, original: Method, *, connected: bool) -> Method:
         return original(*args, **kwargs)
 
     return function
+
+
+def _opening(original: Method) -> Method:
+    """Python's event of `os.open` leaves out the folder that a relative path is meant in."""
+
+    @functools.wraps(original)
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None and guarded_episode() is not None and not os.path.isabs(path):
+            _hook("open", (path, None, flags, dir_fd))
+            with in_episode(None):
+                return int(original(path, flags, mode, dir_fd=dir_fd))
+        return int(original(path, flags, mode, dir_fd=dir_fd))
+
+    return opened
+
+
+def _handling(original: Method) -> Method:
+    """A handler that an episode sets is the episode's, whenever the signal comes."""
+
+    @functools.wraps(original)
+    def signal_(number: int, handler: Any) -> Any:
+        episode = guarded_episode()
+        if episode is None or episode.guard is None or not callable(handler) or isinstance(handler, signal.Handlers):
+            return original(number, handler)
+        return original(number, lambda *args: run_in(episode, handler, *args))
+
+    return signal_
 
 
 def _checking(event: str) -> Handler:
@@ -294,5 +376,4 @@ def _submit_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args:
 
 def _handle_record(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
     """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
-    with in_episode(None if isinstance(handler, logging.FileHandler) else episode):
-        return original(handler, *args, **kwargs)
+    return run_in(None if isinstance(handler, logging.FileHandler) else episode, original, handler, *args, **kwargs)

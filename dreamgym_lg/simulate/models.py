@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.runnables import RunnableBinding
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -24,15 +24,20 @@ from dreamgym_lg.simulate.context import (
     iterate_in_episode,
     subclasses,
 )
-from dreamgym_lg.simulate.episode import AgentEpisode
+from dreamgym_lg.simulate.episode import AgentEpisode, Call
 from dreamgym_lg.tasks import with_own_rules
 from dreamgym_lg.types import Task
 
-Places = frozenset[str] | None
-"""Where a call of the policy is made; None: it is no call of the policy's."""
+Messages = list[BaseMessage]
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
+
+ENTRY_POINTS = (
+    *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
+    *("batch", "abatch", "stream_events", "astream_events"),
+)
+"""Where a subclass has its own, its model would be asked: inside an episode LangChain's own stands in."""
 
 _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
@@ -46,9 +51,20 @@ def patch_models() -> None:
 def patch_model_class(cls: type[BaseChatModel]) -> None:
     if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
         return
-    for name in CALLS:
-        if cls is BaseChatModel or name in cls.__dict__:
-            dispatch(cls, name, _answer(name), answering_episode)
+    is_base = cls is BaseChatModel
+    for names, handler in ((CALLS, _answer), (ENTRY_POINTS, _entry_point)):
+        for name in names:
+            if names is CALLS if is_base else name in cls.__dict__:
+                dispatch(cls, name, handler(name), answering_episode)
+
+
+def _entry_point(name: str) -> Handler:
+    base = getattr(BaseChatModel, name)
+
+    def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        return (original if episode.policy is model else base)(model, *args, **kwargs)
+
+    return simulated
 
 
 def _answer(name: str) -> Handler:
@@ -56,8 +72,8 @@ def _answer(name: str) -> Handler:
     call_model = _STYLES.get(name, _generate)
 
     def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        places = _places(args, kwargs)
-        policy = episode.policy if episode.selects(places) else model
+        call = _describe(model, name, args, kwargs)
+        policy = episode.policy if episode.selects(call) else model
         if policy is model:  # the policy itself, or a model that production keeps
             return call_model(episode, original, model, args, kwargs, None)
         kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
@@ -67,7 +83,7 @@ def _answer(name: str) -> Handler:
         if episode.task is not None and args:
             args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
         episode.register_prompt(_system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input"))))
-        return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, places)
+        return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated
 
@@ -90,65 +106,72 @@ def _system_prompt(model: BaseChatModel, value: Any) -> str:
     return "\n\n".join(message.text for message in messages if message.type == "system")
 
 
-def _places(args: Args, kwargs: Kwargs) -> frozenset[str]:
-    """Names of the nodes and of the agent in which a call is made."""
+def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
+    """The call as a route sees it."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
-    metadata = {**(ensure_config(config).get("metadata") or {}), **(kwargs.get("metadata") or {})}
-    path = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns", "")).split("|")]
-    return frozenset(filter(None, (*path, metadata.get("langgraph_node"), metadata.get("lc_agent_name"))))
+    metadata = dict(ensure_config(config).get("metadata") or {})
+    metadata |= kwargs.get("metadata") or {}
+    params = model._get_ls_params()
+    return Call(
+        node=str(metadata.get("langgraph_node", "")),
+        namespace=str(metadata.get("langgraph_checkpoint_ns", "")),
+        agent=str(metadata.get("lc_agent_name", "")),
+        model=str(params.get("ls_model_name", "") or ""),
+        streamed="stream" in name,
+    )
 
 
-def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, places: Places) -> Any:
+def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     with in_episode(None):
         result = method(model, *args, **kwargs)
-    return _finish_call(episode, places, result, kwargs)
+    return _finish_call(episode, call, result, kwargs)
 
 
-async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, places: Places) -> Any:
+async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     with in_episode(None):
         result = await method(model, *args, **kwargs)
-    return _finish_call(episode, places, result, kwargs)
+    return _finish_call(episode, call, result, kwargs)
 
 
-def _finish_call(episode: AgentEpisode, places: Places, result: Any, kwargs: Any) -> Any:
-    if places is not None:
+def _finish_call(episode: AgentEpisode, call: Call | None, result: Any, kwargs: Any) -> Any:
+    if call is not None:
         messages = [row[0].message for row in getattr(result, "generations", ()) if row]
         for message in messages:
             message.additional_kwargs |= _parsed(message, kwargs)
-        episode.record_call(places, messages)
+        episode.record_call(call, messages)
     return result
 
 
-def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, places: Places) -> Any:
+def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
         for chunk in iterate_in_episode(method(model, *args, **kwargs)):
             chunks.append(chunk)
             yield chunk
     finally:  # also if its reader stops early
-        whole = _finish_stream(episode, places, chunks)
+        whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, places: Places) -> Any:
+async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
         async for chunk in aiterate_in_episode(method(model, *args, **kwargs)):
             chunks.append(chunk)
             yield chunk
     finally:
-        whole = _finish_stream(episode, places, chunks)
+        whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-def _finish_stream(episode: AgentEpisode, places: Places, chunks: list[Any]) -> Any:
+def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) -> Any:
     """The whole streamed message, recorded; None if it is not the policy's."""
-    if places is None or not chunks:
+    if call is None or not chunks:
         return None
     whole = sum(chunks[1:], chunks[0])
-    episode.record_call(places, [whole])
+    episode.record_call(call, [whole])
     return whole
 
 

@@ -191,12 +191,13 @@ def has_synchronous_middleware(graph: Any) -> bool:
     """Tells if some middleware has no asynchronous hook, so that the agent cannot be awaited."""
     middleware = sys.modules.get("langchain.agents.middleware.types")
     base = middleware.AgentMiddleware if middleware is not None else ()
+
+    def has_own(cls: type, hook: str) -> bool:
+        return getattr(cls, hook) is not getattr(base, hook)
+
     kinds = {type(each) for each in reachable(graph) if isinstance(each, base)}
-    own = {(kind, hook) for kind in kinds for hook in _HOOKS if getattr(kind, hook) is not getattr(base, hook)}
-    return any((kind, f"a{hook}") not in own for kind, hook in own if not hook.startswith("a"))
-
-
-_HOOKS = ("wrap_model_call", "wrap_tool_call", "awrap_model_call", "awrap_tool_call")
+    hooks = ("wrap_model_call", "wrap_tool_call")
+    return any(has_own(kind, hook) and not has_own(kind, f"a{hook}") for kind in kinds for hook in hooks)
 
 
 # --- tools that run in a dream too --------------------------------------------------------------------------------------------

@@ -1,35 +1,39 @@
-"""Plays an episode in another process (a walled worker, a Ray actor), whose policy stays in this one, the parent.
+"""Plays an episode in another process, whose policy stays in this one, the parent.
 
-What comes up is a line of JSON for each message: a walled worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, which may be open at once:
+The other process is a walled worker or a Ray actor. What comes up is JSON, one line for each message: a walled worker is not
+trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
+questions of an episode, which may be open at once:
 
-    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
+    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
-    down    ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
+    down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
 
-`TOOLS` are what the agent was offered since the step before; `TYPE` is one of this library's own errors, or empty. The parent
-has reset the world before.
+A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what the agent
+was offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world before
+the episode begins.
 """
 
 import asyncio
 import itertools
 import json
 import pickle
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
+from queue import SimpleQueue
 from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, PrivateAttr, TypeAdapter
 from typing_extensions import TypedDict
 
 from dreamgym_lg import errors
@@ -63,19 +67,31 @@ class Parent:
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
         self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
+        self._on_chunk = dict[int, Callable[[Any], object]]()
 
-    def ask(self, kind: str, *args: Any) -> "Future[Any]":
-        """Ask the parent. Raises `RuntimeError` after the episode's end: its threads get no answers of the next one."""
+    def ask(self, kind: str, *args: Any, on_chunk: Callable[[Any], object] | None = None) -> "Future[Any]":
+        """Ask the parent. Args: `on_chunk`, called by the thread that reads with each part of a streamed reply.
+
+        Raises `RuntimeError` after the episode's end: its threads get no answers of the next one.
+        """
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
         self._questions[number] = future
+        if on_chunk is not None:
+            self._on_chunk[number] = on_chunk
         self._write(to_line(ask=kind, episode=self.episode, number=number, args=args))
         return future
+
+    def chunk(self, number: int, chunk: Any) -> None:
+        """Deliver a part of the parent's streamed reply."""
+        if number in self._on_chunk:
+            self._on_chunk[number](chunk)
 
     def answer(self, number: int, value: Any, error: str | None) -> None:
         """Deliver the parent's answer to a question; dropped after the episode's end."""
         future = self._questions.pop(number, None)
+        self._on_chunk.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
 
@@ -104,33 +120,70 @@ class ParentPolicy(BaseChatModel):
     """The policy, which is in the parent."""
 
     parent: Any
+    _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
+    """Messages that were sent, with their numbers: a history grows by its end."""
+    _sending: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
     def _llm_type(self) -> str:
         return "dreamgym-parent"
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        result: ChatResult = self._ask(messages, stop, kwargs).result()
+        result: ChatResult = self._ask("policy", messages, stop, kwargs).result()
         return result
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        result: ChatResult = await asyncio.wrap_future(self._ask(messages, stop, kwargs))
+        result: ChatResult = await asyncio.wrap_future(self._ask("policy", messages, stop, kwargs))
         return result
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        """The reply as one chunk: in a dream nobody reads along."""
-        message = self._generate(messages, stop, **kwargs).generations[0].message
-        chunk = ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))
-        if run_manager is not None:
-            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        yield chunk
+        chunks = SimpleQueue[Any]()
+        future = self._ask("stream", messages, stop, kwargs, chunks.put)
+        future.add_done_callback(lambda _: chunks.put(None))
+        while (chunk := chunks.get()) is not None:
+            if run_manager is not None:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+        future.result()
 
-    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> "Future[Any]":
-        future: Future[Any] = self.parent.ask("policy", [message_to_dict(each) for each in messages], stop, options)
+    async def _astream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def put(chunk: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+        future = self._ask("stream", messages, stop, kwargs, put)
+        future.add_done_callback(lambda _: put(None))
+        while (chunk := await chunks.get()) is not None:
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+        future.result()
+
+    def _ask(
+        self,
+        kind: str,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        options: dict[str, Any],
+        on_chunk: Callable[[Any], object] | None = None,
+    ) -> "Future[Any]":
+        sent = list[Any]()
+        with self._sending:
+            numbers = self._numbers.copy()
+            for message in messages:
+                text = to_line(message=message_to_dict(message)).decode()
+                number = numbers.setdefault(text, len(numbers))
+                sent.append((number, text) if number >= len(self._numbers) else number)
+            future: Future[Any] = self.parent.ask(kind, sent, stop, options, on_chunk=on_chunk)
+            self._numbers = numbers
         return future
 
 
@@ -145,9 +198,6 @@ class ParentEnvironment(Environment):
     def reset(self, task: Task) -> str:
         return self._first
 
-    async def areset(self, task: Task) -> str:
-        return self._first
-
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
 
@@ -157,6 +207,9 @@ class ParentEnvironment(Environment):
     def step(self, action: str) -> StepResult:
         result: StepResult = self._ask(action).result()
         return result
+
+    async def areset(self, task: Task) -> str:
+        return self._first
 
     async def astep(self, action: str) -> StepResult:
         result: StepResult = await asyncio.wrap_future(self._ask(action))
@@ -168,21 +221,25 @@ class ParentEnvironment(Environment):
 
 
 def failure_of(error: BaseException) -> Message:
-    """The part of an episode's last message that says what ended it: one of this library's errors by name, else by text."""
+    """The part of an episode's last message that says what ended it.
+
+    An agent's own error may have the name of one of this library's: it is told as text.
+    """
     number = next((each.number for each in errors_behind(error) if isinstance(each, ParentFailed)), None)
     name = type(error).__name__
-    is_own = getattr(errors, name, None) is type(error)  # the agent's own may have the same name
-    return {"failed": name if is_own else "", "text": str(error) if is_own else f"{name}: {error}", "number": number}
+    if getattr(errors, name, None) is type(error):
+        return {"failed": name, "text": str(error), "number": number}
+    return {"failed": "", "text": f"{name}: {error}", "number": number}
 
 
 def errors_behind(error: BaseException) -> list[BaseException]:
     """The error, and what it was raised from or while handling."""
-    behind = [error]
-    while (following := behind[-1].__cause__ or behind[-1].__context__) is not None:
-        if any(following is each for each in behind):  # two may be each other's context
-            break
-        behind.append(following)
-    return behind
+    behind: dict[int, BaseException] = {}
+    following: BaseException | None = error
+    while following is not None and id(following) not in behind:  # two may be each other's context
+        behind[id(following)] = following
+        following = following.__cause__ or following.__context__
+    return list(behind.values())
 
 
 async def play_episode(
@@ -211,9 +268,14 @@ async def play_episode(
 
 
 class RemoteEpisode:
-    """An episode in another process, whose questions are answered in this context and event loop.
+    """An episode in another process, whose questions are answered as they come.
 
-    Args: `send`, takes a pickled answer there; `number`, the episode's there; `environment`, None where it has its own there.
+    The answers are given in a copy of the context in which this object is made, and in its event loop.
+
+    Args:
+        send: Takes a pickled answer to the other process.
+        number: The episode's there.
+        environment: None where the other process has its own.
     """
 
     def __init__(
@@ -225,6 +287,7 @@ class RemoteEpisode:
         self.unanswered = set[int]()
         self._send, self._number, self._errors = send, number, dict[int, Exception]()
         self._policy, self._environment, self._tasks = policy, environment, set[asyncio.Task[None]]()
+        self._messages: dict[int, BaseMessage] = {}
         self._last: StepResult | None = None
         self._actions = Counter[str]()
 
@@ -232,7 +295,10 @@ class RemoteEpisode:
         message = read_message(message)
         if not self.ended.done() and "ask" in message:
             number, args = message["number"], message["args"]
-            answering: Awaitable[Any] = (self._reply if message["ask"] == "policy" else self._step)(*args)
+            if message["ask"] == "stream":
+                answering: Awaitable[Any] = self._stream(number, *args)
+            else:
+                answering = (self._reply if message["ask"] == "policy" else self._step)(*args)
             self.unanswered.add(number)
             self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
         elif not self.ended.done():
@@ -247,10 +313,22 @@ class RemoteEpisode:
         self._send(order)
         self.unanswered.discard(number)
 
+    async def _stream(self, number: int, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> None:
+        messages, arguments = self._read_call(sent, options)
+        async for chunk in self._policy.astream(messages, stop=stop, **arguments):
+            self._send(pickle.dumps(("chunk", self._number, number, ChatGenerationChunk(message=chunk))))
+
+    def _read_call(self, sent: list[Any], options: dict[str, Any]) -> tuple[list[BaseMessage], dict[str, Any]]:
+        texts = dict(each for each in sent if isinstance(each, tuple))
+        new = {number: clean(json.loads(text)["message"]) for number, text in texts.items()}
+        self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
+        arguments: dict[str, Any] = {
+            name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options
+        }
+        return [self._messages[each[0] if isinstance(each, tuple) else each] for each in sent], arguments
+
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
-        messages = messages_from_dict(sent)
-        arguments: Any = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
-        policy = self._policy
+        (messages, arguments), policy = self._read_call(sent, options), self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
         if not has_listeners and type(policy).agenerate is BaseChatModel.agenerate:
             # `agenerate` did its work in the other process already, around its `ParentPolicy`
@@ -312,7 +390,7 @@ class _Sent(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     episode: int
     number: int | None
-    ask: Literal["policy", "step"]
+    ask: Literal["policy", "stream", "step"]
     args: list[Any]
     state: AgentState
     ended: Literal[True]
@@ -321,10 +399,8 @@ class _Sent(TypedDict, total=False):
 
 
 _SENT: TypeAdapter[Any] = TypeAdapter(_Sent)
-_ARGUMENTS = {
-    "policy": TypeAdapter[Any](tuple[list[dict[str, Any]], list[str] | None, dict[str, Any]]),
-    "step": TypeAdapter[Any](tuple[str, list[dict[str, Any]] | None, str | None]),
-}
+_CALL = TypeAdapter[Any](tuple[list[int | tuple[int, str]], list[str] | None, dict[str, Any]])
+_ARGUMENTS = {"policy": _CALL, "stream": _CALL, "step": TypeAdapter[Any](tuple[str, list[dict[str, Any]] | None, str | None])}
 _NEEDED = {"ask": {"number", "args"}, "ended": set[str](), "failed": {"number", "text"}}
 
 

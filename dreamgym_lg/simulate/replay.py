@@ -36,11 +36,15 @@ class Replayed(NamedTuple):
     """How the graph of today differs from the recorded episode; None if it plays it to its end."""
 
 
+_NO_TOOLS = (
+    ": the graph gives its model no tools, so that no reply is read as a call; does the bind_tools() of its own model return "
+    "something without them?"
+)
 _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
-class Script(Environment):
-    """A recorded episode as it is played again, with its answers, and what did not fit."""
+class Script:
+    """A recorded episode as it is played again, and what did not fit."""
 
     @staticmethod
     def current() -> "Script":
@@ -49,7 +53,6 @@ class Script(Environment):
 
     def __init__(self, trajectory: Trajectory, say: Callable[[str], str] = str) -> None:
         self.steps, self.say = trajectory.steps, say
-        self.has_user = any(is_answer(step.action) and not step.terminated for step in trajectory.steps[:-1])
         self.position = 0
         """Number of the actions that the policy has said."""
         self.actions: dict[int, str] = {}
@@ -75,16 +78,7 @@ class Script(Environment):
         """What the policy says beside its last action."""
         return self.steps[self.position - 1].words
 
-    def reset(self, task: Task) -> str:
-        return self.steps[0].observation
-
-    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.tools = list(tools)
-
-    async def astep(self, action: str) -> StepResult:
-        return self.step(action)
-
-    def step(self, action: str) -> StepResult:
+    def answer(self, action: str) -> StepResult:
         """The environment's answer, as it was recorded."""
         returned = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
         if returned and is_answer(self.steps[self.position].action):
@@ -93,12 +87,30 @@ class Script(Environment):
         step = self.steps[number]
         if number in self.actions or not _same(step.action, action):
             misfit = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
-            no_tools = ": the graph gives its model no tools: does the bind_tools() of its own model return them?"
-            self.misfit = self.misfit or misfit + ("" if self.tools else no_tools)
+            is_unread_call = is_answer(action) and parse_call(step.action) is not None
+            self.misfit = self.misfit or misfit + (_NO_TOOLS if is_unread_call and not self.tools else "")
         self.actions.setdefault(number, action)
         is_last = step.terminated or number == len(self.steps) - 1  # a user replies to any other message
         ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # a tool ends nothing
         return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid})
+
+
+class _RecordedAnswers(Environment):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.has_user = any(is_answer(step.action) and not step.terminated for step in script.steps[:-1])
+
+    def reset(self, task: Task) -> str:
+        return self.script.steps[0].observation
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.script.tools = list(tools)
+
+    def step(self, action: str) -> StepResult:
+        return self.script.answer(action)
+
+    async def astep(self, action: str) -> StepResult:
+        return self.script.answer(action)
 
 
 class RecordedPolicy(BaseChatModel):
@@ -126,7 +138,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
         say: A recorded action as the policy says it: the call of a tool that acts in text. Default: as it is.
     """
     script = Script(trajectory, say)
-    context = EpisodeContext(environment=script)
+    context = EpisodeContext(environment=_RecordedAnswers(script))
     with TokenRecorder(seed=0) as recorder, set_var(_playing, script):
         try:
             async for _ in agent.astream({"task": trajectory.task}, None, context=context, stream_mode="values"):

@@ -2,25 +2,22 @@
 
 import asyncio
 import contextlib
-import copy
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Unpack
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
-from langgraph.store.base import BaseStore
-from langgraph.store.memory import InMemoryStore
-from langgraph.types import Interrupt
+from langgraph.types import Command, Interrupt
 
+from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import episode_tracing
@@ -31,30 +28,30 @@ from dreamgym_lg.simulate.context import (
     Kwargs,
     Method,
     RealAccessBlocked,
-    answering_episode,
     dispatch,
     in_episode,
     patch_threads,
     set_var,
-    subclasses,
 )
-from dreamgym_lg.simulate.conversation import MAX_TURNS, NextPayload, Rounds, approve
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, check_names
-from dreamgym_lg.simulate.guard import Allow, install_guard
+from dreamgym_lg.simulate.conversation import (
+    MAX_TURNS,
+    NextPayload,
+    approval,
+    approve,
+    final_action,
+    malformed_call,
+    next_input,
+    question,
+)
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingStep, check_names
+from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
+from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.simulate.user_code import raising_line
 from dreamgym_lg.types import StepResult, Task
 
-METHODS = (
-    *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
-    *("bulk_update_state", "abulk_update_state", "update_state", "aupdate_state"),
-)
-"""All else that a graph offers ends in one of these."""
-
-RECURSION_LIMIT = 50
-_UNLIMITED = 9_999
-"""What `create_agent` and deepagents set by themselves, and less than LangGraph's default: no choice of the user's."""
+MAX_INTERRUPTS = 50
 
 
 class Invocable(Protocol):
@@ -72,8 +69,10 @@ class SimulatedEpisode(AgentEpisode):
         self,
         graph: Invocable,
         *,
+        simulate_nodes: Sequence[str] = (),
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
+        recursion_limit: int | None = None,
         context: Any = None,
         next_payload: NextPayload | None = None,
         read_message: Callable[[Any], str] | None = None,
@@ -83,40 +82,46 @@ class SimulatedEpisode(AgentEpisode):
         super().__init__(graph, **arguments)
         if not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns={max_turns!r}: give the most replies of the user, at least 1")
-        self.blocked: list[Blocked] = []
-        """The real accesses that the guard stopped, oldest first."""
-        self.allow = None if self._environment is None else allow or Allow()
+        if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
+            raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
+        self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
         """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
-        self.context = context
+        self._context = context
         self.listener = self._environment if self._environment is not None and self._environment.has_user else None
         """Replies to the agent's messages. None: nobody does, and the first message ends the episode."""
         self.last_action = ""
         """The message that the user answered no more; "" as long as the conversation goes on."""
-        self.respond, self.next_payload, self.read_message, self.max_turns = respond, next_payload, read_message, max_turns
-        self._twins = GraphTwins()
+        self._respond, self._max_turns = respond, max_turns
+        self._next_payload, self._read_message = next_payload, read_message
+        self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
         self._exit = contextlib.ExitStack()
 
-    def add_blocked(self, blocked: Blocked) -> None:
-        self.blocked.append(blocked)
+    @property
+    def blocked(self) -> Sequence[Blocked]:
+        """The real accesses that the guard stopped, oldest first."""
+        return self.guard.blocked if self.guard is not None else ()
+
+    def _add_blocked(self, blocked: Blocked) -> None:
         self.add_act("blocked", f"{blocked.event} of {blocked.target}", line=blocked.where)
 
     def twin(self, graph: Pregel) -> Pregel:
         return graph if self._environment is None else self._twins.twin(graph)
 
     def __enter__(self) -> "SimulatedEpisode":
+        install_episode(guarded=self.guard is not None)
         if self.task is not None and self._environment is not None:
             self._environment.reset(self.task)
         return self._enter()
 
     async def __aenter__(self) -> "SimulatedEpisode":
+        install_episode(guarded=self.guard is not None)
         if self.task is not None and self._environment is not None:
             await self._environment.areset(self.task)
         return self._enter()
 
     def _enter(self) -> "SimulatedEpisode":
-        install_episode(guarded=self.allow is not None)
-        if self.allow is not None:
+        if self.guard is not None:
             self._exit.enter_context(episode_tracing("dream"))
         self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(in_episode(self))
@@ -145,13 +150,16 @@ class SimulatedEpisode(AgentEpisode):
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run the graph until the user ends the conversation; without a user, to its first end.
 
-        Returns the graph's last state, or the result of an object with `invoke`. The recursion limit and `max_turns` truncate.
+        Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
+
+        Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
         """
-        run = Rounds(self, payload, config, kwargs)
+        kwargs = self._with_context(kwargs)
+        run = self._run(payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **run.arguments):
+                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
                 else:
                     run.state = self.graph.invoke(run.input)
@@ -161,11 +169,12 @@ class SimulatedEpisode(AgentEpisode):
 
     async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As `invoke`."""
-        run = Rounds(self, payload, config, kwargs)
+        kwargs = self._with_context(kwargs)
+        run = self._run(payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **run.arguments):
+                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
@@ -174,6 +183,21 @@ class SimulatedEpisode(AgentEpisode):
                 if not run.proceed([await self._ahear(message) for message in run.messages()]):
                     break
         return run.state
+
+    def _with_context(self, arguments: Kwargs) -> Kwargs:
+        if self._context is None:
+            return arguments
+        return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
+
+    def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
+        return _Run(
+            payload,
+            config,
+            respond=self._respond,
+            next_payload=self._next_payload or partial(next_input, self.graph, payload),
+            read_message=self._read_message,
+            max_turns=self._max_turns if self.listener is not None else 0,
+        )
 
     def _hear(self, action: str) -> str | None:
         """The user's reply to a message; None ends the conversation."""
@@ -193,11 +217,12 @@ class SimulatedEpisode(AgentEpisode):
         if result.terminated or result.truncated:
             self.last, self.last_action = result, action
             return None
-        self.insert(action=action, answer=result.observation, decided_by=str(result.info.get("decided_by", "")))
+        decided_by = str(result.info.get("decided_by", ""))
+        self._insert(PendingStep(action=action, answer=result.observation, decided_by=decided_by))
         return result.observation
 
     @contextlib.contextmanager
-    def _truncating(self, run: Rounds) -> Iterator[None]:
+    def _truncating(self, run: "_Run") -> Iterator[None]:
         try:
             yield
             self.truncated |= run.gave_up
@@ -209,51 +234,73 @@ class SimulatedEpisode(AgentEpisode):
             self.truncated = self.last.truncated
 
 
-# --- graphs -------------------------------------------------------------------------------------------------------------------
+class _Run:
+    """The rounds of a graph on one thread, over its interrupts and the user's replies.
 
-
-class GraphTwins:
-    """The copies of graphs that one episode runs, with its own checkpoints and stores.
-
-    A node cache would replay old actions; a production checkpointer or store would be written to.
+    Each round: stream with `input`, `add_chunk` each chunk, put `messages` to the user, `proceed` with the replies.
     """
 
-    def __init__(self) -> None:
-        self._checkpointers: dict[int, InMemorySaver] = {}
-        self._stores: dict[int, InMemoryStore] = {}
-        self._twins: dict[int, tuple[Pregel, Pregel]] = {}
-        """By id of the original and of the twin; both are kept, since the id of a collected object is used again."""
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        payload: Any,
+        config: RunnableConfig | None,
+        *,
+        respond: Callable[[Interrupt], Any],
+        next_payload: NextPayload,
+        read_message: Callable[[Any], str] | None,
+        max_turns: int,
+    ) -> None:
+        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
+        self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
+        self.input = self.state = payload
+        self.gave_up = False
+        """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
+        self._respond, self._next_payload, self._read_message = respond, next_payload, read_message
+        self._converses, self._turns_left = max_turns > 0, max_turns
+        self._interrupts: list[Interrupt] = []
+        self._interrupted = 0
 
-    def twin(self, graph: Pregel) -> Pregel:
-        """The twin of a graph; of a twin, itself."""
-        with self._lock:
-            if id(graph) not in self._twins:
-                twin = self._create(graph)
-                self._twins[id(graph)] = self._twins[id(twin)] = graph, twin
-            return self._twins[id(graph)][1]
+    def add_chunk(self, chunk: Any) -> None:
+        """A chunk of the stream mode "values"."""
+        if isinstance(chunk, dict) and "__interrupt__" in chunk:
+            self._interrupts = [*self._interrupts, *chunk["__interrupt__"]]
+            chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
+            if not chunk:
+                return
+        self.state = chunk
 
-    def _create(self, graph: Pregel) -> Pregel:
-        twin = copy.copy(graph)
-        twin.cache = None
-        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
-        twin.config = {**(graph.config or {}), "recursion_limit": own if own < _UNLIMITED else RECURSION_LIMIT}
-        if isinstance(graph.checkpointer, BaseCheckpointSaver):
-            twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
-        if graph.store is not None:
-            twin.store = self._stores.setdefault(id(graph.store), _copy_store(graph.store))
-        return twin
+    def messages(self) -> list[str]:
+        """Answers that wait for the user: the agent's last one, or its questions by interrupts. None at the turn limit."""
+        if not self._converses:
+            return []
+        waiting = [question(each) for each in self._interrupts if self._is_question(each)]
+        if not self._interrupts and not malformed_call(self.state):
+            read = self._read_message
+            waiting = [final_action(self.state) if read is None else render_answer(read(self.state))]
+            waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
+        self.gave_up = len(waiting) > self._turns_left
+        self._turns_left -= len(waiting)
+        return [] if self.gave_up else waiting
 
+    def proceed(self, replies: Sequence[str | None]) -> bool:
+        """Set `input` for the next round. False: the run has ended."""
+        interrupts, self._interrupts = self._interrupts, []
+        self._interrupted = self._interrupted + 1 if interrupts and not replies else 0
+        self.gave_up |= self._interrupted >= MAX_INTERRUPTS
+        heard = [reply for reply in replies if reply is not None]
+        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies):
+            return False
+        if interrupts:
+            spoken = iter(heard)
+            answers = {each.id: next(spoken) if self._is_question(each) else self._respond(each) for each in interrupts}
+            self.input = Command(resume=answers)
+        else:
+            self.input = self._next_payload(self.state, heard[0])
+        return True
 
-def _copy_store(real: BaseStore) -> InMemoryStore:
-    """The episode's own store, with the items of an in-memory one; to read another would reach a server.
-
-    It has no embeddings, so that a search by a query finds the oldest items.
-    """
-    own = InMemoryStore()
-    if isinstance(real, InMemoryStore):
-        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
-    return own
+    def _is_question(self, interrupt: Interrupt) -> bool:
+        """Tells if an interrupt is the user's to answer: there is one, and it asks for no approval."""
+        return self._converses and self._respond is approve and approval(interrupt) is None
 
 
 def simulated(
@@ -278,9 +325,12 @@ def simulated(
         task: What the environment is reset to; None if it has been.
         route: The nodes whose models the policy answers for (`Route`); the others keep their production models. Default: all.
         pass_through: Names of tools that really run, under the guard. State tools and sub-agents do by themselves.
+        simulate_nodes: Nodes of plain code that the environment answers instead.
         allow: Hosts and paths that may be touched.
         respond: Answers interrupts. Default: every action is approved, and any other question is put to the environment's user,
             or answered "yes" without one.
+        recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
+            (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
         context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.
@@ -323,15 +373,3 @@ def _patch_new_class(episode: object, original: Method, created: Any, args: Args
                 patch_model_class(cls)
             elif issubclass(cls, BaseTool):
                 patch_tool_class(cls)
-
-
-def patch_graphs() -> None:
-    """Patch every graph class known by now."""
-    for cls in subclasses(Pregel):
-        for name in METHODS:
-            if cls is Pregel or name in cls.__dict__:
-                dispatch(cls, name, _on_twin, answering_episode)
-
-
-def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
-    return original(episode.twin(graph), *args, **kwargs)

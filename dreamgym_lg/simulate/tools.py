@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
@@ -37,6 +37,8 @@ from dreamgym_lg.simulate.object_graph import body
 from dreamgym_lg.simulate.return_types import parse_answer
 from dreamgym_lg.simulate.user_code import first_line, user_line
 
+ENTRY_POINTS = ("invoke", "ainvoke", "run", "arun")
+
 
 def patch_tools() -> None:
     """Patch every tool class known by now, and the node that calls tools."""
@@ -55,6 +57,9 @@ def patch_tool_class(cls: type[BaseTool]) -> None:
     if cls is BaseTool:
         for name in ("run", "arun"):
             dispatch(cls, name, _recording(name, _recorded), answering_episode)
+    for name in ENTRY_POINTS:
+        if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
+            dispatch(cls, name, _entry_point(name), answering_episode)
     if cls in (StructuredTool, Tool):
         dispatch(cls, "ainvoke", _ainvoke, answering_episode)
 
@@ -67,6 +72,24 @@ def _start_shell(episode: AgentEpisode, original: Method, middleware: Any, args:
 def _ainvoke(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     """Answer on the loop, many at once. LangChain gives a sync function's call to a thread."""
     return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
+
+
+def _entry_point(name: str) -> Handler:
+    """LangChain's method in the place of a subclass's own, unless the tool really runs."""
+
+    @contextmanager
+    def recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+        with _recorded(episode, tool, args, kwargs) as record, in_episode(episode.owner_of_body(tool)):
+            yield record
+
+    run_recorded = _recording(name, recorded)
+
+    def simulated(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+        if not episode.passes(tool):
+            return getattr(BaseTool, name)(tool, *args, **kwargs)
+        return run_recorded(episode, original, tool, args, kwargs)
+
+    return simulated
 
 
 def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) -> Handler:
@@ -147,12 +170,16 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
 
 @contextmanager
 def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
-    """Around `run`: `record` takes the result and records the step.
+    """Around `run`, or a subclass's `invoke`: `record` takes the result and records the step.
 
     What fails before the body is reached was an invalid action.
     """
-    with _current_attempt(episode, tool, kwargs.get("tool_call_id")) as attempt:
-        attempt.begin(tool, args[0] if args else kwargs["tool_input"])
+    arguments = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
+    call_id = kwargs.get("tool_call_id")
+    if isinstance(arguments, dict) and arguments.get("type") == "tool_call":
+        arguments, call_id = arguments["args"], arguments["id"]
+    with _current_attempt(episode, tool, call_id) as attempt:
+        attempt.begin(tool, arguments)
         if attempt.step is None and episode.runs_anyway(tool):  # now, before what happens inside of it
             attempt.step = episode.add_act("passed through", attempt.action, attempt.call_id, line=attempt.line)
 
@@ -200,7 +227,8 @@ def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None)
 @contextmanager
 def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
     """Around a tool node's call: records one that it answers itself with an error."""
-    call = args[0]
+    call, runtime = args[0], args[2]
+    episode.call_order.refuse(_refused(node, runtime.state))
     attempt = _Attempt(call["id"], by_node=True)
 
     def record(result: Any) -> Any:
@@ -212,6 +240,17 @@ def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs:
 
     with set_var(_attempt, attempt), episode.call_order.running(attempt.call_id):
         yield record
+
+
+def _refused(node: ToolNode, state: Any) -> Iterator[str]:
+    """Ids of the last reply's calls that human-in-the-loop middleware has answered before any began."""
+    key = node._messages_key
+    messages = state if isinstance(state, list) else state.get(key) if isinstance(state, dict) else getattr(state, key, ())
+    for message in reversed(messages or ()):
+        if isinstance(message, AIMessage):
+            return
+        if isinstance(message, ToolMessage):
+            yield message.tool_call_id
 
 
 def as_text(result: Any) -> str:

@@ -2,13 +2,14 @@
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,10 +157,21 @@ def _from_file(path: Path) -> types.ModuleType:
     while (root / "__init__.py").exists():  # in a package: its relative imports need the whole name
         root, name = root.parent, f"{root.name}.{name}"
     sys.path.insert(0, str(root))
-    if getattr(sys.modules.get(name), "__file__", None) not in (None, str(path)):
-        del sys.modules[name]  # another file's
-    importlib.invalidate_caches()
-    return importlib.import_module(name.removesuffix(".__init__"))
+    if "." in name:
+        return importlib.import_module(name.removesuffix(".__init__"))
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded  # a second copy would have other functions, which cannot be pickled
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _from_module(name: str) -> types.ModuleType:
@@ -178,4 +190,8 @@ def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, 
             f"{', '.join(sorted(arguments))}; one other parameter gets an empty config"
         )
     value = factory(*([{}] if needed else []), **named)
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Awaitable[object]) -> object:
+    return await value

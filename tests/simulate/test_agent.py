@@ -32,7 +32,10 @@ from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
-OWN_THREADS = ("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing")
+OWN_THREADS = (
+    *("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing"),
+    *("queue_worker_born_lazily", "queue_worker_born_before"),
+)
 """Kinds whose node asks a model in a thread or pool of its own."""
 
 
@@ -200,6 +203,8 @@ async def test_a_context_that_fails_or_is_none_is_the_episodes_error(tmp_path: P
     assert episode.error == "ConnectionError: the staging database is away" and world.effects == []
     (episode,) = await play(agent(lambda task: 3), None)
     assert "reset_real returned 3" in str(episode.error)
+    with pytest.raises(ConfigurationError, match="no real world to reset"):
+        SimulatedAgent(None, ScriptedPolicy(), reset_real=away)
 
 
 async def test_a_failed_rollout_is_data(tmp_path: Path) -> None:

@@ -256,6 +256,8 @@ def test_a_user_needs_a_judge_or_a_check() -> None:
         judged = create_dream(judges=[judge])
         gym = DreamGym(desk(), replay_buffer=buffer, dream=judged, tasks=[TASK], verify_dream=check, say=lambda _: None)
         assert gym.evaluate(Acts(actions=ACTIONS), tasks=[TASK])[0].value == 1 and checked == [10, 10]
+    with pytest.raises(ConfigurationError, match="user= with real=False"):
+        SimulatedAgent(desk(), Acts(actions=[]), user=ScriptedUser(reply))
 
 
 def test_a_gym_talks_in_the_dream_and_with_another_user_in_reality() -> None:

@@ -1,24 +1,27 @@
 """What `examine` finds in the zoo, in agents that would harm, and in what users hold beside their graphs."""
 
+import asyncio
 import json
 import sqlite3
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
+from pydantic import BaseModel, Field
 from test_zoo_dreamed import RACING, dream, the_graph
-from worlds import TASK, Answers
+from worlds import TASK, Answers, slow_unless
 from zoo import KINDS, Kind, World
 from zoo.base import ask, react, toolbox
+from zoo.hostile import HOSTILE, PLAIN, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import policy_for
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import examine, simulated
-from dreamgym_lg.simulate.doctor import Examination, Part
+from dreamgym_lg.simulate import SimulatedAgent, examine, simulated
+from dreamgym_lg.simulate.doctor import Examination, Part, TrialPolicy, example, try_out
 
 MADE_AT_RUN_TIME = {
     "tool_made_in_node": {"made in only"},
@@ -41,21 +44,51 @@ def test_the_verdict_on_an_agent_is_what_happens(kind: Kind, tmp_path: Path) -> 
     """What is called simulated is answered, what passes through runs, and nothing else happens."""
     world = World(folder=tmp_path)
     built = kind.build(world)
-    found = examine(built.graph, pass_through=HANDS_OVER.get(kind.name, ()))
+    found = examine(built.graph, pass_through=HANDS_OVER.get(kind.name, ()), simulate_nodes=built.nodes)
     made, passing = names(found, "tool", "simulated"), names(found, "tool", "passes through")
     late = MADE_AT_RUN_TIME.get(kind.name)
     answered = {*built.tools, *built.reads}
-    assert made >= (answered if late is None else late)
+    assert made | names(found, "node", "simulated") >= (answered if late is None else late)
     assert passing >= set(built.passthrough) and not passing & made
     assert found.problems == [] and {path.name for path in tmp_path.iterdir()} == FILES.get(kind.name, set())
 
     environment = Answers({"book": "booked"} if kind.name in RACING else built.answers)
-    options: Any = {"pass_through": HANDS_OVER.get(kind.name, ())}
+    options: Any = {"pass_through": HANDS_OVER.get(kind.name, ()), "simulate_nodes": built.nodes}
     episode = simulated(built.graph, policy=policy_for(world), environment=environment, task=TASK, **options)
     dream(built, "async" if built.mode == "async" else "sync", episode, the_graph)
-    called = {json.loads(step.action)["name"] for step in episode.steps if step.valid}
-    assert called == answered and called <= made | (called if late is not None else set())
+    called = {json.loads(step.action)["name"].removeprefix("node:") for step in episode.steps if step.valid}
+    assert called == answered and called <= made | names(found, "node", "simulated") | (called if late is not None else set())
     assert set(world.passed) <= passing and episode.blocked == [] and world.effects == [] and world.model_calls == 0
+
+
+@pytest.mark.parametrize("hostile", [slow_unless(hostile in PLAIN, hostile) for hostile in HOSTILE])
+def test_what_would_harm_is_told_by_one_tried_episode(hostile: Hostile, tmp_path: Path) -> None:
+    with scene(tmp_path) as world:
+        node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
+        tried = try_node(node)
+        assert tried and {part.handling for part in tried} == {"stopped"} and "simulate_nodes" in tried[0].advice
+        assert try_node(node, simulate_nodes=["node"]) == []
+        assert try_node(agent) == [], "its tool is simulated, so that nothing of it runs"
+        assert {part.handling for part in try_node(agent, pass_through=["harm"])} == {"stopped"}
+        assert not hostile.happened(world)
+
+
+def try_node(graph: Any, **options: Any) -> list[Part]:
+    return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("sqlite_checkpoints", "SqliteSaver"),
+        ("memory_and_store", "InMemoryStore"),
+        ("node_cache", "InMemoryCache"),
+        ("human_approves_tools", "InMemorySaver"),
+    ],
+)
+def test_what_production_keeps_is_replaced(kind: str, part: str, tmp_path: Path) -> None:
+    built = next(each for each in KINDS if each.name == kind).build(World(folder=tmp_path))
+    assert part in {part.name.split()[0] for part in examine(built.graph).parts if part.handling == "replaced"}
 
 
 def test_an_object_whose_equality_is_no_truth_is_no_problem() -> None:
@@ -235,10 +268,57 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("client", "stopped")]
 
 
+def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) -> None:
+    deepagents = pytest.importorskip("deepagents")
+    backends = pytest.importorskip("deepagents.backends")
+    model = World(folder=tmp_path / "world").model
+    real = deepagents.create_deep_agent(model, [], backend=backends.FilesystemBackend(root_dir=tmp_path))
+    assert handled(real) == [("backend", "stopped")] and handled(deepagents.create_deep_agent(model, [])) == []
+
+
+def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
+    graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
+
+    class Agent:
+        def invoke(self, payload: Any) -> Any:
+            state = graph.invoke(payload)
+            (tmp_path / "log.txt").write_text(str(state))
+            return state
+
+    (part,) = try_node(Agent())
+    assert part.handling == "stopped" and "log.txt" in part.advice and "test_doctor.py" in part.name
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_an_error_of_the_agent_s_own_is_no_problem_of_the_dream() -> None:
+    """The doctor has no real task to give it."""
+    (part,) = try_node(node_graph(lambda state: {"total": state["order"]["total"]}))
+    assert part.handling == "raised" and "KeyError: 'order'" in part.advice and "test_doctor.py" in part.name
+    assert Examination([part]).problems == []
+
+
+def test_an_example_of_a_schema_is_valid() -> None:
+    class Item(BaseModel):
+        name: str
+        kind: Literal["new", "old"]
+        count: Annotated[int, Field(ge=3)]
+        note: str | None = None
+
+    class Order(BaseModel):
+        items: Annotated[list[Item], Field(min_length=2)]
+        total: float
+        paid: bool
+        by: Item | None
+
+    assert Order.model_validate(example(Order.model_json_schema())).items[1].count == 3
+
+
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:
     graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
     with pytest.raises(ConfigurationError, match="Did you mean 'book'"):
         examine(graph, pass_through=["boook"])
+    with pytest.raises(ConfigurationError, match="Did you mean 'model'"):
+        examine(graph, simulate_nodes=["modle"])
     with pytest.raises(ConfigurationError, match="holds no compiled graph"):
         examine({"graph": 1})
 
@@ -253,7 +333,7 @@ def test_an_open_file_could_leak(tmp_path: Path) -> None:
 
         graph = StateGraph(dict).add_node("note", note).add_edge(START, "note").compile()
         (problem,) = examine(graph).problems
-    assert (problem.kind, problem.handling) == ("file", "could leak") and "move it into a tool" in problem.advice
+    assert (problem.kind, problem.handling) == ("file", "could leak") and "simulate_nodes" in problem.advice
 
 
 def test_a_node_that_sets_a_context_variable_of_its_own_is_no_problem() -> None:

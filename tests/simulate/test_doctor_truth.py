@@ -1,5 +1,6 @@
 """The doctor's verdict on an act equals what happens to it in an episode."""
 
+import asyncio
 import contextlib
 import io
 import queue
@@ -20,15 +21,19 @@ from worlds import dreamed, node_of
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.simulate import examine
+from dreamgym_lg.simulate import SimulatedAgent, examine
+from dreamgym_lg.simulate.doctor import TrialPolicy, try_out
 
-CAUTIOUS = {"truncated"}
-"""It holds an open file, which could be written to unseen; what they do with its number is stopped."""
+CAUTIOUS = {"descriptor", "truncated", "shell_descriptor"}
+"""They hold an open file or process, which could be written to unseen; what they do with its number is stopped."""
 
 
 def verdict(act: Callable[[], Any]) -> str:
-    """Of the worst part of its graph."""
-    found = {part.handling for part in examine(node_of(act)).parts}
+    """Of the worst part, of the graph or of a tried episode."""
+    graph = node_of(act)
+    found = {part.handling for part in examine(graph).parts}
+    if "could leak" not in found:
+        found |= {part.handling for part in asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy())))}
     return next(each for each in ("could leak", "stopped", "passes through") if each in found)
 
 
@@ -165,7 +170,7 @@ CASES = {
 @pytest.mark.parametrize(("said", "opened"), [(said, opened) for said, cases in CASES.items() for opened in cases])
 def test_the_verdict_is_what_happens(said: str, opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):
-        assert verdict(act) == ("passes through" if said == "stopped" else said)
+        assert verdict(act) == said
         with nullcontext() if said != "could leak" else pytest.raises(ConfigurationError, match="no dreamed episode"):
             AgentWorld(node_of(act))  # which refuses what would leak, and nothing else of these
         blocked = dreamed(act).blocked

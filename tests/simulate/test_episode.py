@@ -19,11 +19,13 @@ from langgraph.types import CachePolicy
 from worlds import TASK, Answers, dream, names, played
 from zoo import World
 from zoo.base import ask, react, toolbox
+from zoo.models import ScriptedModel
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.simulate import SimulatedAgent, simulated, with_policy
+from dreamgym_lg.simulate import Call, SimulatedAgent, simulated, with_policy
 from dreamgym_lg.types import StepResult
 
 # --- who is trained -----------------------------------------------------------------------------------------------------------
@@ -43,9 +45,9 @@ def two_nodes(world: World) -> Any:
 @pytest.mark.parametrize("trained", ["draft", "polish"])
 def test_one_of_two_nodes_is_trained(trained: str, tmp_path: Path) -> None:
     world, policy = World(folder=tmp_path), ScriptedPolicy()
-    episode, state = dream(two_nodes(world), policy, route=[trained])
+    episode, state = dream(two_nodes(world), policy, route=lambda call: call.node == trained)
     assert (policy.calls, world.model_calls) == (1, 1)
-    assert [trained in call for call in episode.calls] == [True]
+    assert [call.node for call in episode.calls] == [trained]
     labels = [message.text.split(":")[0] for message in state["messages"][1:]]
     assert labels == (["policy", "production"] if trained == "draft" else ["production", "policy"])
 
@@ -60,10 +62,24 @@ def test_one_of_two_agents_is_trained(tmp_path: Path) -> None:
         return worker.invoke(ask(topic))["messages"][-1].text
 
     boss = create_agent(world.production(), [research], name="boss")
-    episode, state = dream(boss, policy, route=["worker"])
-    assert all("worker" in call for call in episode.calls) and policy.calls == 2 and world.model_calls == 2
+    episode, state = dream(boss, policy, route=lambda call: call.agent == "worker")
+    assert {call.agent for call in episode.calls} == {"worker"} and policy.calls == 2 and world.model_calls == 2
     assert state["messages"][-1].text.startswith("production: ") and names(episode) == ["pay"] and world.effects == []
-    assert all({"tools", "model"} <= call for call in episode.calls), "the worker runs inside of the boss"
+    assert all(call.namespace.count("|") for call in episode.calls), "the worker runs inside of the boss"
+
+
+def test_the_models_of_one_name_are_trained(tmp_path: Path) -> None:
+    world, policy = World(folder=tmp_path), ScriptedPolicy()
+
+    class Named(ScriptedModel):
+        model_name: str
+
+    models = [Named(label="production", model_name=name) for name in ("small", "large")]
+    graph = StateGraph(MessagesState)
+    graph.add_node("only", lambda state: {"messages": [model.invoke("hello") for model in models]})
+    episode, state = dream(graph.add_edge(START, "only").compile(), policy, route=lambda call: call.model == "large")
+    assert [message.text.split(":")[0] for message in state["messages"][1:]] == ["production", "policy"]
+    assert episode.calls == [Call("only", episode.calls[0].namespace, "", "large", False)] and world.model_calls == 0
 
 
 # --- how it ends --------------------------------------------------------------------------------------------------------------
@@ -72,8 +88,10 @@ def test_one_of_two_agents_is_trained(tmp_path: Path) -> None:
 async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     graph, policy = react(world.model, [toolbox(world)[0]]), ScriptedPolicy(rounds=10**6)
-    episode, state = dream(graph.with_config(recursion_limit=8), policy)
+    episode, state = dream(graph, policy, recursion_limit=8)
     assert episode.truncated and len(episode.steps) == 4 and len(state["messages"]) == 9
+    limited = graph.with_config(recursion_limit=1000)
+    assert dream(limited, policy, recursion_limit=8)[0].truncated, "the graph's own limit is production's"
     patient = ScriptedPolicy(rounds=30)
     assert dream(graph, patient)[0].truncated and not dream(graph.with_config(recursion_limit=200), patient)[0].truncated
     agent = create_agent(world.model, [toolbox(world)[0]])
@@ -86,7 +104,7 @@ async def test_a_truncated_episode_earns_nothing(verify: Any, tmp_path: Path) ->
     """The reward is the outcome of a task that ended: nobody is asked for the outcome of one that was cut short."""
     world, environment = World(folder=tmp_path), Answers()  # which would reward any final answer with 1
     graph = react(world.model, [toolbox(world)[0]])
-    endless = SimulatedAgent(graph.with_config(recursion_limit=8), ScriptedPolicy(rounds=10**6), verify=verify)
+    endless = SimulatedAgent(graph, ScriptedPolicy(rounds=10**6), verify=verify, recursion_limit=8)
     found = await played(endless, environment)
     assert found["success"] is False and found["steps"][-1].truncated and not found["steps"][-1].terminated
     assert sum(step.reward for step in found["steps"]) == 0 and len(environment.actions) == 4
@@ -167,6 +185,34 @@ async def test_a_world_that_ends_ends_the_episode(tmp_path: Path) -> None:
         assert len(found["steps"]) == 3 and found["steps"][-1].truncated is ending.truncates
 
 
+# --- nodes of plain code ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_simulated_node_is_answered_by_the_world(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+
+    def act(state: Any) -> Any:
+        world.write("act", state["city"])
+        return {"room": "really booked"}
+
+    def say(state: Any) -> Any:
+        return {"text": world.model.invoke(state["room"]).text}
+
+    graph = StateGraph(dict).add_node("act", act).add_node("say", say).add_edge(START, "act").add_edge("act", "say").compile()
+    answers = {"node:act": '{"room": "dreamed room", "city": "Rome"}'}
+    episode, state = dream(graph, ScriptedPolicy(), Answers(answers), {"city": "Rome"}, simulate_nodes=["act"])
+    assert world.effects == [] and "dreamed room" in state["text"]
+    (step,) = episode.steps
+    assert parse_action(step.action) == ("node:act", {"state": {"city": "Rome"}})
+    async with simulated(
+        graph, policy=ScriptedPolicy(), environment=Answers(answers), task=TASK, simulate_nodes=["act"]
+    ) as again:
+        assert "dreamed room" in (await again.ainvoke({"city": "Rome"}))["text"]
+    with pytest.raises(PredictionFailed, match="node 'act' is simulated; its answer must be a JSON object"):
+        dream(graph, ScriptedPolicy(), Answers({"node:act": "fine"}), {"city": "Rome"}, simulate_nodes=["act"])
+    assert graph.invoke({"city": "Rome"})["text"].startswith("production") and len(world.effects) == 1
+
+
 # --- what of production stays untouched ---------------------------------------------------------------------------------------
 
 
@@ -225,6 +271,8 @@ def test_a_global_llm_cache_replays_no_policy_and_learns_nothing(tmp_path: Path)
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is no chat model"):
         simulated(None, policy=ScriptedPolicy().bind(stop=["x"]), environment=Answers())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="recursion_limit=-1: give the most supersteps"):
+        simulated(None, policy=ScriptedPolicy(), environment=Answers(), recursion_limit=-1)
     with pytest.raises(ConfigurationError, match="environment=None.: a dream needs an Environment"):
         simulated(None, policy=ScriptedPolicy(), environment=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="real=True needs verify="):

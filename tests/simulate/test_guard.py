@@ -4,6 +4,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -32,7 +33,7 @@ CASES += [slow_unless(hostile.name.startswith(TYPICAL), hostile_agent, hostile) 
 async def test_nothing_hostile_happens_and_it_is_told(build: Any, hostile: Hostile, tmp_path: Path) -> None:
     with scene(tmp_path / "scene") as world:
         built = build(hostile, world)
-        options: Any = {"pass_through": built.passthrough}
+        options: Any = {"pass_through": built.passthrough, "recursion_limit": 5}
         episode = simulated(built.graph, policy=POLICY, environment=Answers(), task=TASK, **options)
         with pytest.raises(RealAccessBlocked, match="hostile"):
             async with episode:
@@ -192,6 +193,31 @@ def test_a_text_is_no_list_of_what_is_allowed() -> None:
     """Each letter of it would be: "/" would allow every file."""
     with pytest.raises(ConfigurationError, match="give a list"):
         Allow(paths="/var/log")
+
+
+def test_a_path_is_meant_in_the_folder_that_is_given_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    number = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.chdir(scratch)
+    allow = Allow(paths=[scratch])
+    (blocked,) = dreamed(lambda: os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=number), allow=allow).blocked
+    assert blocked.target == str(tmp_path / "new") and not (tmp_path / "new").exists()
+    os.close(number)
+    number = os.open(scratch, os.O_RDONLY)
+    monkeypatch.chdir(tmp_path)
+    assert dreamed(lambda: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=number)), allow=allow).blocked == []
+    assert (scratch / "new").exists()
+    os.close(number)
+
+
+def test_a_signal_handler_that_an_episode_sets_is_guarded_whenever_it_runs(tmp_path: Path) -> None:
+    """One that `setitimer` brings later, say."""
+    before = signal.getsignal(signal.SIGUSR2)
+    assert dreamed(lambda: bool(signal.signal(signal.SIGUSR2, lambda *_: os.mkdir(tmp_path / "made")))).blocked == []
+    with pytest.raises(RealAccessBlocked):
+        os.kill(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_pipe_of_the_episode_s_own_is_nothing_real() -> None:

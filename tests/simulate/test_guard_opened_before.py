@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.shared_memory import SharedMemory
@@ -33,6 +34,15 @@ def process_pool_map(folder: Path) -> Opened:
 
 
 @contextmanager
+def shell_descriptor(folder: Path) -> Opened:
+    with subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin and process.stdout
+        number = process.stdin.fileno()
+        command = f"mkdir '{folder}/made'; echo done\n".encode()
+        yield lambda: (os.write(number, command), process.stdout.readline()), (folder / "made").exists  # type: ignore[union-attr]
+
+
+@contextmanager
 def unix_socket(folder: Path) -> Opened:
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind(str(folder / "s"))
@@ -49,6 +59,12 @@ def unix_socket(folder: Path) -> Opened:
 
         with accepted:
             yield lambda: client.sendall(b"harm"), arrived
+
+
+@contextmanager
+def descriptor(folder: Path) -> Opened:
+    with open(folder / "victim", "wb") as file:
+        yield lambda: os.pwrite(file.fileno(), b"harm", 0), lambda: (folder / "victim").read_bytes() == b"harm"
 
 
 @contextmanager
@@ -90,7 +106,7 @@ def pidfd_signal(folder: Path) -> Opened:
         os.close(number)
 
 
-OPENED = [process_pool, process_pool_map, unix_socket, truncated]
+OPENED = [process_pool, process_pool_map, shell_descriptor, unix_socket, descriptor, truncated]
 OPENED += [shared_memory, raised_signal, pidfd_signal]
 
 
@@ -104,7 +120,7 @@ def test_what_was_open_before_does_nothing_for_an_episode(opened: Any, tmp_path:
         assert happened(), "and production goes on with it"
 
 
-@pytest.mark.parametrize("opened", [unix_socket, truncated])
+@pytest.mark.parametrize("opened", [unix_socket, descriptor, truncated])
 def test_what_was_open_before_may_be_allowed_by_name(opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):
         assert dreamed(act, allow=Allow(paths=[tmp_path])).blocked == [] and happened()
@@ -123,3 +139,20 @@ def test_own_pairs_of_sockets_are_nothing_real() -> None:
 def test_a_name_is_not_looked_up() -> None:
     (blocked,) = dreamed(lambda: socket.getnameinfo(("192.0.2.7", 80), 0)).blocked
     assert blocked.event == "socket.getnameinfo" and blocked.target == "192.0.2.7"
+
+
+def test_a_pool_outlives_a_callback_that_is_stopped(tmp_path: Path) -> None:
+    """What the guard raises in a worker of production's would end it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        workers = {pool.submit(threading.get_ident).result()}
+
+        def node() -> None:
+            begin = threading.Event()
+            pool.submit(begin.wait).add_done_callback(lambda _: os.mkdir(tmp_path / "made"))
+            begin.set()
+            pool.submit(int).result()
+
+        assert "in <lambda>" in dreamed(node).blocked[0].where and not (tmp_path / "made").exists()
+        assert {pool.submit(threading.get_ident).result()} == workers

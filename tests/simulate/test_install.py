@@ -48,7 +48,7 @@ try:
     raise SystemExit("the guard does not stand")
 except RealAccessBlocked:
     pass
-assert len(hooks) == 1 and {"os.mkfifo", "socket.send", "Thread.start"} <= set(patched()), patched()
+assert len(hooks) == 1 and {"os.write", "socket.send", "Thread.start", "ThreadPoolExecutor.submit"} <= set(patched()), patched()
 assert with_policy(graph, policy).invoke({"messages": []})["messages"][-1].text == "policy" and os.system("true") == 0
 """
 

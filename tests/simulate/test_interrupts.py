@@ -15,7 +15,7 @@ from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate import call_order, simulated
 
 
 def reviewed(world: World) -> Any:
@@ -34,7 +34,8 @@ async def test_interrupts_are_approved_by_default(tmp_path: Path) -> None:
     assert names(again) == ["book", "pay"] and list(graph.checkpointer.list(None)) == []
 
 
-def test_interrupts_are_answered_as_the_user_says(tmp_path: Path) -> None:
+def test_interrupts_are_answered_as_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_order, "ABSENT_SECONDS", 0.05)  # what the call after a rejected one waits for it
     world = World(folder=tmp_path)
     asked = list[Any]()
 

@@ -46,7 +46,7 @@ async def test_concurrent_async_episodes_and_production_do_not_mix(tmp_path: Pat
     async def dream(number: int) -> None:
         world, agent = agents[number % len(agents)]
         policy, environment = policy_for(world, labels[number]), Answers(label=f"world{number:02}")
-        options: Any = {"pass_through": agent.passthrough}
+        options: Any = {"pass_through": agent.passthrough, "recursion_limit": 50}
         async with simulated(agent.graph, policy=policy, environment=environment, task=TASK, **options) as episode:
             result = await agent.ainvoke(agent.graph, agent.payload)
         check(result, labels[number], ["production", *(other for other in labels if other != labels[number])])

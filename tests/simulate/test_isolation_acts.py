@@ -32,8 +32,7 @@ def slow_with_a_wall(test: Callable[..., None]) -> Callable[..., None]:
 
 
 PAST_THE_GUARD = {
-    *("arrow_stream", "descriptor_stolen", "duckdb_file", "fchmodat2", "file_attributes", "file_setattr"),
-    *("inherited_file", "inherited_socket", "io_priority_of_others"),
+    *("arrow_stream", "duckdb_file", "fchmodat2", "file_attributes", "file_setattr", "io_priority_of_others"),
     *("io_uring_setxattr", "uvloop_connection"),
     *("key_ring", "libc_chmod", "libc_connect", "libc_creat", "libc_fopen", "libc_kill", "libc_open", "libc_rename"),
     *("libc_sends_udp", "libc_system", "libc_truncate", "libc_unlink", "limits_of_others", "memory_written"),

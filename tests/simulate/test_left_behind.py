@@ -17,7 +17,7 @@ from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import OwnerUnknown
-from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate import RealAccessBlocked, simulated
 
 Work = Callable[[], Any]
 
@@ -158,3 +158,32 @@ async def test_a_batching_task_serves_the_run_that_made_it_alone(tmp_path: Path)
     batcher.clear()
     assert signed(await graph.ainvoke(ask()), "production") and world.model_calls == 1
     batcher["task"].cancel()
+
+
+def test_what_a_pool_calls_besides_work_is_guarded_too(tmp_path: Path) -> None:
+    """An initialiser, a callback, and a thread that one of them starts."""
+    stopped = list[str]()
+
+    def write(name: str) -> None:
+        try:
+            (tmp_path / name).write_text("harm")
+        except BaseException:
+            stopped.append(name)
+
+    def initialise() -> None:
+        write("initialiser")
+        thread = threading.Thread(target=write, args=("thread",))
+        thread.start()
+        thread.join()
+
+    def node(state: dict) -> dict[str, Any]:
+        called = threading.Event()
+        with ThreadPool(1, initialise) as pool:
+            pool.apply_async(int, callback=lambda _: (write("callback"), called.set()))
+            called.wait(20)
+        return {}
+
+    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
+    with pytest.raises(RealAccessBlocked), simulated(graph, policy=ScriptedPolicy(), environment=Answers()) as episode:
+        episode.invoke({"found": None})
+    assert sorted(stopped) == ["callback", "initialiser", "thread"] and list(tmp_path.iterdir()) == []

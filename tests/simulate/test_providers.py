@@ -123,7 +123,7 @@ WAY = pytest.mark.parametrize("way", WAYS)
 async def test_tools_reach_the_policy_in_openais_form(provider: str, way: str) -> None:
     model, policy, environment = model_of(provider), TextPolicy(), Answers()
     wanted = {"auto": None, "any": "required", "news": "news"}
-    async with simulated(None, policy=policy, environment=environment):
+    async with simulated(None, policy=policy, environment=environment) as episode:
         for choice, normal in wanted.items():
             reply = await WAYS[way](model.bind_tools([weather, news], tool_choice=choice), "go")
             given = policy.asked[-1][1]
@@ -140,6 +140,8 @@ async def test_tools_reach_the_policy_in_openais_form(provider: str, way: str) -
                 assert call["name"] == ("news" if choice == "news" else "weather")
             assert call["args"] and isinstance(reply, AIMessage)
     assert environment.shown == ["weather", "news"]
+    assert {call.model for call in episode.calls} == {model._get_ls_params()["ls_model_name"]}
+    assert all(call.streamed is ("stream" in way) for call in episode.calls)
 
 
 @PROVIDER

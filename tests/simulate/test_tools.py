@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -13,11 +14,13 @@ from uuid import UUID
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, ToolRuntime
-from langgraph.types import Command
+from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
 from zoo import World
@@ -127,6 +130,24 @@ async def test_a_call_that_never_comes_holds_up_no_other(tmp_path: Path) -> None
     graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
     episode, _ = dream(graph, Saying(says=[[("count", {"number": 0}), ("count", {"number": 1})]]))
     assert len(episode.steps) == 1
+
+
+def test_a_call_that_a_person_refused_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(free: Callable[[], bool]) -> Iterator[float]:
+        assert free(), "it waits for a call that was refused"
+        return iter(())
+
+    def refuse(interrupt: Interrupt) -> Any:
+        return {"decisions": [{"type": "reject"} for _ in interrupt.value["action_requests"]]}
+
+    monkeypatch.setattr("dreamgym_lg.simulate.call_order._pauses", at_once)
+    world = World(folder=tmp_path)
+    book, pay, _ = toolbox(world)
+    asks = HumanInTheLoopMiddleware(interrupt_on={"book": True})
+    graph = create_agent(world.model, [book, pay], middleware=[asks], checkpointer=InMemorySaver())
+    says: Any = [[("book", {"city": "Rome", "nights": 1}), ("pay", {"amount": 1, "currency": "EUR"})]] * 2
+    episode, _ = dream(graph, Saying(says=says), respond=refuse)
+    assert names(episode) == ["pay", "pay"]
 
 
 async def test_a_sync_call_that_would_block_the_loop_for_ever_is_an_error(tmp_path: Path) -> None:

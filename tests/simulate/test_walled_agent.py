@@ -22,7 +22,6 @@ from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -78,9 +77,10 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
         assert sum(segment.trainable for segment in episode.segments) == 3, "every call of the policy is recorded here"
     assert policy.calls == 6
     assert [tool["function"]["name"] for tool in policy.asked[0][1]["tools"]] == ["search", "book"]
-    _, _, (last_read, _) = policy.asked[:3]
+    (first_read, _), _, (last_read, _) = policy.asked[:3]
     assert [message.type for message in last_read] == ["human", "ai", "tool", "ai", "tool"]
-    assert last_read[4].text == "dreamed 2 of book"
+    assert last_read[0] is first_read[0], "a message is told once"
+    assert last_read[4].text == "dreamed 2 of book" and policy.asked[3][0][0] is not first_read[0]
 
 
 async def test_the_world_is_told_its_system_prompt(tmp_path: Path) -> None:
@@ -115,15 +115,16 @@ async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_cal
 
 
 async def test_an_agent_that_streams_its_models_events_has_them_behind_the_wall_too(tmp_path: Path) -> None:
-    """As where it is played in this process, but that the reply is one token."""
-    here = SimulatedAgent(importlib.import_module("walled_agent").streams, ScriptedPolicy(sequence=()))
-    async with walled("streams", tmp_path, ScriptedPolicy(sequence=())) as agent:
-        episodes = [(await rollout(each, [TASK], Answers, source="synthetic"))[0] for each in (here, agent)]
-    said = [str(parse_action(episode.steps[-1].action)) for episode in episodes if episode.error is None]
-    assert said[0].startswith("policy: ") and said[1].startswith("policy: ")
-    assert [text.partition("|")[0] for text in said] == [said[0].partition("|")[0]] * 2
-    assert [int(number) > 1 for number in said[0].split("|")[1:]] == [True] * 4
-    assert said[1].split("|")[1:] == ["2", "2", "5", "2"], "LangChain adds an empty chunk"
+    """As many events as where it is played in this process."""
+    with_both = []
+    for name in ("streams", "streams_synchronously"):
+        here = SimulatedAgent(getattr(importlib.import_module("walled_agent"), name), ScriptedPolicy(sequence=()))
+        async with walled(name, tmp_path, ScriptedPolicy(sequence=())) as agent:
+            for each in (here, agent):
+                (episode,) = await rollout(each, [TASK], Answers, source="synthetic")
+                assert episode.error is None
+                with_both.append(episode.steps[-1].action)
+    assert with_both[0] == with_both[1] and "policy: " in with_both[0] and with_both[2] == with_both[3] != "1"
 
 
 async def test_an_error_of_the_agent_s_own_keeps_its_name_and_ends_its_episode_alone(tmp_path: Path) -> None:
@@ -142,6 +143,19 @@ async def test_files_are_copied_in_scratch_and_threads_pooled(tmp_path: Path) ->
     async with walled("works_in_scratch", tmp_path) as agent:
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
     assert episode.error is None
+
+
+def sleeping() -> list[Path]:
+    return [each for each in Path("/proc").glob("[0-9]*/cmdline") if each.read_bytes().startswith(b"sleep\0006161")]
+
+
+async def test_what_a_worker_leaves_in_other_sessions_ends_with_it(tmp_path: Path) -> None:
+    async with walled("leaves", tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+        assert "of mine" in str(episode.error) and "\x1b" not in str(episode.error), "an error is shown in a terminal"
+        while not sleeping():
+            await asyncio.sleep(0.05)
+    assert not sleeping()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +210,14 @@ async def test_a_call_that_the_world_was_never_asked_contradicts_even_a_verified
         assert (error is not None) == contradicted and (error is None or "had no such one" in str(error))
 
 
+@pytest.mark.parametrize("part", ["_kill_family", "_remove_scratch"])
 async def test_whatever_cannot_be_cleared_away_no_episode_waits_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object, **__: object) -> None:
+    def fails(_: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(subprocess, "run", fails)
+    monkeypatch.setattr(f"dreamgym_lg.simulate.wall.worker.{part}", fails)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     async with walled("dies", tmp_path) as agent:
         with pytest.raises(EnvironmentFailed, match="status 3"):
@@ -442,6 +457,25 @@ async def test_no_episode_is_lost_or_doubled_by_killed_workers(tmp_path: Path) -
         assert each.error is None and each.success and names_of(each.steps[:-1]) == ["search", "book"]
         assert [step.next_observation for step in each.steps[:2]] == ["dreamed 1 of search", "dreamed 2 of book"]
         assert sum(segment.trainable for segment in each.segments) == 3, "a call of the policy is there twice, or not at all"
+
+
+def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is deeper than Python can recurse."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    killed, alive = (tmp_path / f"dreamgym-scratch-{number}-x" for number in (ended.pid, os.getpid()))
+    alive.mkdir()
+    killed.mkdir()
+    number = os.open(killed, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("deeper", dir_fd=number)
+        before, number = number, os.open("deeper", os.O_RDONLY, dir_fd=number)
+        os.close(before)
+    os.close(number)
+    (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
+    worker.remove_stale_scratch()
+    assert not killed.exists() and alive.exists()
 
 
 def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:

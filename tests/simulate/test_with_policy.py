@@ -20,9 +20,8 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg import with_policy
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.langchain.middleware import PolicyMiddleware
-from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate import Call, simulated
 from dreamgym_lg.simulate.episode import AgentEpisode
-from dreamgym_lg.simulate.models import _places
 
 MODES: list[Any] = ["values", "updates", "messages", "custom", "debug", "tasks", "checkpoints"]
 
@@ -125,8 +124,9 @@ def team(world: World) -> Any:
         (["worker"], {"worker"}),
         (["writer"], {"write"}),
         (["write", "plan"], {"write", "plan"}),
+        (lambda call: call.node == "plan", {"plan"}),
     ],
-    ids=["all", "node", "subgraph", "agent", "two nodes"],
+    ids=["all", "node", "subgraph", "agent", "two nodes", "function"],
 )
 def test_the_policy_answers_at_the_nodes_chosen(route: Any, answered: set[str], tmp_path: Path) -> None:
     """A node counts with its subgraph, an agent by its name, in production and in the dream alike."""
@@ -144,7 +144,7 @@ def test_the_policy_answers_at_the_nodes_chosen(route: Any, answered: set[str], 
         } - answered
     with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK, route=route) as episode:
         episode.invoke(ask())
-    assert set.union(*map(set, episode.calls)) & {"plan", "worker", "write"} == answered
+    assert {call.namespace.partition(":")[0] for call in episode.calls} == answered
 
 
 async def collected(graph: Any, *args: Any, **options: Any) -> list[Any]:
@@ -155,18 +155,17 @@ def test_a_name_that_is_no_node_is_refused(tmp_path: Path) -> None:
     graph = react(World(folder=tmp_path).model, [toolbox(World(folder=tmp_path))[0]])
     with pytest.raises(ConfigurationError, match="unknown node in route=: 'modle'; known: model, tools. Did you mean 'model'"):
         with_policy(graph, ScriptedPolicy(), route=["modle"])
-    for wrong in ("model", [], lambda call: True):
-        with pytest.raises(ConfigurationError, match="give a list of names of nodes and agents"):
+    for wrong in ("model", []):
+        with pytest.raises(ConfigurationError, match="give a list of names of nodes, or a function of a Call"):
             with_policy(graph, ScriptedPolicy(), route=wrong)
 
 
 def test_a_call_is_named_by_its_whole_path() -> None:
     graph = StateGraph(dict).add_node("node", lambda state: state).add_edge(START, "node").compile()
-    metadata = {"langgraph_node": "model", "langgraph_checkpoint_ns": "team:1-2|worker:3-4|model:5", "lc_agent_name": "alice"}
-    places = _places((), {"config": {"metadata": metadata}})
-    for name, answered in {"team": True, "worker": True, "model": True, "alice": True, "tea": False}.items():
+    call = Call("model", "team:1-2|worker:3-4|model:5", "alice", "gpt", False)
+    for name, answered in {"team": True, "worker": True, "model": True, "alice": True, "tea": False, "gpt": False}.items():
         episode = AgentEpisode(graph, policy=ScriptedPolicy(), environment=None, route=[name])
-        assert episode.selects(places) is answered, name
+        assert episode.selects(call) is answered, name
 
 
 # --- the original -------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
     for shown in (the_graph, Streamed):
         policy = policy_for(world)
         environment = Answers({"book": "booked"} if kind.name in RACING else built.answers)
-        options: Any = {"pass_through": built.passthrough}
+        options: Any = {"pass_through": built.passthrough, "simulate_nodes": built.nodes}
         episode = simulated(built.graph, policy=policy, environment=environment, task=TASK, **options)
         result = dream(built, mode, episode, shown)
 
@@ -85,7 +85,7 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
         assert world.model_calls == 0 and world.asked == [], "a production model was asked"
         assert policy.calls == len(episode.calls) > 0
         assert not signed(result, "production")
-        called = {json.loads(step.action)["name"] for step in episode.steps if step.valid}
+        called = {json.loads(step.action)["name"].removeprefix("node:") for step in episode.steps if step.valid}
         assert called == {*built.tools, *built.reads}
         assert set(built.passthrough) >= set(world.passed)
         seen.append((view(result), [(step.observation, step.action, step.next_observation) for step in episode.steps]))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 STATE_TOOLS = {"write_todos", "write_file", "ls", "task"}
 """Of deepagents: nobody notes in `World.passed` that they ran; the kind's `expect` sees it in the state."""
 
-OWN_CLASS = {"fresh_model", "async_only_model"}
+OWN_CLASS = {"fresh_model", "overrides_invoke", "async_only_model"}
 """Kinds that make their model of a class of their own."""
 
 

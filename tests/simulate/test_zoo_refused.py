@@ -25,14 +25,17 @@ def test_it_is_refused_with_what_to_do(build: Any, said: str, advice: str, tmp_p
         with pytest.raises(ConfigurationError, match=rf"no dreamed episode of this graph can be right: .*\({said}\).*{advice}"):
             AgentWorld(graph)
         allowed = {"allow": Allow(hosts=["127.0.0.1"], paths=[tmp_path])}
-        with pytest.raises(ConfigurationError):
-            AgentWorld(graph, **allowed)
+        if said == "stopped":
+            AgentWorld(graph, **allowed)  # what is stopped may be allowed by name
+        else:
+            with pytest.raises(ConfigurationError):
+                AgentWorld(graph, **allowed)
         assert world.effects == [] and world.hits == []
 
 
 @EACH
 def test_the_verdict_is_what_would_happen(build: Any, said: str, advice: str, tmp_path: Path) -> None:
-    """Played all the same: something real happens unseen."""
+    """Played all the same: something real happens unseen, or the guard stops it."""
     with scene(tmp_path) as world:
         graph = build(world)
         found = {part.handling for part in examine(graph).problems}
@@ -41,8 +44,8 @@ def test_the_verdict_is_what_would_happen(build: Any, said: str, advice: str, tm
         episode = simulated(graph, policy=policy_for(world), environment=Answers(), task=TASK)
         result = asyncio.run(_played(episode))
         harmed = (sorted(tmp_path.rglob("*")), _texts(tmp_path)) != before or world.hits or world.effects
-        assert not episode.blocked
-        assert harmed or world.model_calls or world.passed or "production" in str(result)
+        assert bool(episode.blocked) == (said == "stopped")
+        assert bool(harmed or world.model_calls or world.passed or "production" in str(result)) == (said != "stopped")
 
 
 async def _played(episode: Any) -> Any:

@@ -121,15 +121,15 @@ async def _streamed(state: MessagesState) -> dict:
     second = [event async for event in model.astream_events(messages, version="v2")]
     third = [event async for event in await model.astream_events(messages, version="v3")]
     tokens = [event["data"]["chunk"].text for event in second if event["event"] == "on_chat_model_stream"]
-    return {"messages": [AIMessage(f"{''.join(tokens)}|{len(chunks)}|{len(tokens)}|{len(third)}")]}
+    return {"messages": [AIMessage(f"{len(chunks)} {''.join(tokens)} {len(tokens)} {len(third)}")]}
 
 
 def _streamed_by_hand(state: MessagesState) -> dict:
-    chunks = list(ScriptedModel(label="production").stream(state["messages"][:1]))
-    return {"messages": [AIMessage(f"{state['messages'][-1].text}|{len(chunks)}")]}
+    return {"messages": [AIMessage(str(len(list(ScriptedModel(label="production").stream(state["messages"])))))]}
 
 
-streams = StateGraph(MessagesState).add_sequence([_streamed, _streamed_by_hand]).add_edge(START, "_streamed").compile()
+streams = StateGraph(MessagesState).add_node("node", _streamed).add_edge(START, "node").compile()
+streams_synchronously = StateGraph(MessagesState).add_node("node", _streamed_by_hand).add_edge(START, "node").compile()
 
 
 def own_permission() -> None:
@@ -170,5 +170,11 @@ def in_scratch() -> None:
     assert os.read(read, 1) == b"x"
 
 
+def leaves_a_child() -> None:
+    LIBC.system(b"setsid sleep 6161 &")
+    raise RuntimeError("\x1b[31mof mine")
+
+
 own_permissions = _node(own_permission)
 works_in_scratch = _node(in_scratch)
+leaves = _node(leaves_a_child)

@@ -6,6 +6,7 @@ buffer stay as they are in the parent: `rollout` plays a `WalledAgent` as it pla
 
 import asyncio
 import contextlib
+import copy
 import os
 import pickle
 import threading
@@ -19,20 +20,20 @@ from langchain_core.runnables import RunnableConfig
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
-from dreamgym_lg.simulate.episode import uncached
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
-from dreamgym_lg.simulate.wall.worker import Worker
+from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
 
 RENEWED_AFTER = 200
 """Episodes of a worker: what an agent leaves in its process, threads above all, does not grow for ever."""
 
 
 class Workers:
-    """The worker processes of an agent, each of which plays many episodes at once. They end with this object.
+    """The worker processes of an agent. Each plays many episodes at once, as an event loop does.
 
-    One is started when all others play. One that has begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no
-    more and ends with its last; one that died is replaced.
+    One is started when all others play, and lasts: it imports this library and the agent, which takes seconds. One that has
+    begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no more and ends with its last; one that died is
+    replaced. They end with this object.
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
@@ -48,6 +49,7 @@ class Workers:
             raise ConfigurationError(f"count={count}: at least 1 worker")
         check_wall()
         check_allowed(allow or Allow())
+        remove_stale_scratch()
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
         self._options, self._allow = _pickled(options | {"allow": allow}), allow
@@ -125,7 +127,11 @@ class WalledAgent:
     """
 
     def __init__(self, workers: Workers, policy: BaseChatModel) -> None:
-        self.policy, self._workers = uncached(policy), workers
+        if not isinstance(policy, BaseChatModel):
+            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+        self.policy = policy if policy.cache is False else copy.copy(policy)
+        self.policy.cache = False  # as of an episode in process
+        self._workers = workers
 
     async def astream(
         self,

@@ -16,7 +16,6 @@ import multiprocessing.synchronize
 import os
 import pickle
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from langchain_core.language_models import BaseChatModel
 from langsmith.run_helpers import trace
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import DreamGymError
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
@@ -68,6 +67,7 @@ LONGEST_LINE = 64 * 2**20
 """Bytes of a message: an episode's steps, or all that a policy is shown."""
 
 _CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
+_SCRATCH = "dreamgym-scratch-"
 _WHERE = "the walled worker"
 
 
@@ -81,7 +81,7 @@ class Worker:
     """
 
     def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="dreamgym-scratch-")
+        self._scratch = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
         try:
             self._process = start_walled(
                 [sys.executable, "-P", "-c", _CHILD],
@@ -94,7 +94,7 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)},
             )
         except BaseException:
-            shutil.rmtree(self._scratch)
+            _remove_scratch(self._scratch)
             raise
         self.playing = self.taken = 0
         """Episodes that it has to play, now and in all: of `Workers`."""
@@ -189,6 +189,10 @@ class Worker:
                 left = SILENCE
             await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
 
+    def _hear(self, episode: RemoteEpisode, message: Message) -> None:
+        with self._ending_unreadable():
+            episode.hear(message)
+
     @contextlib.contextmanager
     def _ending_unreadable(self) -> Iterator[None]:
         try:
@@ -210,7 +214,7 @@ class Worker:
                     self._started.set_result(message)  # of a second one: InvalidStateError
                 elif episode := self._episodes.get(number):  # else the episode has ended
                     with contextlib.suppress(RuntimeError):  # its loop is closed
-                        episode.loop.call_soon_threadsafe(self._ending_unreadable()(episode.hear), message)
+                        episode.loop.call_soon_threadsafe(self._hear, episode, message)
 
     def _read_errors(self) -> None:
         with contextlib.suppress(ValueError, OSError):
@@ -233,10 +237,10 @@ class Worker:
             status, self._reaped = self._process.wait(), True
         self._orders.put(None)
         try:
+            _kill_family(self._scratch)
             for thread in self._readers:
                 thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
-            # `rm` does not recurse: an agent may have made a folder deeper than Python's stack
-            subprocess.run(["rm", "-rf", "--", self._scratch], stderr=subprocess.DEVNULL, check=False)
+            _remove_scratch(self._scratch)
         finally:  # whatever cannot be cleared away, no episode waits for ever
             self._tell_gone(status)
 
@@ -254,6 +258,30 @@ class Worker:
                 episode.loop.call_soon_threadsafe(episode.hear, gone)
 
 
+def _kill_family(scratch: str) -> None:
+    """Kill what the worker's processes have started in sessions of their own: their environment names its scratch folder."""
+    mark = f"TMPDIR={scratch}\0".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if mark in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
+
+
+# --- scratch folders --------------------------------------------------------------------------------------------------------
+
+
+def _remove_scratch(folder: str | Path) -> None:
+    """By `rm`, which does not recurse: an agent may have made it deeper than Python's stack."""
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def remove_stale_scratch() -> None:
+    """Remove the folders of processes that were killed; their names hold the process's number."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
+        if not Path(f"/proc/{folder.name.removeprefix(_SCRATCH).partition('-')[0]}").exists():
+            _remove_scratch(folder)
+
+
 # --- in the worker ----------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +293,7 @@ def main() -> None:
     path, options = pickle.load(orders)
     multiprocessing.synchronize._multiprocessing.SemLock = _Semaphore  # type: ignore[attr-defined]
     try:
-        graph, options = load_agent(path), dict(pickle.loads(options))
+        graph, options = load_agent(path), _unpickled(options)
         allow = options["allow"] or Allow()
         options["allow"] = replace(allow, paths=[*allow.paths, os.environ["TMPDIR"]])  # the scratch folder of `start_walled`
     except Exception as error:
@@ -342,6 +370,16 @@ class _Semaphore:
         self.release()
 
 
+def _unpickled(options: bytes) -> dict[str, Any]:
+    try:
+        return dict(pickle.loads(options))
+    except Exception as error:
+        raise ConfigurationError(
+            f"a worker cannot import the functions that it was given ({type(error).__name__}: {error}): let them be of a "
+            "module that can be imported without touching anything, such as the agent's own, or take isolation='guard'"
+        ) from error
+
+
 def _writer(pipe: BinaryIO) -> Callable[[bytes], None]:
     """Writes lines, by any thread."""
     lock = threading.Lock()
@@ -374,7 +412,8 @@ def _obey(
                 playing = play_episode(parent, task, partial(create_both, parent, *world), failure=_failure)
                 loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
             elif number in parents:
-                parents[number].answer(*rest)
+                deliver = parents[number].chunk if order == "chunk" else parents[number].answer
+                deliver(*rest)
     os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
 
 

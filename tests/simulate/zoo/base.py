@@ -113,6 +113,8 @@ class Built:
     """A coroutine function, the same. Unused if `mode` is "sync"."""
     answers: Mapping[str, str] = field(default_factory=dict)
     """What a world says to those tools whose result is no text."""
+    nodes: Sequence[str] = ()
+    """Nodes of plain code that change the world: to be simulated; each counts as a tool of `tools` too."""
     cached: bool = False
     """A second run asks the model less often, because the user's cache answers."""
 

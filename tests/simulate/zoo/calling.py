@@ -78,6 +78,20 @@ def fresh_model(world: World) -> Built:
     return Built(graph=loop(node, tools), payload=ask(), tools=["book"], expect=answered())
 
 
+def overrides_invoke(world: World) -> Built:
+    """A provider's class that never reaches BaseChatModel.generate."""
+
+    class Direct(ProductionModel):
+        def invoke(self, messages: Any, config: Any = None, *, stop: Any = None, **kwargs: Any) -> AIMessage:
+            return self._answer(messages, stop, kwargs)
+
+        async def ainvoke(self, messages: Any, config: Any = None, *, stop: Any = None, **kwargs: Any) -> AIMessage:
+            return self._answer(messages, stop, kwargs)
+
+    world.model = Direct(on_call=world._count)
+    return Built(graph=react(world.model, [toolbox(world)[0]]), payload=ask(), tools=["book"], expect=answered())
+
+
 def streams_model(world: World) -> Built:
     tools = [toolbox(world)[0]]
     bound = world.model.bind_tools(tools)
@@ -269,6 +283,7 @@ def node_cache(world: World) -> Built:
 KINDS = kinds(
     module_global,
     fresh_model,
+    overrides_invoke,
     streams_model,
     streams_events_v2,
     streams_events_v3,

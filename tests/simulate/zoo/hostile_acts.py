@@ -10,8 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
@@ -299,3 +301,20 @@ def temporary_file(world: World) -> None:
 def sqlite_write(world: World) -> None:
     with closing(sqlite3.connect(world.folder / "rows.db")) as database, database:
         database.execute("CREATE TABLE harm (done INTEGER)")
+
+
+# Code that others call
+
+
+@seen_by(there("made"))
+def executor_initializer(world: World) -> None:
+    with ThreadPoolExecutor(1, initializer=os.mkdir, initargs=(world.folder / "made",)) as pool:
+        pool.submit(int).result()
+
+
+@seen_by(there("made"))
+def done_callback(world: World) -> None:
+    begin = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(begin.wait).add_done_callback(lambda _: os.mkdir(world.folder / "made"))
+        begin.set()

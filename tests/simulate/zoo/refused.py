@@ -6,9 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from deepagents import create_deep_agent
+from deepagents.backends import FilesystemBackend
+from langchain.agents import create_agent
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langchain_openai.middleware import OpenAIModerationMiddleware
 from langgraph.graph import MessagesState
+from langgraph.pregel.remote import RemoteGraph
+from openai import AsyncOpenAI, OpenAI
 
 from zoo.base import World, react, single, toolbox
 from zoo.packages import servers
@@ -49,6 +56,27 @@ def completion_model(world: World) -> Any:
     return _node(lambda state: model.invoke("book a room"))
 
 
+def remote_graph(world: World) -> Any:
+    remote = RemoteGraph("agent", url=f"http://127.0.0.1:{world.port}")
+    return _node(lambda state: remote.invoke(state))
+
+
+def provider_client(world: World) -> Any:
+    client = OpenAI(api_key="none", base_url=f"http://127.0.0.1:{world.port}", max_retries=0)
+    return _node(lambda state: client.responses.create(model="gpt-x", input="book a room"))
+
+
+def moderation(world: World) -> Any:
+    model = ChatOpenAI(model="gpt-x", api_key="none", base_url=f"http://127.0.0.1:{world.port}", max_retries=0)
+    client = AsyncOpenAI(api_key="none", base_url=f"http://127.0.0.1:{world.port}", max_retries=0)
+    return create_agent(model, [toolbox(world)[0]], middleware=[OpenAIModerationMiddleware(async_client=client)])
+
+
+def files_of_a_deep_agent(world: World) -> Any:
+    backend = FilesystemBackend(root_dir=world.folder, virtual_mode=True)
+    return create_deep_agent(world.scripted(sequence=("write_file",)), backend=backend)
+
+
 def open_database(world: World) -> Any:
     database = sqlite3.connect(world.folder / "rows.db", isolation_level=None, check_same_thread=False)
     return _node(lambda state: database.execute("CREATE TABLE IF NOT EXISTS t (a)").fetchall())
@@ -83,8 +111,12 @@ REFUSED: list[tuple[Refused, str, str]] = [
     (tool_func, "not simulated", r"it calls tool\.func\(\.\.\.\), which really runs .*: use tool\.invoke\(\.\.\.\)"),
     (tool_coroutine, "not simulated", r"it calls tool\.coroutine\(\.\.\.\), .* use await tool\.ainvoke\(\.\.\.\)"),
     (completion_model, "not simulated", "no policy answers for it: use its chat-model class"),
-    (open_database, "could leak", "move it into a tool"),
-    (open_session, "could leak", "written to an open connection: move it into a tool"),
+    (remote_graph, "stopped", "it runs on a server: use the graph itself instead"),
+    (provider_client, "stopped", "call the model through its LangChain class"),
+    (moderation, "stopped", "allow that host, or build the agent without it to train it"),
+    (files_of_a_deep_agent, "stopped", "build the agent with StateBackend to train it"),
+    (open_database, "could leak", "move it into a tool, or name the node in simulate_nodes"),
+    (open_session, "could leak", "written to an open connection: move it into a tool, or name the node in simulate_nodes"),
     (embedded_file, "could leak", "no guard sees what is written to an open file"),
 ]
 """Builder of the graph, its worst part's fate, and what it is told."""

@@ -64,6 +64,40 @@ def injected_store(world: World) -> Built:
     return Built(graph=graph, payload=ask(), tools=["remember", "note"], expect=expect)
 
 
+def overrides_tool_invoke(world: World) -> Built:
+    """One subclass does all its work in invoke, the other in run: neither reaches BaseTool.run."""
+
+    class Book(BaseTool):
+        name: str = "book"
+        description: str = "Book a room."
+        args_schema: type[BaseModel] = City
+
+        def _run(self, city: str) -> str:
+            raise AssertionError("unused")
+
+        def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> ToolMessage:
+            return ToolMessage(world.write("book", input["args"]["city"]), tool_call_id=input["id"], name=self.name)
+
+        async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> ToolMessage:
+            return self.invoke(input)
+
+    class Pay(BaseTool):
+        name: str = "pay"
+        description: str = "Pay the bill."
+
+        def _run(self, amount: float) -> str:
+            raise AssertionError("unused")
+
+        def run(self, tool_input: Any, *args: Any, tool_call_id: str | None = None, **kwargs: Any) -> ToolMessage:
+            return ToolMessage(world.insert("pay", tool_input["amount"]), tool_call_id=tool_call_id, name=self.name)
+
+        async def arun(self, tool_input: Any, *args: Any, tool_call_id: str | None = None, **kwargs: Any) -> ToolMessage:
+            return self.run(tool_input, tool_call_id=tool_call_id)
+
+    graph = react(world.scripted(per_reply=2), [Book(), Pay()])
+    return Built(graph=graph, payload=ask(), tools=["book", "pay"], expect=answered(2))
+
+
 class FileTool(BaseTool):
     """A class of a module, with its own fields, that has _run only."""
 
@@ -243,6 +277,7 @@ def returns_directly(world: World) -> Built:
 KINDS = kinds(
     returns_command,
     injected_store,
+    overrides_tool_invoke,
     run_only,
     arun_only,
     async_only,

@@ -208,6 +208,19 @@ def tool_nodes_of_every_kind(world: World) -> Built:
     return Built(graph=graph.compile(), payload=ask(), tools=["book", "pay"], mode="sync", expect=expect)
 
 
+def node_of_plain_code(world: World) -> Built:
+    """No tool at all: a node's own code acts, and its user names the node."""
+    graph = StateGraph(dict).add_node("think", lambda state: {**state, "text": world.model.invoke("where").text})
+    graph.add_node("ship", lambda state: {**state, "shipped": world.write("ship", state["text"])})
+    compiled = graph.add_edge(START, "think").add_edge("think", "ship").compile()
+
+    def expect(result: Any) -> None:
+        assert result["shipped"]
+
+    answers = {"node:ship": '{"shipped": "dreamed"}'}
+    return Built(graph=compiled, payload={"text": ""}, tools=["ship"], nodes=["ship"], answers=answers, expect=expect)
+
+
 def store_that_embeds(world: World) -> Built:
     """Memories are found by meaning: a store with an index, whose embeddings are a provider's."""
 
@@ -248,5 +261,6 @@ KINDS = kinds(
     toolkit,
     rich_arguments,
     tool_nodes_of_every_kind,
+    node_of_plain_code,
     store_that_embeds,
 )

@@ -1,0 +1,140 @@
+"""Runs copies ("twins") of graphs in an episode, with its own checkpoints and stores.
+
+A node cache would replay old actions; a production checkpointer or store would be written to.
+"""
+
+import contextlib
+import copy
+import json
+import threading
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.pregel import Pregel
+from langgraph.pregel._read import PregelNode
+from langgraph.store.base import BaseStore, PutOp
+from langgraph.store.memory import InMemoryStore
+from pydantic_core import to_jsonable_python
+
+from dreamgym_lg.actions import render_call
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.replay.retrieval import DIMENSION, phi
+from dreamgym_lg.simulate.context import Args, Kwargs, Method, answering_episode, dispatch, subclasses
+from dreamgym_lg.simulate.episode import AgentEpisode
+from dreamgym_lg.simulate.user_code import first_line
+
+METHODS = (
+    *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
+    *("bulk_update_state", "abulk_update_state", "update_state", "aupdate_state"),
+)
+"""All else that a graph offers ends in one of these."""
+
+RECURSION_LIMIT = 50
+_UNLIMITED = 9_999
+"""What `create_agent` and deepagents set by themselves, and less than LangGraph's default: no choice of the user's."""
+
+
+def patch_graphs() -> None:
+    """Patch every graph class known by now."""
+    for cls in subclasses(Pregel):
+        for name in METHODS:
+            if cls is Pregel or name in cls.__dict__:
+                dispatch(cls, name, _on_twin, answering_episode)
+
+
+def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
+    return original(episode.twin(graph), *args, **kwargs)
+
+
+class GraphTwins:
+    """The copies of graphs that one episode runs.
+
+    Args:
+        episode: Answers the simulated nodes.
+        recursion_limit: Supersteps of a run; None: the graph's own limit, or `RECURSION_LIMIT` where it has none.
+        simulate_nodes: Names of nodes whose plain code the environment answers.
+    """
+
+    def __init__(self, episode: AgentEpisode, *, recursion_limit: int | None, simulate_nodes: Collection[str]) -> None:
+        self._episode, self._recursion_limit, self._simulate_nodes = episode, recursion_limit, frozenset(simulate_nodes)
+        self._checkpointers: dict[int, InMemorySaver] = {}
+        self._stores: dict[int, InMemoryStore] = {}
+        self._twins: dict[int, tuple[Pregel, Pregel]] = {}
+        """By id of the original and of the twin; both are kept, since the id of a collected object is used again."""
+        self._lock = threading.Lock()
+
+    def twin(self, graph: Pregel) -> Pregel:
+        """The twin of a graph; of a twin, itself."""
+        with self._lock:
+            if id(graph) not in self._twins:
+                twin = self._create(graph)
+                self._twins[id(graph)] = self._twins[id(twin)] = graph, twin
+            return self._twins[id(graph)][1]
+
+    def _create(self, graph: Pregel) -> Pregel:
+        twin = copy.copy(graph)
+        twin.cache = None
+        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
+        limit = self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
+        twin.config = {**(graph.config or {}), "recursion_limit": limit}
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
+        if graph.store is not None:
+            twin.store = self._stores.setdefault(id(graph.store), _copy_store(graph.store))
+        names = self._simulate_nodes & set(graph.nodes)
+        if names:
+            nodes = graph.nodes.items()
+            twin.nodes = {name: self._simulated(name, node) if name in names else node for name, node in nodes}
+        return twin
+
+    def _simulated(self, name: str, node: PregelNode) -> PregelNode:
+        """A node that the environment answers. Its input is the action, the answer its state update (JSON)."""
+
+        def action(state: Any) -> str:
+            return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
+
+        code = getattr(node.bound, "func", None) or getattr(node.bound, "afunc", None)
+        read, line = partial(_update, name), first_line(code) or f"node {name!r}"
+
+        def ask(state: Any) -> Any:
+            return self._episode.play(action(state), None, read, line=line)[1]
+
+        async def aask(state: Any) -> Any:
+            return (await self._episode.aplay(action(state), None, read, line=line))[1]
+
+        twin = copy.copy(node)
+        twin.__dict__.pop("node", None)  # cached from the real body
+        twin.__dict__.pop("flat_writers", None)
+        twin.bound = RunnableLambda(ask, aask)
+        return twin
+
+
+def _copy_store(real: BaseStore) -> InMemoryStore:
+    """The episode's own store, with the items of an in-memory one. To read another would reach a server."""
+    index: Any = getattr(real, "index_config", None)
+    if index:  # texts are found by their words: no provider of embeddings is asked in a dream
+        index = {**index, "embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
+    own = InMemoryStore(index=index)
+    if isinstance(real, InMemoryStore):
+        indexed = [
+            PutOp(namespace, item.key, item.value)
+            for namespace, items in real._data.items()
+            for item in items.values()
+            if item.key in real._vectors.get(namespace, {})
+        ]
+        own.batch(indexed)
+        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
+    return own
+
+
+def _update(name: str, answer: str, exact: bool) -> dict[str, Any]:
+    """The state update that the environment answers for a node. Raises `PredictionFailed` if it is no JSON object."""
+    with contextlib.suppress(ValueError):
+        update = json.loads(answer)
+        if isinstance(update, dict):
+            return update
+    raise PredictionFailed(f"node {name!r} is simulated; its answer must be a JSON object of state keys, got {answer[:120]!r}")
