@@ -11,7 +11,7 @@ from zoo.policy import policy_for
 
 from dreamgym_lg.simulate import simulated
 
-IN_THREADS = ("closures", "queue_worker_born_lazily", "queue_worker_born_before", "thread_with_a_loop", "calls_of_one_id")
+IN_THREADS = ("closures", "thread_with_a_loop", "calls_of_one_id")
 IN_TASKS = ("langchain_agent", "task_born_lazily", "anyio_threads", "supervisor_package")
 
 Agents = list[tuple[World, Built]]

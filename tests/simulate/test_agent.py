@@ -32,10 +32,7 @@ from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
-OWN_THREADS = (
-    *("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing"),
-    *("queue_worker_born_lazily", "queue_worker_born_before"),
-)
+OWN_THREADS = ("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing")
 """Kinds whose node asks a model in a thread or pool of its own."""
 
 
