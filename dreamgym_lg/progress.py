@@ -45,6 +45,8 @@ def _time_left(stage: str, done: int, total: int) -> str:
     began, first = _began.setdefault(stage, (time.monotonic(), done))
     if done <= first:
         _began[stage] = time.monotonic(), done
+    if done >= total:  # the next one of its name begins anew
+        del _began[stage]
     if done >= total or done <= first or (passed := time.monotonic() - began) < 10:
         return ""
     return f", {passed / (done - first) * (total - done) / 60:.1f} min left"

@@ -31,6 +31,7 @@ def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dreamgym_lg.progress._reached", {})
+    monkeypatch.setattr("dreamgym_lg.progress._began", {})
     for done in range(101):
         show_progress(f"base policy (loss {done})", done, 100)
     show_progress("train: rollout", 1, 40)

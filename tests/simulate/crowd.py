@@ -11,8 +11,8 @@ from zoo.policy import policy_for
 
 from dreamgym_lg.simulate import simulated
 
-IN_THREADS = ("closures", "thread_with_a_loop", "calls_of_one_id")
-IN_TASKS = ("langchain_agent", "task_born_lazily", "anyio_threads", "supervisor_package")
+IN_THREADS = ("closures", "pool_of_multiprocessing", "thread_with_a_loop", "calls_of_one_id")
+IN_TASKS = ("langchain_agent", "anyio_threads", "supervisor_package")
 
 Agents = list[tuple[World, Built]]
 
