@@ -47,9 +47,9 @@ def try_agent(
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
 ) -> None:
-    """Play your agent as it is in a dream of its traces: its score, three episodes, and how far to trust the dream.
+    """Play your agent in a dream of its traces, before anybody trains.
 
-    Nothing is trained, and no tool runs. Without an experience model, recorded answers and code compiled from the traces
+    Shows its score, three episodes, and how far to trust the dream. Nothing is trained, and no tool runs. Without an experience model, recorded answers and code compiled from the traces
     answer, on the tasks that recorded successes judge.
     """
     simulated = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
@@ -119,7 +119,7 @@ def _tasks(gym: DreamGym, number: int) -> list[Task]:
 
 
 def _say_parts(examination: Examination) -> None:
-    """What the doctor says, in a line for each way of handling."""
+    """Say how the dream handles the agent's parts."""
     kinds = Counter((part.handling, part.kind) for part in examination.parts)
     for handling in dict.fromkeys(part.handling for part in examination.parts):
         parts = ", ".join(f"{number} {kind}" for (way, kind), number in kinds.items() if way == handling)
@@ -129,7 +129,7 @@ def _say_parts(examination: Examination) -> None:
 
 
 def _say_deciders(episodes: Sequence[Trajectory]) -> None:
-    """By whom the calls were answered, and how many episodes ended where nobody could."""
+    """Say who answered the calls, and how many episodes ended where nobody could."""
     steps = (step for each in episodes for step in each.steps if step.decided_by)
     names = Counter(DECIDERS.get(step.decided_by, step.decided_by) for step in steps)
     total = max(sum(names.values()), 1)
@@ -139,7 +139,7 @@ def _say_deciders(episodes: Sequence[Trajectory]) -> None:
 
 
 def _say_gate(gym: DreamGym) -> None:
-    """What the gate before training would say of this dream."""
+    """Say how the gate before training judges this dream."""
     judgement, limit = gym.fidelity(limit=LIMIT), gym.experiment.settings.max_false_success
     say(f"\nthe gate: {gate.summary(judgement)}")
     causes = list(gate.refusals(judgement, 1.0 if limit is None else limit))
