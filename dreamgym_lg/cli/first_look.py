@@ -49,8 +49,8 @@ def try_agent(
 ) -> None:
     """Play your agent in a dream of its traces, before anybody trains.
 
-    Shows its score, three episodes, and how far to trust the dream. Nothing is trained, and no tool runs. Without an experience model, recorded answers and code compiled from the traces
-    answer, on the tasks that recorded successes judge.
+    Shows its score, three episodes, and how far to trust the dream. No tool runs. Without an experience model, recorded answers
+    and code compiled from the traces answer, on the tasks that recorded successes judge.
     """
     simulated = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
     options: dict[str, Any] = {"isolation": isolation, "writes": writes or None, **simulated}
