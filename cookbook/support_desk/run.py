@@ -77,7 +77,7 @@ def main() -> None:
     settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 16, "test": 40}
     if arguments.quick:
         settings = quick(settings)
-        held_out = {"validation": 4, "test": 8}
+        held_out = {"validation": 2, "test": 4}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():
