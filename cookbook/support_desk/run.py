@@ -46,7 +46,7 @@ def compile_dream(out: Path, *, talking: bool) -> Dream:
 
 def quick(settings: Settings) -> Settings:
     """A few minutes: enough to see every part work, not to prove a gain."""
-    few = {"batch_size": 4, "experience_steps": 30, "base_steps": 4, "iterations": 1, "num_tasks": 2, "num_generations": 4}
+    few = {"batch_size": 4, "experience_steps": 30, "base_steps": 14, "iterations": 1, "num_tasks": 2, "num_generations": 4}
     few |= {"evaluate_every": 3, "evaluate_tasks": 8, "proof_tasks": 8}
     return replace(settings, max_false_success=None, max_gap=None, **few)
 
