@@ -29,7 +29,9 @@ _reached: dict[str, int] = {}
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress on one line, or by lines for each tenth without a terminal; after ten seconds with the time left."""
+    """Show progress on one line; without a terminal, a line for each tenth.
+
+    After ten seconds it says the time left."""
     stage, tenth = label.split(" (")[0].split(":")[0], 10 * done // max(total, 1)
     text = f"{label}: {done}/{total}{_time_left(stage, done, total)}"
     if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place

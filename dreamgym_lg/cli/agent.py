@@ -62,7 +62,9 @@ def doctor(
     isolation: Isolated = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
+    """Show how a dream handles each part of an agent.
+
+    Some are simulated, some run for real, some cannot be simulated: for these it says how to fix them.
 
     Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
     writing calls of a recorded one.
@@ -102,7 +104,7 @@ def doctor(
 
 
 def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]"]:
-    """The loaded agent, and what one episode of it does; behind the wall it is loaded there first."""
+    """Load the agent and try one episode; behind the wall it is loaded there first."""
     from dreamgym_lg.simulate import SimulatedAgent
     from dreamgym_lg.simulate.doctor import Part, TrialPolicy, try_out
     from dreamgym_lg.simulate.episode import required_context

@@ -1,4 +1,4 @@
-"""`dreamgym compare`: two versions of an agent in the same dream, before the second one ships."""
+"""`dreamgym compare`: two versions of an agent in the same dream."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +52,7 @@ def compare(
     simulate_node: SimulateNode = None,
     writes: Writes = None,
 ) -> None:
-    """Play two versions of an agent in the same dream, and say the difference with its interval.
+    """Compare two versions of an agent in the same dream, with an interval.
 
     No tool runs. Each task is played in the same worlds by both, so that a difference is the change's. The interval is one of
     98 %: without a difference, one comparison in fifty claims one.
@@ -100,7 +100,7 @@ def _dream(index: TraceIndex, buffer: ReplayBuffer, model: str | None, compiled:
 
 
 def _tasks(buffer: ReplayBuffer, dream: Dream, number: int, seed: int, *, judged: bool) -> list[Task]:
-    """Recorded tasks, drawn by the seed: all, or without a model that judges those that recorded successes decide."""
+    """Draw recorded tasks; without a model that judges, only those that recorded successes decide."""
     stored = buffer.tasks(origin="real")
     decided = stored if judged else [task for task in stored if dream.decides_by_traces(task)]
     if len(decided) < len(stored):

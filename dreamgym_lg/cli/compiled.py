@@ -28,7 +28,9 @@ Host = Annotated[str, typer.Option(help="Address to serve HTTP at.")]
 
 
 def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3) -> None:
-    """Compile recorded traces into a world: code that answers your tools' calls, admitted where it replays them exactly."""
+    """Compile recorded traces into code that answers your tools' calls.
+
+    A tool is admitted where the code replays left-out traces exactly."""
     from dreamgym_lg.compiled.compile import compile_world
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces

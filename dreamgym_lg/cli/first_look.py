@@ -104,7 +104,7 @@ def _compiled_dream(agent: str, buffer: ReplayBuffer, out: Path, options: dict[s
 
 
 def _tasks(gym: DreamGym, number: int) -> list[Task]:
-    """Held-out tasks where a model judges, else training tasks that recorded successes judge; drawn by seed 0."""
+    """Draw held-out tasks; without a model that judges, training tasks that recorded successes judge."""
     dream = gym.experiment.dream()
     if dream.language_models:
         usable = gym.tasks("validation") or gym.tasks("train")
@@ -192,7 +192,9 @@ def init(
     writes: Writes = None,
     isolation: Isolated = None,
 ) -> None:
-    """Write a commented train.py for your agent: its traces, the tools that write, and a stub of the real check."""
+    """Write a commented train.py for your agent.
+
+    It names the traces and the tools that write, and has a stub of the real check."""
     with errors_shown():
         if to.exists():
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")

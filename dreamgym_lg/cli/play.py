@@ -178,7 +178,9 @@ def _act(environment: DreamEnvironment, line: str, task: Task) -> StepResult:
 
 
 def typed_action(line: str, task: Task) -> str:
-    """The action of a typed line: of a task without tools the line, else a call `NAME JSON` or `/answer TEXT`.
+    """The action of a typed line.
+
+    For a task without tools it is the line, else a call `NAME JSON` or `/answer TEXT`.
 
     Raises `ConfigurationError` for an unknown command or tool, and for arguments that are no JSON object.
     """
@@ -315,7 +317,7 @@ def show_episode(episode: Trajectory) -> None:
 
 
 def own_policy(name: str | None, graph: object) -> BaseChatModel:
-    """The chat model that acts: the named one, else the agent's own, which is asked in this process."""
+    """The chat model that acts: the named one, else the agent's own."""
     if name is None:
         models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
         if len(models) == 1:

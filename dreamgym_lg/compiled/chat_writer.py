@@ -1,4 +1,4 @@
-"""A chat model that writes a world's module from examples, and repairs it where it does not replay."""
+"""A chat model writes a world's module from examples, and repairs it."""
 
 import json
 import re

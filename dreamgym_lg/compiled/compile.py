@@ -41,7 +41,7 @@ def compile_world(
     min_lower: float = 0.7,
     on_progress: OnProgress = show_progress,
 ) -> list[ToolReplay]:
-    """Write a world that answers tool calls as the recorded backend does, and say how exactly.
+    """Write a world that answers tool calls as the recorded backend does.
 
     The folder holds `world.py` (readable, yours to change), `world.db` (the first documents of each task), `rules.json` (the
     admitted tools) and `REPLAY.md` (the table that is returned).
@@ -141,7 +141,7 @@ def _all_documents(recordings: Recordings) -> Documents:
 
 
 def _write_folder(out: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
-    """Write the world whole or not at all: killed, an earlier one stays, or an unfinished folder beside it."""
+    """Write the world whole or not at all."""
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = out.with_name(f".{out.name}-{uuid4().hex[:8]}")

@@ -145,7 +145,9 @@ def _close(process: "subprocess.Popen[bytes]", scratch: str) -> None:
 
 
 class EndState:
-    """Judges by the documents that an episode leaves: they must be those that a recorded success's calls leave.
+    """Judges by the documents that an episode leaves.
+
+    They must be those that a recorded success's calls leave.
 
     Both are computed in the same compiled world. It judges nothing where a document is unknown, and leaves episodes in which
     neither changed anything to the next judge: there the message decides.

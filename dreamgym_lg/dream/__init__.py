@@ -36,7 +36,9 @@ __all__ = [
 
 
 def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | None = None) -> Dream:
-    """Tools' schemas, recorded answers and then the experience model answer; recorded successes and then it judge.
+    """The dream of recorded answers and an experience model.
+
+    Schemas, recorded answers and then the model answer; recorded successes and then the model judge.
 
     Args:
         index: Of the real traces, with the agent's tools, which validate arguments. Default: of the model's replay buffer;

@@ -40,7 +40,7 @@ class _Goal(BaseModel):
 async def write_goals(
     replay_buffer: ReplayBuffer, model: BaseChatModel | str | None = None, *, hosted: Hosted | None = None
 ) -> Goals:
-    """Write `Task.goal` of every task with a recorded conversation that has none, from its best recorded episode.
+    """Write the missing `Task.goal` of recorded conversations, from their best episodes.
 
     All episodes of the task have the same goal from then on. A stopped call goes on where it was.
 

@@ -202,7 +202,7 @@ def unordered(effects: Effects) -> Effects:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that can be hashed; numbers compare as they do in Python (20.0 is 20), truth values are no numbers."""
+    """A value that can be hashed; 20.0 is 20, and truth values are no numbers."""
     if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     return json.dumps(_whole(value), sort_keys=True, ensure_ascii=False)

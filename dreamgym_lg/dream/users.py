@@ -193,7 +193,7 @@ def read_reply(known: Collection[str], text: str) -> str | None:
 
 
 def known_values(goal: Goal, episode: Episode) -> frozenset[str]:
-    """The values that a user can tell: of its goal and of the conversation, parts of numbers such as a date's year included."""
+    """The values in a user's goal and conversation, parts of numbers included."""
     texts = [encoded(goal.side), *said(episode.task, episode.steps), message_text(episode.action)]
     return values(*texts).union(*(re.findall(r"\d+", text) for text in texts))
 

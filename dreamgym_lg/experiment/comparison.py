@@ -1,4 +1,4 @@
-"""A change test: two versions of an agent in the same dreamed worlds, compared task by task."""
+"""A change test: two versions of an agent, compared on the same tasks."""
 
 import time
 from collections.abc import Callable, Sequence

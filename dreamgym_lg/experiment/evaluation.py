@@ -164,7 +164,9 @@ class BestPolicy:
 
 
 def prove(work: Workspace) -> dict[str, Any]:
-    """Every policy of the folder on the held-out tasks: real, at temperature 1 dreamed too, and on the world's further panels.
+    """Play every policy of the folder on the held-out tasks.
+
+    Real, at temperature 1 dreamed too, and on the world's further panels.
 
     The weights before any training are played too, at temperature 1. The validation tasks, really played, choose the policy and
     the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is dreamed where there is no
@@ -230,7 +232,7 @@ def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
-    """Play the validation tasks greedily and as trained; the better mode is what `export` takes (`kept_policy`).
+    """Choose by validation whether `export` is greedy or samples as trained (`kept_policy`).
 
     In reality where all validation is (`real_budget=None`), else in the dream.
     """

@@ -137,7 +137,9 @@ class Experiment(Workspace):
                 supervised.train_experience_model(self, model, annotator)
 
     def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
-        """Fine-tune a local user on the users of recorded conversations: a `ModelUser(None)` of the world is played by it.
+        """Fine-tune a local user on the users of recorded conversations.
+
+        It plays a `ModelUser(None)` of the world.
 
         It ends early once the loss on conversations that are held out, as from the experience model, has stopped falling.
 

@@ -1,4 +1,4 @@
-"""The gate before training: each responder and judge is measured alone, on episodes new to it; the worst decides."""
+"""The gate before training: it measures each part of a dream; the worst decides."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence

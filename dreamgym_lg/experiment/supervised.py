@@ -100,7 +100,7 @@ def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate)
 
 
 def _edited(work: Workspace, taught: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
-    """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
+    """Edit successes into failures, in a file of their own, from which nothing is retrieved."""
     successes = [trajectory for trajectory in taught if trajectory.success and is_tool_task(trajectory.task)]
     edited = edited_successes(successes, writes=work.world.writing_tools(work.replay_buffer), seed=work.settings.seed)
     if not edited or annotated is None:

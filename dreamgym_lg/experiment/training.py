@@ -1,4 +1,4 @@
-"""The stage `train`: the learner and the parts of the training graph, as a folder has them, run to their end."""
+"""The stage `train`: the training graph of a folder, run to its end."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ WATCHED = 8
 
 
 def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
-    """Train `models/user` on what the users of recorded conversations said, each given its goal and what was said before.
+    """Train `models/user` on the users' turns, given goal and history.
 
     Args: as of `Experiment.train_user`.
     """

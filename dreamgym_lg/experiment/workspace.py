@@ -268,7 +268,9 @@ class Workspace:
         return self.policy_at(self.models / name, temperature)
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
-        """A model folder or hub name as a policy, with weights that can be trained: float32, under LoRA as they were saved."""
+        """Load a model folder or hub name as a policy that can be trained.
+
+        Its weights are float32, under LoRA as they were saved."""
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 

@@ -1,4 +1,4 @@
-"""How far a dream can be trusted: its answers against real steps, its verdicts on recorded episodes, and the report of both."""
+"""Measures how far a dream can be trusted, and reports it."""
 
 from dreamgym_lg.fidelity.measure import measure
 from dreamgym_lg.fidelity.report import Fidelity, write_fidelity

@@ -215,7 +215,7 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
 
 
 async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
-    """The verdict of each judge that has one, and under "" the dream's: of a text agent the responder's where no judge has."""
+    """The verdict of each judge that has one; under "" the dream's."""
     verdicts = dict[str, Verdict]()
     for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Real steps put to a dream one at a time, each behind the real history, and the share of right answers."""
+"""The share of real steps that a dream answers right, behind the real history."""
 
 import asyncio
 from collections.abc import Callable, Sequence

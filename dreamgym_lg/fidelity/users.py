@@ -1,4 +1,4 @@
-"""A user's errors on recorded conversations: what it says behind each message of the agent, its own record left out."""
+"""Measures a dreamed user's errors on recorded conversations."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""tau-bench's agent, an ordinary LangChain graph with the policy as system message, and the worlds that play it."""
+"""tau-bench's agent, an ordinary `create_agent` graph, and its worlds."""
 
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class _AnyModel(FakeListChatModel):
 
 
 class TauWorld(AgentWorld):
-    """The tasks of one domain for the `create_agent` graph; real episodes run on its database and earn the official reward.
+    """The tasks of one domain, on its database and with the official reward.
 
     Args:
         domain: `airline` or `retail`.

@@ -74,7 +74,9 @@ ADAPTER_RATE_FACTOR = 10
 
 
 def default_rate(model: PreTrainedModel, *, small: float, large: float) -> float:
-    """The learning rate for a model of this size: `small` up to 50 M parameters, `large` from 7 B, a power law between."""
+    """The learning rate for a model of this size.
+
+    `small` up to 50 M parameters, `large` from 7 B, a power law between."""
     size = min(max(model.num_parameters(), FROM_SCRATCH_MAX_PARAMETERS), _LARGE_PARAMETERS)
     share = math.log(size / FROM_SCRATCH_MAX_PARAMETERS) / math.log(_LARGE_PARAMETERS / FROM_SCRATCH_MAX_PARAMETERS)
     return float(small * (large / small) ** share)

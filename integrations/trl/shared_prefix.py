@@ -31,7 +31,9 @@ class SharedPrefix(NamedTuple):
 
 
 def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, before: int) -> int:
-    """Number of tokens, at most `before`, that `shared_prefix` computes once for all of these rows; 0 if too few."""
+    """Number of tokens that `shared_prefix` computes once for these rows; 0 if too few.
+
+    Args: `before`, the most it can be."""
     if model.training and model.is_activation_checkpointing:
         return 0
     length = len(commonprefix([list(row[:before]) for row in rows]))

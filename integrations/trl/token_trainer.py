@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What a forward pass makes of the scored tokens."""
+    """Log-probabilities and entropy of the scored tokens, by one forward pass."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
@@ -236,7 +236,7 @@ class TokenTrainer:
         return loss, figures | others
 
     def other_loss(self, batch: Batch, scores: Scores) -> tuple[torch.Tensor | float, Figures]:
-        """What a subclass adds to the loss, and its figures."""
+        """A further loss of a subclass, and its figures."""
         return 0.0, {}
 
     def forward(self, batch: Batch) -> Scores:

@@ -26,7 +26,8 @@ from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFai
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow, SimulatedAgent
-from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode, read_message
+from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode
+from dreamgym_lg.simulate.remote_messages import read_message
 from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
