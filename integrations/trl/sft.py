@@ -33,10 +33,6 @@ _TOKENS_A_PASS = 2048
 SAVE_SECONDS = 300.0
 """Time between two checkpoints of a supervised training."""
 CHECKPOINT = "training.pt"
-SATURATED_LOSS = 0.1
-"""Nats a token: a policy that is trained further has too little entropy left to explore."""
-_MEASURED = 4
-"""Steps whose mean loss says that it is low enough."""
 _WARMUP_STEPS = 20
 
 
@@ -126,7 +122,6 @@ def train_sft(
     on_step: Callable[[int, float], None] | None = None,
     until: Callable[[TokenTrainer, int], bool] | None = None,
     checkpoints: Path | None = None,
-    enough: float = 0.0,
     constant: bool = False,
     bf16: bool | None = None,
 ) -> float:
@@ -140,7 +135,6 @@ def train_sft(
         until: `until(trainer, step)`, called after every step; True ends the training early.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
-        enough: Mean loss of the last steps below which it ends early.
         constant: The rate stays as it is after the warmup: for a training whose end is not known. Else it falls to 0.
         bf16: Passes under bfloat16 autocast. None: on a GPU or, without one, on a CPU with AMX or AVX512_BF16.
 
@@ -164,8 +158,7 @@ def train_sft(
         if file is not None and time.monotonic() - saved >= SAVE_SECONDS:
             trainer.save(file, losses=losses)
             saved = time.monotonic()
-        saturated = len(losses) >= _MEASURED and sum(losses[-_MEASURED:]) < enough * _MEASURED
-        if (until is not None and until(trainer, len(losses))) or saturated:
+        if until is not None and until(trainer, len(losses)):
             break
     model.eval()
     if checkpoints is not None:
@@ -197,7 +190,7 @@ def fine_tune(
     Args:
         rows: Conversations as tokens of this model (`tokenize`).
         learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters to 2e-4.
-        lora: Whether adapters are trained, until the loss is `SATURATED_LOSS`. None: above 50 M parameters.
+        lora: Whether adapters are trained. None: above 50 M parameters.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         until: `until(model, tokenizer, step)` may end it early.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
@@ -232,7 +225,6 @@ def fine_tune(
         learning_rate=learning_rate,
         seed=seed,
         until=is_over,
-        enough=SATURATED_LOSS if adapters else 0.0,
         **options,
     )
     watched.restore(model)

@@ -159,6 +159,15 @@ def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFas
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"]
 
 
+def test_a_low_loss_does_not_end_a_training(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Most tokens of a tool call are easy: the mean says little about an id's few (SmolLM2 looped at a mean of 0.1)."""
+    start, rows, losses = tmp_path / "start", tokenize(tokenizer, SHORT * 20), dict[int, float]()
+    save_model(model_of(tokenizer), tokenizer, start)
+    fine_tune(start, tmp_path / "low", rows, steps=60, learning_rate=1e-2)
+    fine_tune(tmp_path / "low", tmp_path / "to", rows, steps=20, lora=True, on_step=losses.__setitem__)
+    assert len(losses) == 20 and max(losses.values()) < 0.1
+
+
 def test_a_killed_training_goes_on_from_its_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
