@@ -43,8 +43,8 @@ PLAY, PERSON = "play", "person"
 
 HELP_WORLD = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
-    "structure, in JSON. A line that ends with \\ goes on in the next. /help shows this, /quit leaves, as does the end of the "
-    "input."
+    "structure, in JSON. You are its user too: reply to its messages; an empty line ends the talk. A line that ends with "
+    "\\ goes on in the next. /help shows this, /quit leaves, as does the end of the input."
 )
 HELP_ACTING = (
     "An action is any text. /next goes on to another task, /help shows this, /quit leaves, as does the end of the input."
@@ -227,7 +227,7 @@ def play_agent(
     own = AgentWorld(path, payload=_payload, **world)
     agent = own.agent(own_policy(policy, graph), real=False)
     say(HELP_WORLD)
-    dream = Dream([Person()], judges=[Person()])
+    dream = Dream([Person()], Person(), [Person()])
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
         try:
             for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
@@ -246,7 +246,7 @@ class Left(RunStopped):
 
 
 class Person:
-    """Responder and judge at the terminal, the only part of the dream."""
+    """Responder, user and judge at the terminal, the only part of the dream."""
 
     name = PERSON
 
@@ -268,9 +268,14 @@ class Person:
 
         return _ask("answer", read)
 
+    def reply(self, episode: Episode) -> str | None:
+        say("the agent's message", "bold cyan")
+        say(str(parse_action(episode.action)))
+        return _ask("your reply, empty to end", str) or None
+
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
-        say("the agent's final answer", "bold cyan")
-        say(str(parse_action(episode.action)) or "(nothing)")
+        if not parse_action(episode.action):
+            say("the agent ended without a message", "bold cyan")
 
         def read(text: str) -> Verdict:
             try:

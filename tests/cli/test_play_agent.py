@@ -122,7 +122,20 @@ walled = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {mi
 
 @pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=[walled, pytest.mark.slow])])
 def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -> None:
-    typed = ("A room in Rome.", '[{"number": 7}]', "It is\\", "booked.", "2", "0.5", "A room in Rome.", "[]", "No.", "1")
+    typed = (
+        "A room in Rome.",
+        '[{"number": 7}]',
+        "It is\\",
+        "booked.",
+        "",
+        "2",
+        "0.5",
+        "A room in Rome.",
+        "[]",
+        "No.",
+        "",
+        "1",
+    )
     done = sit(*typed, options=RECORDED, isolation=isolation)
     assert done.exit_code == 0, done.output
     in_order(
@@ -135,7 +148,7 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
         '[{"number": 7}]',
         "the agent calls book",
         '"room": 7',
-        "the agent's final answer",
+        "the agent's message",
         "Booked: It is\nbooked.",
         "is no number from 0 to 1",
         "what happened",
@@ -152,7 +165,7 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
 
 
 def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) -> None:
-    done = sit("A room.", "Two rooms.", '[{"number": "seven"}]', '[{"number": 7}]', "Yes.", "1")
+    done = sit("A room.", "Two rooms.", '[{"number": "seven"}]', '[{"number": 7}]', "Yes.", "", "1")
     assert done.output.count("is not what the tool returns, JSON of the schema") == 2 and "success: reward 1" in done.output
 
 
@@ -181,12 +194,22 @@ def test_without_a_wall_the_guard_is_chosen_by_name(sit: Sit, monkeypatch: pytes
     monkeypatch.setattr(wall, "missing_for_wall", lambda: ["Landlock"])
     done = sit("A room.", isolation=None)
     assert done.exit_code == 2 and "needs Landlock" in done.output and "--isolation guard" in done.output
-    assert "You are the world" not in done.output and sit("A room.", "[]", "Yes.", "1").exit_code == 0
+    assert "You are the world" not in done.output and sit("A room.", "[]", "Yes.", "", "1").exit_code == 0
+
+
+def test_a_person_is_the_agents_user_too(sit: Sit) -> None:
+    done = sit("A room.", "[]", "No.", "And in Oslo?", "", "0", options=RECORDED)
+    in_order(done.output, "Booked: No.", "your reply, empty to end>", "Booked: And in Oslo?", "failure: reward 0")
+    [episode] = recorded()
+    answers = [(step.next_observation, step.decided_by) for step in episode.steps]
+    assert answers == [("", "person"), ("No.", "person"), ("And in Oslo?", "person"), ("", "")]  # an empty list is no text
 
 
 def test_help_is_explained_and_no_answer(sit: Sit) -> None:
-    done = sit("/help", "A room.", "/help", "/help", '[{"number": 7}]', "/srv/room-7", "/help", "1", options=RECORDED)
-    assert done.output.count("/help shows this") == 5 and "success: reward 1" in done.output
+    done = sit(
+        "/help", "A room.", "/help", "/help", '[{"number": 7}]', "/srv/room-7", "/help", "", "/help", "1", options=RECORDED
+    )
+    assert done.output.count("/help shows this") == 6 and "success: reward 1" in done.output
     [episode] = recorded()
     assert [step.next_observation for step in episode.steps] == ['[{"number": 7}]', "/srv/room-7", ""]
 
@@ -194,7 +217,7 @@ def test_help_is_explained_and_no_answer(sit: Sit) -> None:
 def test_a_stored_task_is_played_once(sit: Sit) -> None:
     with ReplayBuffer("replay.db") as buffer:
         buffer.add_tasks([Task(id="rome", instruction="A room in Rome.", environment="rooms")])
-    done = sit("[]", "No.", "0", "more", options=("--replay-buffer", "replay.db", "--task", "rome"))
+    done = sit("[]", "No.", "", "0", "more", options=("--replay-buffer", "replay.db", "--task", "rome"))
     assert done.exit_code == 0 and "failure: reward 0" in done.output and "more" not in done.output
     assert recorded() == [], "without --record"
     done = sit(options=("--replay-buffer", "replay.db", "--task", "roma"))
