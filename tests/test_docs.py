@@ -303,7 +303,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "reference/agents/index.html").read_text()
-    assert "Trains the policy of a LangGraph agent as it is" in reference, "docstrings are missing"
+    assert "Trains the policy of an unmodified LangGraph agent in a dream" in reference, "docstrings are missing"
     missing = [page for page in PAGES if not built(tmp_path, page).exists()]
     assert not missing
 
