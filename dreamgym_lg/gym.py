@@ -237,7 +237,9 @@ class DreamGym:
 
 
 def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
-    """The traces' tasks beside those given: all where none is given, the training tasks where none is to be trained on."""
+    """The tasks of the traces that a gym takes.
+
+    All where it has no others, the training tasks where none of the others is to be trained on."""
     if not tasks:
         return list(stored)
     ids, environments = {task.id for task in tasks}, {task.environment for task in tasks}

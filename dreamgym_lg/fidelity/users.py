@@ -28,7 +28,9 @@ class UserCase(NamedTuple):
 
 
 async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
-    """The cases of a recorded conversation: none where no user replied, and of a dream whose user is no language model.
+    """The cases of a recorded conversation.
+
+    There are none where no user replied, and in a dream whose user is no language model.
 
     By rule, of each reply: does it tell an id or amount that neither goal nor conversation holds; none of the goal's where the
     recorded user told some that are new; does it end while the agent really called a tool afterwards, and go on at the

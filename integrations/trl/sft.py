@@ -92,7 +92,9 @@ def _weight(rows: Sequence[TrainingRow]) -> float:
 
 
 def _batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
-    """Endless batches of row numbers, drawn anew each epoch; one of few rows would weigh as much, and is left out."""
+    """Endless batches of row numbers, drawn anew each epoch.
+
+    An epoch's last rows are left out where they are too few: in a smaller batch each would weigh more."""
     random, order = Random(seed), list(range(count))
     while True:
         random.shuffle(order)
@@ -100,7 +102,7 @@ def _batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
 
 
 def _schedule(steps: int, *, constant: bool) -> Callable[[int], float]:
-    """Factor of the learning rate: a warmup of at most a tenth, then 1, or half a cosine down to 0."""
+    """Factor of the learning rate by step: a warmup, then 1 or half a cosine down to 0."""
     warmup = min(_WARMUP_STEPS, steps // 10)
 
     def factor(step: int) -> float:
