@@ -72,10 +72,10 @@ def play(
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
-    Of an agent's graph the agent acts, behind the wall as in DreamGym("FILE.py:NAME"), and you answer its tool calls: none of
-    its tools runs. You type its instruction, or name a --task of a --replay-buffer; --record stores the episode there. At its
-    end all that happened is shown, with the lines of the agent's code: simulated calls, tools that really ran, and what was
-    stopped.
+    Of an agent's graph the agent acts, behind the wall as in DreamGym("FILE.py:NAME"), and you answer its tool calls and its
+    messages: none of its tools runs. You type its instruction, or name a --task of a --replay-buffer; --record stores the
+    episode there. At its end all that happened is shown, with the lines of the agent's code: simulated calls, tools that
+    really ran, and what was stopped.
     """
     with errors_shown():
         loaded = load_object(world) if world is not None and is_object(world) else None
@@ -227,11 +227,11 @@ def play_agent(
     own = AgentWorld(path, payload=_payload, **world)
     agent = own.agent(own_policy(policy, graph), real=False)
     say(HELP_WORLD)
-    dream = Dream([Person()], Person(), [Person()])
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
         try:
             for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
-                tasks = [own.with_tools(each)]
+                tasks, talks = [own.with_tools(each)], "messages" in _payload(each)
+                dream = Dream([Person()], Person() if talks else None, [Person()])
                 playing = rollout(agent, tasks, dream.create_environment, source="synthetic", experience_version=PERSON)
                 [episode] = run_lasting(playing)
                 show_episode(episode)
@@ -274,8 +274,8 @@ class Person:
         return _ask("your reply, empty to end", str) or None
 
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
-        if not parse_action(episode.action):
-            say("the agent ended without a message", "bold cyan")
+        say("the agent's final answer", "bold cyan")
+        say(str(parse_action(episode.action)) or "(nothing)")
 
         def read(text: str) -> Verdict:
             try:

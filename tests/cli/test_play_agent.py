@@ -79,6 +79,15 @@ def remove(state):
 
 
 removes = StateGraph(dict).add_node("remove", remove).add_edge(START, "remove")
+
+
+class Question(TypedDict, total=False):
+    question: str
+    answer: str
+
+
+model = Model()
+answers = StateGraph(Question).add_node("n", lambda state: {"answer": model.invoke("x").text}).add_edge(START, "n").compile()
 '''
 
 app = typer.Typer()
@@ -150,6 +159,7 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
         '"room": 7',
         "the agent's message",
         "Booked: It is\nbooked.",
+        "the agent's final answer",
         "is no number from 0 to 1",
         "what happened",
         'simulated: {"arguments": {"city": "Rome"}, "name": "rooms"}',
@@ -203,6 +213,11 @@ def test_a_person_is_the_agents_user_too(sit: Sit) -> None:
     [episode] = recorded()
     answers = [(step.next_observation, step.decided_by) for step in episode.steps]
     assert answers == [("", "person"), ("No.", "person"), ("And in Oslo?", "person"), ("", "")]  # an empty list is no text
+
+
+def test_an_agent_without_messages_is_not_replied_to(sit: Sit) -> None:
+    done = sit('{"question": "Where?"}', "0", name="answers")
+    assert done.exit_code == 0 and "your reply" not in done.output and "failure: reward 0" in done.output, done.output
 
 
 def test_help_is_explained_and_no_answer(sit: Sit) -> None:
