@@ -32,7 +32,7 @@ class Model:
     """The responder that is a language model, with retrieval and reasoning.
 
     The same prompt is asked once, so that the episodes of a group share a world. `version` names the model and prompt behind
-    the answers and is recorded with every trajectory; change it through `refreshed`.
+    the answers and is recorded with every trajectory.
 
     Args:
         model: A chat model that answers at temperature 0, or a name like `openai:gpt-5.4-mini`. None for one that is yet to be
@@ -97,14 +97,6 @@ class Model:
     def retrieves(self) -> bool:
         """True if real transitions are shown to it."""
         return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
-
-    def refreshed(self, version: str, model: BaseChatModel | None = None) -> None:
-        """Forget all answers, because the weights or the buffer have changed.
-
-        Args: `model`, the chat model that answers from now on. Default: the same object.
-        """
-        self.prompter.renew(version, model if model is not None else self.model)
-        self._demonstrations.clear()
 
     def viewing(self, view: "Callable[[Episode], Episode | None]") -> "Model":
         """The same model, reading every episode as `view` gives it; None: not prompted."""

@@ -299,17 +299,17 @@ async def test_the_same_episode_judged_at_the_same_time_is_one_call(scripted: An
     assert len(chat.asked) == 2 and set(verdicts) == {Verdict(1, True, "so it was")}
 
 
-def test_a_judge_of_a_shared_model_judges_anew_once_that_is_refreshed(scripted: Any) -> None:
+def test_a_judge_of_a_shared_model_judges_anew_once_that_is_renewed(scripted: Any) -> None:
     texts = iter([YES, NO, YES])
     model = Model(scripted(reply=lambda _: next(texts)), prompt_format="json", version="1")
     judges = ModelJudge(model)
     assert judge(judges, ended()).success and judge(judges, ended()).success
     for version, success in (("2", False), ("2", True)):
-        model.refreshed(version)
+        model.prompter.renew(version, model.model)
         assert judges.version == version
         assert [judge(judges, ended()).success for _ in range(2)] == [success, success]
     other = scripted(reply=lambda _: NO)
-    model.refreshed("3", other)
+    model.prompter.renew("3", other)
     assert judges.model is other and not judge(judges, ended()).success
 
 

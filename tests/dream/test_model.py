@@ -246,7 +246,7 @@ def test_replaying_the_same_actions_gives_the_same_world_though_the_model_would_
     assert asyncio.run(play_async()) == first
     assert len(chat.asked) == 3
     for version in ("2", "2"):  # trained once more under the name it has
-        model.refreshed(version)
+        model.prompter.renew(version, model.model)
         assert model.version == dream.version == version
         again = play(dream.create_environment(), TASK, *actions)
         assert not {result.observation for result in again} & {result.observation for result in first}
@@ -265,7 +265,7 @@ async def test_an_answer_under_way_while_the_weights_change_is_none_of_the_new(s
     model = Model(chat, version="1")
     old = asyncio.create_task(model.predict(asked()))
     await asyncio.sleep(0)
-    model.refreshed(version)
+    model.prompter.renew(version, model.model)
     new = await model.predict(asked())
     assert {(await old).observation, new.observation} == {"answer 0", "answer 1"}
     assert await model.predict(asked()) == new
@@ -277,7 +277,7 @@ def test_all_that_share_a_model_learn_that_it_is_another(scripted: Any) -> None:
     model = Model(old, version="1")
     view, judge = model.viewing(lambda episode: episode), ModelJudge(model)
     assert asyncio.run(judge.judge(asked(task=order_task()), None)).success
-    view.refreshed("1", new)
+    view.prompter.renew("1", new)
     assert (model.model, judge.model, judge.version) == (new, new, "1")
     assert not asyncio.run(judge.judge(asked(task=order_task()), None)).success
 
@@ -424,7 +424,7 @@ def test_demonstrations_are_neither_of_the_same_task_nor_of_an_evaluation_task(b
     assert shown(others[2]) == ["seen in t0", "seen in train"]
 
 
-def test_the_nearest_demonstrations_are_shown_and_new_ones_after_a_refresh(scripted: Any, buffer: ReplayBuffer) -> None:
+def test_the_nearest_demonstrations_are_shown_and_new_ones_to_a_new_model(scripted: Any, buffer: ReplayBuffer) -> None:
     other = Task(id="t1", instruction="", environment="house")
     buffer.add(Trajectory(task=other, steps=[seen("open door"), seen("eat apple", "Tasty.")]))
     chat = scripted(reply=lambda _: FINE)
@@ -436,8 +436,8 @@ def test_the_nearest_demonstrations_are_shown_and_new_ones_after_a_refresh(scrip
     buffer.add(Trajectory(task=other, steps=[seen("eat apple", "Rotten.")], source="real", rollout_index=2))
     model.k = 2
     assert len(model.demonstrations("A closed door.", "eat apple", TASK)) == 1, "the same while nothing changed"
-    model.refreshed("2")
-    steps = model.demonstrations("A closed door.", "eat apple", TASK)
+    again = Model(chat, replay_buffer=buffer, demonstrations=2)
+    steps = again.demonstrations("A closed door.", "eat apple", TASK)
     assert [step.next_observation for step in steps] == ["Tasty.", "Rotten."]
 
 
