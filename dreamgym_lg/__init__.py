@@ -1,4 +1,4 @@
-"""dreamgym-lg: train a LangGraph agent's policy in a dream, and prove the gain in the real environment."""
+"""dreamgym-lg: train a LangGraph agent in a dream, and prove the gain in reality."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ _LATER = {
     "split_tasks": "dreamgym_lg.splits",
     "with_policy": "dreamgym_lg.simulate",
 }
-"""Names that need more of langchain, or torch, are imported at their first use: `import dreamgym_lg` stays quick."""
+"""Names imported at their first use. They need more of langchain, or torch: `import dreamgym_lg` stays quick."""
 
 
 def __getattr__(name: str) -> Any:

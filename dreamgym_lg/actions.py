@@ -9,10 +9,10 @@ from langchain_core.messages import InvalidToolCall
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
-"""Keys of which a tool's schema has one, whatever its provider; a tool that runs at the provider has none."""
+"""Keys of which a tool's schema has one, whatever its provider. A tool that runs at the provider has none."""
 
 STRUCTURED_RESPONSE = "Returning structured response:"
-"""How LangChain's agents begin the tool message behind a call that is their answer, in the form asked for (`ToolStrategy`)."""
+"""Beginning of LangChain's tool message behind a call that is the agent's answer (`ToolStrategy`)."""
 
 
 class ToolCall(NamedTuple):
@@ -28,7 +28,7 @@ def render_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
-    """The action text of unreadable tool calls: `{"name": ..., "arguments": TEXT}`, neither a call nor an answer."""
+    """The action text of unreadable tool calls: `{"name": ..., "arguments": TEXT}`. It is neither a call nor an answer."""
     text = "\n".join(call["args"] or "" for call in calls)
     return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
@@ -45,7 +45,7 @@ def render_answer(text: str, *, call: str = "", tool: str = "") -> str:
 
 
 def as_said(action: str) -> str:
-    """An action as the policy wrote it: an answer that a call gave (`render_answer`) is that call."""
+    """An action as the policy wrote it. An answer that a call gave (`render_answer`) is that call."""
     if not is_answer(action) or "call" not in (fields := json.loads(action)):
         return action
     return render_call(fields["call"], json.loads(fields["answer"]))

@@ -36,7 +36,7 @@ class Pipes:
         self._reader, self._writer, self._sending = reader, writer, threading.Lock()
 
     def send(self, message: object) -> None:
-        """Raises `OSError` where the other process has ended; a message that cannot be pickled is not sent in part."""
+        """Send a message whole or not at all. Raises `OSError` where the other process has ended."""
         pickled = pickle.dumps(message)
         with self._sending:
             self._writer.write(pickled)
@@ -51,7 +51,7 @@ class Pipes:
 
 
 class Child:
-    """A process of this library's own; `kill` ends it, as does the end of this object or of this process.
+    """A child process that runs this library's code. `kill` ends it, as does the end of this object or of this process.
 
     ```python
     child = Child("package.module", name="the process of the game")  # def main(requests, replies): ...

@@ -11,7 +11,7 @@ from dreamgym_lg.errors import ContractBroken
 from dreamgym_lg.types import Step, StepResult, Task
 
 RULES = "rules"
-"""`Step.decided_by` of an action that an environment's own rules refused, so that its world was not asked: no real step."""
+"""`Step.decided_by` of an action that an environment's own rules refused. Its world was not asked: no real step."""
 
 
 class Environment(ABC):
@@ -21,7 +21,7 @@ class Environment(ABC):
     """
 
     has_user: bool = False
-    """True if a message of a tool agent may be replied to: `step` then returns the user's reply, or ends the episode."""
+    """True if a user may reply to a tool agent's message. `step` then returns the reply, or ends the episode."""
 
     @abstractmethod
     def reset(self, task: Task) -> str:
@@ -59,8 +59,8 @@ class EpisodeContext:
     """The run context of an agent's graph."""
 
     environment: Environment | None = None
-    """None for a graph that was built with its environment (a server makes an empty context) and for an agent that acts on
-    its own real tools."""
+    """The environment that actions go to. None for a graph that was built with its environment (a server makes an empty
+    context), and for an agent that acts on its own real tools."""
 
 
 class PlayedAction(NamedTuple):

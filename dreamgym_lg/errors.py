@@ -75,7 +75,7 @@ class ModelUnavailable(DreamGymError):
 
 
 class OwnerUnknown(DreamGymError):
-    """Code that an episode left behind calls a model or tool, or a queue brings work from another run."""
+    """Code that an episode left behind calls a model or tool. Or a queue brings work from another run."""
 
 
 class RunStopped(DreamGymError):

@@ -95,7 +95,7 @@ class DreamGym:
                 self.experiment.experience()  # a wrong one is said now
 
     def _store_tasks(self, stored: Sequence[Task]) -> None:
-        """Store the tasks with the agent's tools: traces name tools at best, and text games in the buffer have none."""
+        """Store the tasks with the agent's tools. Traces name tools at best, and text games in the buffer have none."""
         own = {task.id for task in self.world.all_tasks}
         traced = (self.world.with_tools(task) for task in stored if is_tool_task(task) and task.id not in own)
         self.replay_buffer.add_tasks([*self.world.all_tasks, *traced])
@@ -257,7 +257,7 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
 def _with_validation(
     tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None]
 ) -> list[Task]:
-    """The traces' tasks, a fifth of them held out where none is (`split_tasks`), in the replay buffer too."""
+    """The traces' tasks, a fifth of them for validation where none is held out. Those are in the replay buffer too."""
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
         return traced

@@ -29,10 +29,10 @@ EXAMPLE_MODEL = "openai:gpt-5.4-mini"
 """The small hosted model that help texts name; docs name it too."""
 
 APART: RunnableConfig = {"callbacks": []}
-"""Of a dream's calls: the callbacks and streams of an agent that is under way do not see them."""
+"""Config of a dream's calls. Callbacks and streams of a running agent do not see them."""
 
 MAX_RETRIES, TIMEOUT = 6, 120.0
-"""Of a model by name, by its provider's client: tries after a refused, lost or late call; seconds of one try."""
+"""Retries, and seconds of one try, of a model by name. Its provider's client repeats a refused, lost or late call."""
 
 
 def load_chat_model(name: str) -> BaseChatModel:
@@ -79,7 +79,7 @@ def host_of(model: object) -> str:
 
 
 _UNREADABLE = (JSONDecodeError, TypeError, KeyError)
-"""Raised by LangChain and the clients for a body that is no answer, which no client asks for again."""
+"""Errors of LangChain and the clients for a body that is no answer. No client retries them."""
 
 
 class Usage(NamedTuple):

@@ -63,14 +63,14 @@ Normalisation = Literal["episodes", "tokens", "length"]
 
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """`(r - mean) / (std + 1e-4)` over one group (GRPO; TRL's `scale_rewards="group"`); zeros for a uniform group."""
+    """`(r - mean) / (std + 1e-4)` over one group, zeros for a uniform one. GRPO; TRL's `scale_rewards="group"`."""
     mean = sum(rewards) / len(rewards)
     variance = sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards) - 1, 1)
     return [(reward - mean) / (math.sqrt(variance) + 1e-4) for reward in rewards]
 
 
 def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the group's others (RLOO), at least 2; zeros for a uniform group."""
+    """Each reward minus the mean of the group's others (RLOO). Zeros for a uniform group; at least 2 rewards."""
     total, others = sum(rewards), len(rewards) - 1
     return [reward - (total - reward) / others for reward in rewards]
 
@@ -82,7 +82,7 @@ def group_credit(
     normalise: Normalisation = "episodes",
     length: int = 1,
 ) -> list[TrainingRow]:
-    """The rows of GRPO and RLOO: every sampled token with its episode's advantage in the group.
+    """Training rows of GRPO and RLOO: each sampled token with its episode's advantage.
 
     Left out are failed episodes, those without a sampled token, and uniform groups. An episode's weight is shared by its
     tokens, however it was cut into segments.

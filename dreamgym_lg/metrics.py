@@ -187,7 +187,7 @@ ROLLOUTS: Mapping[str, str] = {
     "uniform_groups": "uniform_groups",
     "synthetic_tasks": "synthetic_share",
 }
-"""Of the episodes that train the policy: under `dream/` where the dream played them, under `real/` where reality did."""
+"""Metrics of the episodes that train the policy. Dreamed ones stand under `dream/`, real ones under `real/`."""
 
 METRICS: Mapping[str, str] = {
     "validation/gap": "eval_gap",
@@ -213,7 +213,7 @@ METRICS: Mapping[str, str] = {
 """All others; docs/how-to/metrics.md says what each is. What an iteration does not have is not shown at its step."""
 
 RATES: Mapping[str, str] = {"validation/dream_success": "eval_dream", "validation/real_success": "eval_real"}
-"""Successes of so many episodes, by the beginning of the two names in the replay buffer."""
+"""Success rates, by the beginning of their two names in the replay buffer."""
 
 
 def reported_metrics(row: Row, source: Source) -> dict[str, float]:
@@ -259,7 +259,7 @@ def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> st
 
 
 def add_totals(earlier: Sequence[Row], now: Row) -> dict[str, float]:
-    """The totals of a run: over the recorded metrics of `earlier` iterations and those of this one."""
+    """The totals of a run. They sum the recorded metrics of `earlier` iterations and those of this one."""
 
     def total(*names: str) -> float:
         return sum(float(row.get(name) or 0) for row in (*earlier, now) for name in names)

@@ -23,7 +23,7 @@ def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
 
 
 _began: dict[str, tuple[float, int]] = {}
-"""When a stage was shown first, and the number done by then: one that goes on from a checkpoint begins there."""
+"""Time of a stage's first progress, and the number done by then. One that goes on from a checkpoint begins there."""
 _reached: dict[str, int] = {}
 """The tenth of each stage, the beginning of a label, that was shown last."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 _SHORTEST_KEY = 8
-"""Shorter secrets ("EMPTY", for a server of one's own) are no secrets, and occur in ordinary text."""
+"""Least length of a secret. Shorter ones ("EMPTY", for a server of one's own) occur in ordinary text."""
 _SECRET_NAMES = re.compile(r"(?i)(key|token|secret|password|passwd|passphrase)s?$")
 
 

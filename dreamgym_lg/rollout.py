@@ -25,7 +25,7 @@ _PLAYS = 4
 """How often an episode is begun at most whose process dies (`WorkerLost`)."""
 
 _COLLECTED_AFTER = 50_000
-"""New objects, after which the garbage collector runs while episodes play; Python's own default is 700 to 2,000."""
+"""New objects between two garbage collections while episodes play. Python's own default is 700 to 2,000."""
 
 
 class Agent(Protocol):
@@ -260,7 +260,7 @@ async def _play(
 # --- tracing -----------------------------------------------------------------------------------------------------------
 
 MARK = "dreamgym"
-"""Key of the metadata whose value is `dream` or `real`; the tag is `dreamgym: dream` or `dreamgym: real`."""
+"""Metadata key of a trace, with the value `dream` or `real`. The tag is `dreamgym: dream` or `dreamgym: real`."""
 
 _CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
 

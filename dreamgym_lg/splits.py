@@ -13,7 +13,7 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Split, Task
 
 COMMON = 0.1
-"""Share of the tasks above which an entity ties nothing: a city or a brand that many of them name."""
+"""Share of the tasks above which an entity ties nothing. Many tasks name the same city or brand."""
 _FEW = 5
 """In so many tasks no entity is common, however few tasks there are."""
 
@@ -89,7 +89,7 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
 
 
 def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> list[Task]:
-    """The tasks that name an uncommon entity of the others, or are in the same words. A seed's world names nothing."""
+    """The tasks that share an uncommon entity or all words with the others. A seed's world names nothing."""
     mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
     keys = _tying_keys([*mine, *theirs])
     known = frozenset[Hashable]().union(*keys[len(mine) :])
@@ -129,7 +129,7 @@ def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
 
 
 def _tying_keys(tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None = None) -> list[frozenset[Hashable]]:
-    """Keys that tie each task to others: those of `by`, else uncommon entities and its words."""
+    """Keys that tie each task to others. They are those of `by`, else uncommon entities and its words."""
     if by is not None:
         return [_keys(by, task) for task in tasks]
     texts = [first_observation(task) for task in tasks]

@@ -14,7 +14,7 @@ FEW_EPISODES = 10
 
 
 def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a success rate (Wilson 1927), 95 % at the default `z`.
+    """The Wilson score interval of a success rate (Wilson 1927). 95 % at the default `z`.
 
     Inside 0..1; (0, 1) for `n=0`. `successes` may be a fraction. Raises ConfigurationError unless 0 <= successes <= n.
     """
@@ -31,7 +31,7 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
-    """The 95 % interval of the first success rate minus the second, of outcomes on the same tasks; at least one pair.
+    """The 95 % interval of a difference of success rates on the same tasks. First minus second, of at least one pair.
 
     Wald's interval with half a pair added to each of the four cells (Agresti and Min 2005, Statistics in Medicine 24).
     """
@@ -43,7 +43,7 @@ def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
 
 
 def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """The 95 % interval of a rate over steps, clustered by episode; (0, 1) without a step.
+    """The 95 % interval of a rate over steps, clustered by episode. (0, 1) without a step.
 
     Wilson's for so many independent steps as would vary as much (Kish's effective sample size, from the ratio estimator over
     whole episodes: Cochran 1977, Sampling Techniques, section 9A), at most for all steps. With fewer than FEW_EPISODES
@@ -65,7 +65,7 @@ def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, floa
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of a mean of values between -1 and 1; all of that range for fewer than FEW_EPISODES values."""
+    """Student's interval of a mean of values between -1 and 1. All of that range for fewer than FEW_EPISODES values."""
     n = len(values)
     if n < FEW_EPISODES:
         return -1.0, 1.0
@@ -74,7 +74,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def _student(confidence: float, df: int) -> float:
-    """The two-sided quantile of Student's t, within 0.2 % from nine degrees of freedom on (Cornish and Fisher)."""
+    """The two-sided quantile of Student's t. Within 0.2 % from nine degrees of freedom on (Cornish and Fisher)."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
@@ -103,7 +103,7 @@ class Rate(NamedTuple):
 
 
 def difference_of_rates(a: Rate, b: Rate) -> tuple[float, float]:
-    """The 95 % interval of rate `a` minus rate `b`, from their intervals, at least one trial each.
+    """The 95 % interval of rate `a` minus rate `b`. From their intervals, at least one trial each.
 
     Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
     """
@@ -140,7 +140,7 @@ def rate(outcomes: Iterable[bool]) -> Rate | None:
 
 
 def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
-    """The share of episodes that something is true of, those of one task taken for alike; None of no outcome.
+    """The share of episodes with a true outcome, clustered by task. None of no outcome.
 
     Args: `outcomes`, of each episode its task and its outcome.
     """

@@ -23,7 +23,7 @@ def split_thought(text: str) -> tuple[str, str]:
 
 
 def clean(value: Any) -> Any:
-    """Text or JSON with `?` for lone surrogates: half an emoji of a cut-off answer, which UTF-8 cannot hold."""
+    """Text or JSON with `?` for lone surrogates. They are half an emoji of a cut-off answer, which UTF-8 cannot hold."""
     if isinstance(value, str):
         if value.isascii() or not _SURROGATE.search(value):
             return value
@@ -35,5 +35,5 @@ def clean(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """The text without control characters but those of lines: it may be shown in a terminal."""
+    """The text without control characters but those of lines. It may be shown in a terminal."""
     return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)

@@ -24,11 +24,11 @@ class TrainablePolicy(BaseChatModel):
     """
 
     model: Any
-    """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+    """The `transformers.PreTrainedModel` that a learner changes in place. None if it cannot be trained here."""
     tokenizer: Any
     """The model's `transformers.PreTrainedTokenizerBase`."""
     temperature: float
-    """Divides the logits before a token is drawn; a learner has to compute its log-probabilities at the same one."""
+    """Divisor of the logits before a token is drawn. A learner has to compute its log-probabilities at the same one."""
 
     def free_memory(self) -> None:
         """Called before each update: give back the memory that only generation needs."""

@@ -16,8 +16,8 @@ Split = Literal["train", "validation", "test"]
 
 
 ActKind = Literal["passed through", "blocked", "raised"]
-"""A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access that the guard stopped, or an
-exception of the agent's own that ended the episode."""
+"""Kind of an event beside the steps. A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access
+that the guard stopped, or an exception of the agent's own that ended the episode."""
 
 DECIDERS: Mapping[str, str] = {
     "schema": "the tool's argument schema",
@@ -42,22 +42,22 @@ class Task:
     environment: str
     """The environment's name, e.g. `textworld_express/peckingorder`."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """What an agent is given, as production gave it: `role` (system, user, assistant) and `content` (a text or LangChain's
-    content blocks) of each message. Empty: the instruction as the user's message."""
+    """The agent's input as production gave it. Each message has `role` (system, user, assistant) and `content` (a text or
+    LangChain's content blocks). Empty: the instruction as the user's message."""
     observation: str = ""
     """The first observation, where a dream of this task begins; empty: at the instruction."""
     tools: Sequence[Mapping[str, Any] | str] | None = None
-    """Functions that an agent with tools can call: their schemas in OpenAI's form, or names alone. None: no tool task."""
+    """Functions that an agent with tools can call. Their schemas in OpenAI's form, or names alone. None: no tool task."""
     rubric: str = ""
     """How success is judged, in words; empty: by a general rubric."""
     goal: Mapping[str, Any] = field(default_factory=dict)
-    """Side of its user in a conversation, which no agent is shown: the fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
+    """The user's goal in a conversation, which no agent is shown. Fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
     seed: int | None = None
     """Of the world, where its environment builds it from one."""
     panel: str = ""
-    """The further group of evaluation tasks that it belongs to (`World.panels`); empty for the main one."""
+    """Name of its further group of evaluation tasks (`World.panels`). Empty for the main one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The user's and the environment's own data, JSON-serialisable: stored as it is, and never read by the library's core."""
+    """The user's and the environment's own data, JSON-serialisable. Stored as it is, and never read by the library's core."""
     origin: Origin = "real"
     parent_id: str | None = None
     """The task this one was varied from; None for a task nobody varied."""
@@ -80,8 +80,8 @@ class StepResult(NamedTuple):
     truncated: bool
     """The episode was cut short by a step limit; never true together with `terminated`."""
     info: Mapping[str, Any]
-    """`success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and, in the
-    dream, `reasoning`, `decided_by` and `judged_by` (each `str`, as of `Step`). An absent key reads as False, True and ""."""
+    """Further facts. `success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and,
+    in the dream, `reasoning`, `decided_by` and `judged_by` (`str`, as of `Step`). Absent keys read as False, True and ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +97,14 @@ class Step:
     truncated: bool = False
     valid: bool = True
     reasoning: str = ""
-    """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
+    """The experience model's reasoning about this step. Of a real one, written in hindsight by `annotate`, else empty."""
     decided_by: str = ""
-    """Name of the part of a dream that answered (`DECIDERS`), or `rules`: the environment's own rules refused the action.
-    Empty: a real step, or nobody was asked."""
+    """Name of the part of a dream that answered (`DECIDERS`). `rules`: the environment's own rules refused the action. Empty: a
+    real step, or nobody was asked."""
     judged_by: str = ""
     """Name of the judge that decided the reward; empty where none did."""
     line: str = ""
-    """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`, or the tool's first line, or the node's name;
+    """The line of the agent's code that made the call, `FILE:LINE in FUNCTION`. Or the tool's first line, or the node's name;
     empty where there is none."""
     words: str = field(default="", repr=False)
     """Of a trace: what the agent said beside the call, in the same message."""
@@ -117,7 +117,7 @@ class Act(NamedTuple):
     after: int
     """How many steps of the episode were before it."""
     text: str
-    """The call, as `Step.action` has it; the blocked access, as `os.remove of orders.db`; the error that ended the episode."""
+    """The call, blocked access or error. A call is as `Step.action` has it, an access as `os.remove of orders.db`."""
     answer: str = ""
     """The answer of a tool that passed through, as the policy read it."""
     line: str = ""
@@ -139,9 +139,9 @@ class Segment:
     temperature: float | None = None
     """At which all its tokens were sampled; 0 is greedy. None: unknown, and taken by no learner."""
     policy_version: str = ""
-    """Of the weights that sampled all its tokens, as the server of the policy names them; "" where no server samples."""
+    """Version of the weights that sampled all its tokens, by the policy's server. "" where no server samples."""
     guided: bool = False
-    """True if tokens that fit no tool's schema were left out when they were sampled (`LocalChatModel.guided`)."""
+    """True if sampling left out tokens that fit no tool's schema (`LocalChatModel.guided`)."""
 
     @property
     def trainable(self) -> int:
@@ -158,9 +158,9 @@ class Trajectory:
     source: Source = "offline"
     success: bool = False
     error: str | None = None
-    """Why the episode could not be played to its end (`is_missing`); None for a played one, whatever its outcome."""
+    """Cause of an episode's early end (`is_missing`). None for a played one, whatever its outcome."""
     run: str = ""
-    """Which training run, evaluation or collection recorded it. (run, iteration, task.id, rollout_index) is unique."""
+    """Name of the training, evaluation or collection that recorded it. (run, iteration, task.id, rollout_index) is unique."""
     iteration: int = 0
     rollout_index: int = 0
     policy_version: str = ""
@@ -184,7 +184,7 @@ class Trajectory:
 
     @property
     def has_outcome(self) -> bool:
-        """False for a tool agent's episode that was cut short, or recorded without a reward: its outcome is unknown."""
+        """False if the outcome is unknown. So are a tool agent's episodes that were cut short, or recorded without a reward."""
         return self.task.tools is None or (bool(self.steps) and not self.steps[-1].truncated)
 
     @property
@@ -207,5 +207,5 @@ def is_missing(error: str | None) -> bool:
 
 
 def is_user_fault(error: str | None) -> bool:
-    """True for the error of an episode that a dreamed user ended by contradicting its goal (`UserFault`)."""
+    """True for the error of a dreamed user that contradicted its goal (`UserFault`)."""
     return error is not None and error.startswith(f"{UserFault.__name__}:")

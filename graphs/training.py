@@ -62,9 +62,9 @@ class TrainingState(TypedDict, total=False):
     uniform_iterations: int
     """How many iterations in a row, up to the last update, taught the learner nothing."""
     real_steps: int
-    """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
+    """Real steps of all iterations' rollouts. Those of evaluations are not among them."""
     gap: float
-    """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
+    """Dreamed minus real success at the last evaluation that played both. 0 where its interval holds 0."""
 
 
 @dataclass(kw_only=True)
@@ -95,13 +95,13 @@ class Training:
     """Called with the number of finished iterations every `evaluate_every` of them, and after the last."""
     evaluate_every: int = 10
     evaluated: int = 0
-    """Dreamed episodes of an evaluation: for the estimate of what a hosted experience model will cost."""
+    """Dreamed episodes of an evaluation. For the estimate of a hosted experience model's cost."""
     stop_after_uniform: int = 5
-    """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`). 0: never."""
+    """Uniform iterations in a row that end the run early (metric `skipped`). 0: never."""
     taught_nothing: str = "all episodes of a task had the same reward"
     """Why the learner skips an iteration, for messages."""
     max_gap: float | None = None
-    """The run ends early once dreamed minus real success (`eval_gap`) is above it, and surely above 0. None: never."""
+    """Dreamed minus real success (`eval_gap`) above which the run ends early. It has to be surely above 0. None: never."""
     real_steps: int | None = None
     """With real rollouts, the run ends after so many steps. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None

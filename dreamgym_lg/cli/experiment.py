@@ -1,4 +1,4 @@
-"""The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval` and `export`; and what others open."""
+"""The commands of an experiment, and functions that open one. `dreamgym demo`, `collect`, `train`, `eval` and `export`."""
 
 import json
 from collections.abc import Iterator
@@ -139,7 +139,7 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
 def opened_dream(
     world: str | None, file: Path | None, model: str | None, loaded: object = None
 ) -> Iterator[tuple[ReplayBuffer, Dream, Experiment | None]]:
-    """A replay buffer and its dream: of an experiment, the newest one, or of the buffer alone with a model.
+    """A replay buffer and its dream. Of an experiment, the newest one, or of the buffer alone with a model.
 
     Raises `ConfigurationError` unless there is either a world, or a buffer with a model.
     """

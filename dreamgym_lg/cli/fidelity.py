@@ -1,4 +1,4 @@
-"""`dreamgym fidelity`: how far an experience model can be trusted, as a page and as figures."""
+"""`dreamgym fidelity`: the trust that an experience model deserves, as a page and as figures."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +59,7 @@ def fidelity(
 
 
 def _of_experiment(work: Experiment) -> tuple[list[Trajectory], str]:
-    """Offline trajectories, held-out ones if there are any, those of evaluations, and a note of what was trained on them."""
+    """Trajectories to measure on, and a note of the trained ones. Offline ones, held out if there are any, and evaluations'."""
     held_out, evaluations = work.held_out_offline(), (work.run_name("validate/"), work.run_name("proof/"))
     note = f"Offline data: {len(held_out):,} trajectories that the experience model was not trained on."
     if not held_out:

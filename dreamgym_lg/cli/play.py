@@ -68,7 +68,7 @@ def play(
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
 ) -> None:
-    """Act yourself in a dream, or be the world of your own agent. /help inside says how.
+    """Act yourself in a dream, or be the world of your own agent. Type /help inside for its commands.
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
@@ -338,7 +338,7 @@ def own_policy(name: str | None, graph: object) -> BaseChatModel:
 
 
 def _payload(task: Task) -> Any:
-    """The graph's input: a typed JSON object as it is, any other instruction as a message, a recorded task's messages."""
+    """The graph's input. A typed JSON object as it is, any other instruction as a message, a recorded task's messages."""
     try:
         payload = None if task.messages else json.loads(task.instruction)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Compiles recorded traces into a world: a module that answers calls, admitted where it replays them."""
+"""Compiles recorded traces into a world. Its module answers calls, and is admitted where it replays them."""
 
 import json
 import shutil

@@ -12,11 +12,11 @@ from dreamgym_lg.compiled.runtime import key_of, values_in
 from dreamgym_lg.compiled.trees import Tree, decide, learn
 
 MIN_EXACT = 0.99
-"""Share of left-out examples that a rule answers exactly; else a larger set of documents is tried."""
+"""Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
 MIN_EXAMPLES = 4
 FOLDS = 3
 MENTIONED = "mentioned"
-"""The name of what says of each id among the arguments whether a known document names it."""
+"""Key of the flags that tell which argument ids a known document names."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
 
@@ -30,7 +30,7 @@ class CallRecord(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """A document that a call is about: a reading tool, and where its arguments come from."""
+    """A document that a call is about. It has a reading tool, and the place of each of its arguments."""
 
     name: str
     tool: str
@@ -68,7 +68,7 @@ def place_of(binding: Binding, around: Surroundings) -> tuple[str, str] | None:
 
 
 class Case(NamedTuple):
-    """One outcome of a writing call: its answer, and the bound documents behind it where they change."""
+    """One outcome of a writing call. Its answer, and the bound documents behind it where they change."""
 
     answer: Expression
     effects: tuple[tuple[str, Expression], ...]
@@ -86,7 +86,7 @@ class Rule(NamedTuple):
     ids: tuple[str, ...]
     """Arguments that name documents."""
     keeps: tuple[str, ...]
-    """Reading tools whose other documents were seen unchanged behind such a call; those of others are forgotten."""
+    """Reading tools whose other documents stayed the same behind such a call. Those of others are forgotten."""
 
     def answer(self, around: Surroundings) -> Any:
         """Raises `LookupError` where it is not known."""
@@ -225,7 +225,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
-    """Sets of documents, the smallest first: none, those that arguments name, and those that these name."""
+    """Sets of documents, the smallest first. None, those that arguments name, and those that these name."""
     yield ()
     direct = list(_bindings([(each, around) for each in examples if (around := each.around(())) is not None], keys))
     yield from ((one,) for one in direct)
@@ -312,7 +312,7 @@ def _with_answer(example: Example, around: Surroundings) -> Surroundings:
 
 
 def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression:
-    """A guess without a second look: the answer is the new document, holds its new fields, or nothing changes."""
+    """A cheap guess at the outcome. The answer is the new document, holds its new fields, or nothing changes."""
     pairs = [(example.answer, around.documents[binding.name]) for example, around in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
         return Ref(binding.name)
@@ -325,7 +325,7 @@ def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Ex
 
 
 def _kept(examples: Sequence[Example], bindings: Sequence[Binding]) -> tuple[str, ...]:
-    """Reading tools whose unbound documents name the call's ids, were read again three times at least, and never changed."""
+    """Reading tools whose other documents never changed. These name the call's ids, and were read three times again."""
     unchanged: Counter[str] = Counter()
     changed = set()
     for example in examples:

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias, cast
 
 Key: TypeAlias = str | int | tuple[str, ...]
-"""A step into a document: a key, an index, or the argument (a path of names) whose value is the key."""
+"""A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
 MAX_SLOTS = 3
 """Values of the call's surroundings in one text, at most."""
 
@@ -171,7 +171,7 @@ def _atoms(node: Any, around: Surroundings) -> set[Expression]:
 
 
 def _texts(text: str, around: Surroundings) -> Iterable[Text]:
-    """The texts with slots that give `text`: every choice of up to `MAX_SLOTS` values that stand in it as words."""
+    """The templates that render `text`. Every choice of up to `MAX_SLOTS` values that stand in it as words."""
     spots = [
         (match.start(), match.end(), ref)
         for value, ref in around.texts

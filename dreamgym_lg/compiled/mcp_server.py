@@ -1,4 +1,4 @@
-"""Serves a compiled world's tools by MCP, over standard input and output or HTTP: a test double of the backend.
+"""Serves a compiled world's tools by MCP, a test double of the backend. Over standard input and output, or HTTP.
 
 Each client session has a world of its own, which begins anew.
 """

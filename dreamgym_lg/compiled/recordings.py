@@ -57,7 +57,7 @@ class Recordings:
     traces: Sequence[Trace]
     writes: frozenset[str]
     schemas: Mapping[str, Mapping[str, Any]]
-    """The functions of the agent's tools in OpenAI's form, by name, as far as they are known."""
+    """Known schemas of the agent's tools in OpenAI's form, by name."""
 
     @classmethod
     def of(
@@ -87,7 +87,7 @@ class Recordings:
 
     @cached_property
     def tools(self) -> list[Mapping[str, Any]]:
-        """The schema of each recorded tool; where the agent's is not known, one of the arguments that were recorded."""
+        """The schema of each recorded tool. Where the agent's is not known, one of the arguments that were recorded."""
         calls: dict[str, list[Mapping[str, Any]]] = {}
         for tool, arguments, _ in (call for trace in self.traces for call in trace.calls):
             calls.setdefault(tool, []).append(arguments)
@@ -113,7 +113,7 @@ class Recordings:
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
     def first_documents(self, trace: Trace) -> Documents:
-        """Documents of a trace's beginning: read before a writing call that names one of their values."""
+        """Documents of a trace's beginning. They were read before a writing call that names one of their values."""
         documents, named = Documents(), set[str]()
         for tool, arguments, answer in trace.calls:
             place = (tool, key_of(arguments))
@@ -126,7 +126,7 @@ class Recordings:
         return documents
 
     def halves(self) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
-        """Most of the traces and those left out, in turn `FOLDS` times: no looked-up entity is in both.
+        """Most of the traces and those left out, in turn `FOLDS` times. No looked-up entity is in both.
 
         Entities that more than a tenth of the traces name tie nothing.
         """

@@ -8,7 +8,7 @@ from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.statistics import wilson
 
 Answers = Callable[[Trace], Sequence[str | None]]
-"""A world's own answer to each call of a trace, behind the recorded ones; None where it knows none."""
+"""A world's own answers to the calls of a trace, behind the recorded ones. None where it knows none."""
 
 PAGE = """# Replay of left-out traces
 
@@ -22,7 +22,7 @@ responder: most are first looks at an entity that no other trace names.
 
 @dataclass
 class ToolReplay:
-    """How a tool of a compiled world answers the calls of traces that it was not made from."""
+    """Replay figures of one tool of a compiled world, on left-out traces."""
 
     tool: str
     writes: bool
@@ -41,7 +41,7 @@ class ToolReplay:
         return wilson(self.exact, self.exact + self.wrong)[0] if self.exact + self.wrong else 0.0
 
     def admit(self, *, min_exact: float, min_lower: float) -> None:
-        """Admit a tool that writes where enough answers were seen and exact, one that reads where none speaks against it."""
+        """Decide if the tool is admitted. One that writes needs enough exact answers, one that reads none that is wrong."""
         exact = self.exact >= min_exact * (self.exact + self.wrong)
         self.admitted = exact and (not self.writes or self.lower >= min_lower)
 

@@ -1,4 +1,4 @@
-"""A compiled world as parts of a dream: it answers calls, and judges by the end state."""
+"""A compiled world as responder and judge of a dream. It judges by the end state."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ class Compiled:
         return [schema for schema in rules["tools"] if rules["admitted"].get(schema["name"])]
 
     def answer(self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any]) -> str | None:
-        """The answer to a call behind these steps; None where the world does not know it.
+        """The answer to a call behind these steps. None where the world does not know it.
 
         Args: `steps`, of tool, arguments and answer; an answer of None stands for the world's own.
         """
@@ -88,7 +88,7 @@ class Compiled:
             self._end()
 
     def replay(self, trace: Trace) -> list[str | None]:
-        """The world's own answer to each call of a trace, behind the recorded ones; admitted tools or not."""
+        """The world's own answer to each call of a trace, behind the recorded ones. Admitted tools or not."""
         answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
         if not isinstance(answers, list) or len(answers) != len(trace.calls):
             raise self._lost("did not answer each call of a trace")

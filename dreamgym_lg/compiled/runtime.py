@@ -98,7 +98,7 @@ class State:
 
 
 Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
-"""Tool, arguments and answer of an episode's calls; an answer of None stands for the module's own."""
+"""Tool, arguments and answer of an episode's calls. An answer of None stands for the module's own."""
 
 
 def key_of(arguments: Mapping[str, Any]) -> str:
@@ -132,7 +132,7 @@ class Module:
         return State(self.by_task.get(task, {}), self.documents)
 
     def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> str | None:
-        """The answer to a call behind these steps; None if this world does not know it."""
+        """The answer to a call behind these steps. None if this world does not know it."""
         state = self._after(task, steps)
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
@@ -142,7 +142,7 @@ class Module:
         return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
 
     def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
-        """The documents that writing calls left otherwise than they were, by `tool arguments`; None for an unknown one."""
+        """The documents that writing calls changed, by `tool arguments`. None for an unknown one."""
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
 
     def _after(self, task: str, steps: Steps) -> State:
@@ -165,7 +165,7 @@ def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[st
 
 
 def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:
-    """Make a call that was answered so; whatever the module did not foresee is learned or forgotten. Returns its own answer."""
+    """Make a call with a known answer. The unforeseen is learned or forgotten. Returns its own answer."""
     tried = state.copy()
     own = answer_of(source, tried, tool, arguments)
     if own == answer:
@@ -218,7 +218,7 @@ def inside(one: Any, other: Any) -> bool:
 
 
 def parsed(text: str, style: Mapping[str, Any]) -> Any:
-    """The object, list or number that a text is in this style of JSON, byte for byte; else the text itself."""
+    """The JSON value that a text is in this style, byte for byte. An object, list or number, else the text itself."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -247,7 +247,7 @@ def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[t
 
 
 def serve(folder: Path, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests, a JSON object a line: `ask`, the name of a method of `Module`, and its arguments."""
+    """Answer requests, a JSON object a line. `ask`, the name of a method of `Module`, and its arguments."""
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 2**20)):
         resource.setrlimit(limit, (value, value))
     module = Module(folder)

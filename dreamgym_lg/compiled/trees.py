@@ -16,7 +16,7 @@ MIN_EXAMPLES = 2
 
 
 class Condition(NamedTuple):
-    """A test of the surroundings: `exists`, `equals` a constant, `same` as another part, `below` a part or a limit, `inside`.
+    """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit, `inside`.
 
     A limit is two numbers, the last that was seen below it and the first above: nothing is known of a value between them.
     """

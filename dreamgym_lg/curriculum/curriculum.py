@@ -11,7 +11,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Task, Trajectory
 
 CheckTask = Callable[[Task], str | None]
-"""Returns the reason against training on a generated task, a word under which refusals are counted; None if there is none."""
+"""The reason against training on a generated task, or None. A word under which refusals are counted."""
 
 _TRIES = 4
 """Refused or unwritten variations after which an original task takes the place."""
@@ -26,7 +26,7 @@ def value(rewards: Sequence[float]) -> float:
 
 
 class Curriculum:
-    """Picks the tasks of an iteration: original ones, and up to a share of variations of those with the highest V.
+    """Picks the tasks of an iteration: original ones and variations of high-V ones.
 
     Only tasks of the last iteration are varied, as in the paper. The choice depends on `seed`, the iteration and the values
     known by then, so that a resumed run goes on as it was.
@@ -69,7 +69,7 @@ class Curriculum:
         return self._tasks[task_id]
 
     def restore(self, tasks: Iterable[Task], episodes: Iterable[Trajectory]) -> None:
-        """Go on as a run left off: with the synthetic tasks and the episodes that it has trained on so far."""
+        """Restore a run's curriculum. From the synthetic tasks and the episodes that it has trained on so far."""
         self._tasks.update({task.id: task for task in tasks})
         groups: dict[tuple[int, str], list[Trajectory]] = {}
         for episode in sorted(episodes, key=lambda episode: episode.rollout_index):

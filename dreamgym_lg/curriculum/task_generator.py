@@ -1,4 +1,4 @@
-"""Task generators (paper, section 4): the checks of what they write, and one that is a chat model."""
+"""Task generators (paper, section 4). The checks of generated tasks, and a generator that is a chat model."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Step, Task, Trajectory
 
 NEAR = 0.8
-"""Share of words in common (Jaccard index) from which two tasks that name the same ask the same."""
+"""Jaccard index of words from which two tasks of the same entities count as one."""
 
 
 class TaskGenerator(Protocol):
@@ -167,7 +167,7 @@ class Proposal(NamedTuple):
 
 
 class ChatTaskGenerator:
-    """A `TaskGenerator` by any chat model: one call proposes variations, a second selects one of them or none.
+    """A `TaskGenerator` by any chat model. One call proposes variations, a second selects one of them or none.
 
     The prompt holds of each seed task the rewards of the last iteration's episodes, and the best and the worst of these.
 

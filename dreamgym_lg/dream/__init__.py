@@ -1,4 +1,4 @@
-"""The dream: responders answer tool calls, a user replies, judges decide the outcome; one loop steps them."""
+"""The dream: responders answer tool calls, a user replies, judges decide the outcome. One loop steps them."""
 
 from dreamgym_lg.dream.dream import Dream, DreamEnvironment
 from dreamgym_lg.dream.goals import write_goals

@@ -55,7 +55,7 @@ class Annotated(NamedTuple):
     skipped: int
     """Trajectories that had it before."""
     failed: Mapping[str, str]
-    """Trajectories without it, by task and index, each with its cause; they are tried again next time."""
+    """Causes of the trajectories without it, by task and index. They are tried again next time."""
 
 
 Annotate = Callable[..., Coroutine[Any, Any, Annotated]]

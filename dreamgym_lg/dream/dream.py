@@ -98,7 +98,7 @@ class Dream:
         raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
-        """The first final verdict, else the first one, and its judge's name; None and "" without one."""
+        """The first final verdict, else the first one, and its judge's name. None and "" without one."""
         open_verdict: tuple[Verdict | None, str] = None, ""
         for judge in self.judges:
             if (verdict := await awaited(judge.judge(episode, answer))) is None:

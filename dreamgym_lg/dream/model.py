@@ -25,7 +25,7 @@ DEFAULT_DEMONSTRATIONS = 3
 """k of the paper's top-k retrieval, where there is a replay buffer."""
 
 Context = Callable[[Task, Sequence[Step]], Sequence[str]]
-"""(task, steps) -> texts already decided about the world: one for each step and one for the step to come; "" for none."""
+"""Texts already decided about the world, by (task, steps). One for each step and one for the next; "" for none."""
 
 
 class Model:

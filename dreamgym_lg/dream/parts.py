@@ -16,11 +16,11 @@ class Episode:
     steps: Sequence[Step] = ()
     """Oldest first."""
     action: str = ""
-    """Of the agent: a tool call or a message (`dreamgym_lg.actions`), or the text of a text agent."""
+    """The agent's tool call or message (`dreamgym_lg.actions`). Of a text agent its text."""
     prompt: str = ""
     """The agent's system prompt, where it is known: rules to judge by."""
     own_traces: bool = True
-    """False where the dream is measured: recorded traces of this very task must neither answer nor judge."""
+    """False where the dream is measured. Recorded traces of this very task must then neither answer nor judge."""
 
     @property
     def observation(self) -> str:
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     """The outcome of an episode or, in a text world, of one step."""
 
     reward: float
-    """0 to 1 at the end of an episode; in a world with a score, the change of the score."""
+    """0 to 1 at the end of an episode. In a world with a score, the change of the score."""
     success: bool
     reason: str = ""
     terminated: bool = True

@@ -34,7 +34,7 @@ NOTHING = "(nothing)"
 
 
 class Prediction(NamedTuple):
-    """The experience model's answer to one action: `(s_{t+1}, r_{t+1})` with its reasoning trace `R_t` (paper, section 4)."""
+    """The experience model's answer to one action. `(s_{t+1}, r_{t+1})` with its reasoning trace `R_t` (paper, section 4)."""
 
     reasoning: str
     observation: str
@@ -293,7 +293,7 @@ def read_form(text: str, form: type[Form]) -> Form:
 
 
 def in_hindsight(step: Step, *, success: bool) -> Prediction:
-    """The prediction that a recorded step should have got (paper, section 4: reasoning is annotated in hindsight).
+    """The right prediction of a recorded step (paper, section 4: reasoning is annotated in hindsight).
 
     Its reasoning is the step's own where `annotate` wrote one, else a line by rule. Args: `success`, of the episode.
     """

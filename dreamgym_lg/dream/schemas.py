@@ -73,7 +73,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def returns_schema(task: Task, action: str) -> Mapping[str, Any] | None:
-    """The schema of what the called tool returns; None for another action, or where the tool returns any text."""
+    """The schema of the called tool's return value. None for another action, or where the tool returns any text."""
     call = parse_call(action)
     return next((f.get("returns") for f in schemas(task) if call is not None and f["name"] == call.name), None)
 

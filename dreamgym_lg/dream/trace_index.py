@@ -52,7 +52,7 @@ class Success(NamedTuple):
     message: str
     """The action that ended it."""
     facts: frozenset[str]
-    """Ids and amounts of that message which neither the request nor an answer to a writing call gave."""
+    """Ids and amounts that are new in that message. Neither the request nor an answer to a writing call gave them."""
     turns: int
     """Messages of the agent in it: 1 where no user replied."""
 

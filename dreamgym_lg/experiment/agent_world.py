@@ -43,7 +43,7 @@ _OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 class AgentWorld(World):
-    """The world of an unmodified LangGraph agent: its tasks, its real tools, and the dream of them.
+    """The world of an unmodified LangGraph agent: tasks, real tools and dream.
 
     Args:
         graph: The compiled graph of production, any object with `invoke` that runs one, or where that is written:
@@ -156,7 +156,7 @@ class AgentWorld(World):
         return [replace(task, goal=task.goal or goals.get(task.id, {})) for task in self.tasks(split)]
 
     def with_tools(self, task: Task) -> Task:
-        """The task with the schemas of all the graph's tools, and the goal that `goal=` of its user gives it."""
+        """The task with the schemas of all the graph's tools. And with the goal that its user's `goal=` gives it."""
         user = model_user(self.user)
         goal = user.goal(task).side if user is not None and user.has_own_goal else task.goal
         return replace(task, tools=self.tools, goal=goal)
@@ -193,7 +193,7 @@ class AgentWorld(World):
         return frozenset(filter(index.writes, index.uses))
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        """Recorded episodes, replayed through the graph: with its tools and the steps that reach its environment."""
+        """Recorded episodes, replayed through the graph. With its tools and the steps that reach its environment."""
         replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
         if misfits := [each.misfit for each in replayed if each.misfit is not None]:
             warning = (
@@ -252,7 +252,7 @@ class AgentWorld(World):
         return {"path": self.path, **kept}
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
-        """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
+        """The graph with `policy` in it, as `rollout` plays it. In the dream or, with `real`, on its own tools."""
         if self._workers is not None and not real:
             return WalledAgent(self._workers, policy)
         return SimulatedAgent(
@@ -335,7 +335,7 @@ def _to_task_generator(generator: object) -> TaskGenerator | None:
 
 
 class _OwnTools(Environment):
-    """The real environment of an agent: it acts on its own tools, so there is nothing to step."""
+    """The real environment of an agent, which is never stepped. The agent acts on its own tools."""
 
     def reset(self, task: Task) -> str:
         return task.instruction

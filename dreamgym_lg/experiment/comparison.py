@@ -14,7 +14,7 @@ from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task
 
 CONFIDENCE = 0.98
-"""Of the interval of a difference: of comparisons without a difference, one in fifty claims one."""
+"""Confidence of a difference's interval. Of comparisons without a difference, one in fifty claims one."""
 
 
 @dataclass(frozen=True, kw_only=True)

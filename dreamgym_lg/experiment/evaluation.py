@@ -1,4 +1,4 @@
-"""Evaluation of policies: on the validation tasks while training, and on held-out tasks as the proof."""
+"""Evaluation of policies, on validation tasks while training and on held-out tasks as the proof."""
 
 import asyncio
 import json
@@ -29,14 +29,14 @@ Played = TypeVar("Played")
 MODES = {"greedy": 0.0, "sampled": 1.0}
 """Temperature by mode of evaluation."""
 DREAMED = "sampled"
-"""The mode that is dreamed too: it is the one that was trained, and dreamed episodes are expensive."""
+"""The mode that is dreamed too. It is the one that was trained, and dreamed episodes are expensive."""
 _VALIDATED = "validate/real"
 START = "stage/base/start"
 """Record of the weights that the base policy began with."""
 _SAMPLING = "stage/train/sampling"
 """Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
-"""Record of the number of episodes that the filtered policy imitated; 0 where there was nothing to filter."""
+"""Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
 
 
@@ -88,7 +88,7 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
 
 
 def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
-    """The gap to reality on the same tasks, and the dream's errors about the real episodes."""
+    """The gap to reality on the same tasks, and errors about real episodes."""
     steps = run_lasting(measure_steps(dream, real))
     one, other = (Rate.of(sum(episode.success for episode in episodes), len(episodes)) for episodes in (dreamed, real))
     low, high = difference_of_rates(one, other)
@@ -147,7 +147,7 @@ class BestPolicy:
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
-        """Keep this policy unless an earlier one has more successes or, with as many, more reward.
+        """Keep this policy if it is the best so far. An earlier one wins with more successes or, with as many, more reward.
 
         Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
         """
@@ -253,7 +253,7 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
 
 
 def kept_policy(work: Workspace) -> Mapping[str, str]:
-    """`policy` to export, its `mode`, and `why`: as the last proof chose, else the trained one as validation did.
+    """The `policy` to export, its `mode`, and `why`. As the last proof chose, else the trained one as validation did.
 
     Empty before training.
     """
@@ -300,7 +300,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
 
 
 def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
-    """Say how many dreamed episodes are no success since an answer could not be read, or by the user's fault."""
+    """Report dreamed episodes that failed by an unreadable answer or by the user's fault."""
     if failed := [str(episode.error) for episode in episodes if episode.error]:
         work.say(
             f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not be "
@@ -335,7 +335,7 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
 
 
 def filtered(work: Workspace) -> int | None:
-    """How many episodes the filtered policy imitated: 0 where there was nothing to filter, None before its stage."""
+    """Number of episodes that the filtered policy imitated. 0 where there was nothing to filter, None before its stage."""
     return next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None)
 
 

@@ -26,7 +26,7 @@ def load_experience_model(
     settings: Settings | None = None,
     context: Context | None = None,
 ) -> Model:
-    """Load an experience model that retrieves from a replay buffer, by name or from a chat model.
+    """Load an experience model with retrieval, by name or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
     any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.
@@ -80,7 +80,7 @@ def as_trained(
 
 
 def policy_version(policy: "BaseChatModel | Path") -> str:
-    """Version of a policy's weights: the stamp of its folder, else its path or name, else its class."""
+    """Version of a policy's weights. The stamp of its folder, else its path or name, else its class."""
     name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__

@@ -85,7 +85,7 @@ class Experiment(Workspace):
         self.train_filtered()
 
     def collect(self) -> None:
-        """Store the world's tasks and real offline trajectories of train tasks: by its scripted policies, and the start's."""
+        """Store the world's tasks and real offline trajectories of train tasks. By its scripted policies, and the start's."""
         s = self.settings
         with self.stage("collect") as todo:
             if not todo:

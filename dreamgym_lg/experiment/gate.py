@@ -30,7 +30,7 @@ from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Task, Trajectory
 
 MAX_ERROR = 0.5
-"""Share of the real successes that a judge may miss, and of a responder's cases of one kind that it may get wrong."""
+"""Share of the real successes that a judge may miss. And of a responder's cases of one kind that it may get wrong."""
 MAX_USER_ERROR = 0.2
 """Share of a user's cases of one kind (`fidelity.users`) that it may get wrong."""
 LIMIT = 50
@@ -197,7 +197,7 @@ def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]
 
 
 def trainable_tasks(work: Workspace) -> list[Task]:
-    """The tasks to train on: all of the split `train`, with `references_only` those that recorded successes judge.
+    """The tasks to train on: the split `train`. With `references_only` those that recorded successes judge.
 
     Raises `ConfigurationError` if there is none of these.
     """

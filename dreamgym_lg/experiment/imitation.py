@@ -1,4 +1,4 @@
-"""Imitation of recorded episodes: the base policy and the filtered one, the baselines of a dream."""
+"""Imitation of recorded episodes. The base policy and the filtered one, the baselines of a dream."""
 
 import shutil
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVALUATE_EVERY, PATIENCE = 25, 4
 """Optimiser steps between evaluations; number of them without a better policy that ends training."""
 FILTER = 0.75
-"""Share of the highest recorded reward from which an episode is imitated by the filtered policy."""
+"""Share of the highest recorded reward that an episode of the filtered policy must reach."""
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
@@ -78,7 +78,7 @@ def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: 
 
 
 def _name_of_best(work: Workspace, name: str) -> str:
-    """The best policy's folder: the killed attempt's where that goes on from a checkpoint, else a new one."""
+    """The best policy's folder. The killed attempt's where that goes on from a checkpoint, else a new one."""
     run = work.run_name(f"stage/{name}/best")
     before = next((row["folder"] for row in work.replay_buffer.metrics(run)), None)
     if before is not None and any(checkpoints_of(work, f"{name}-last").glob("*.pt")):

@@ -19,7 +19,7 @@ _owners: dict[Path, int] = {}
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder: two that train in one would mix their episodes and overwrite each other's weights.
+    """Keep other processes out of a folder. Two that train in one would mix their episodes and overwrite each other's weights.
 
     The thread that has the lock may enter again. It ends with the process, also where that is killed, unless a forked process
     lives on. A file system without locks has none.

@@ -41,13 +41,13 @@ class Settings:
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""
     tasks: int | None = None
-    """Number of tasks of all splits together that the world is asked for; None for all there are."""
+    """Number of tasks to take from the world, all splits together. None: all there are."""
     episodes: Mapping[str, int] = field(default_factory=dict)
     """Offline trajectories to collect by each of the world's scripted policies. `start`: by the policy that training begins
     with, in the real environment, for a world that has none."""
 
     model: str = "smollm2-135m"
-    """Weights that the policy and the local experience model begin with: a folder, a GGUF file or a hub name."""
+    """Initial weights of policy and local experience model. A folder, a GGUF file or a hub name."""
 
     retrieved: int = 3
     """Real transitions in every prompt of the experience model: k of the paper's top-k."""
@@ -61,23 +61,23 @@ class Settings:
     """Maximum tokens of an answer of the experience model."""
 
     base_steps: int = 600
-    """Maximum optimiser steps of the base policy; it is done when its validation success stops rising."""
+    """Maximum optimiser steps of the base policy. It is done when its validation success stops rising."""
     policy_tokens: int = 256
-    """Maximum tokens of a policy's reply, its end included; `train_base` refuses recorded replies that have more."""
+    """Maximum tokens of a policy's reply, its end included. `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
     """Conversations of an optimiser step, in all supervised training."""
     supervised_learning_rate: float | None = None
     """Learning rate of all supervised training. None: 7e-4 up to 50 M parameters, at 7 B 2e-4, without `lora` 1e-5."""
 
     environment: Place = "dream"
-    """Where training episodes are played: `dream`; `real`; or `s2r` (the paper's sim-to-real), `iterations` in the dream and
-    then some in the real environment, until `real_steps` are spent."""
+    """Place of training episodes: `dream`, `real` or `s2r`. `s2r`, the paper's sim-to-real: `iterations` in the dream and then
+    some in the real environment, until `real_steps` are spent."""
     real_steps: int | None = None
-    """Number of real steps that ends training, in the iteration that reaches it, steps of failed episodes included, those of
-    evaluations not. None: no limit; `s2r` needs one."""
+    """Number of real steps that ends training, in the iteration that reaches it. Steps of failed episodes count, those of
+    evaluations do not. None: no limit; `s2r` needs one."""
     learner: LearnerName = "grpo"
-    """What trains the policy on an iteration's episodes. `grpo`, `rloo`: rewards relative to the task's other episodes; `ppo`:
-    to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
+    """Method that trains the policy on an iteration's episodes. `grpo`, `rloo`: rewards relative to the task's other episodes;
+    `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
@@ -92,30 +92,30 @@ class Settings:
     beta: float | None = None
     """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `rft` 0, of `dpo` 0.1."""
     lora: bool | None = None
-    """Whether all training is of adapters (`default_adapters`, or the `peft_config` given to `train`) beside frozen weights of
-    the saved precision; else of all weights, in float32. None: above 50 M parameters."""
+    """Train adapters beside frozen weights, in all training. They are `default_adapters`, or the `peft_config` given to
+    `train`; frozen weights keep the saved precision. False: all weights, in float32. None: above 50 M parameters."""
     references_only: bool = False
-    """Train only on tasks whose outcome recorded successes decide (`References`), never the experience model: for tool agents
-    whose dream answers well and judges badly. Nothing is generated then: no recorded success judges a new task."""
+    """Train only on tasks that recorded successes judge (`References`), never the experience model. For tool agents whose dream
+    answers well and judges badly. Nothing is generated then: no recorded success judges a new task."""
     synthetic_share: float = 0.25
     """Fraction of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
-    """Iterations in a row without a difference of reward (of `rft`, without a success) that end training; 0: never."""
+    """Iterations in a row without a difference of reward that end training. Of `rft`, without a success; 0: never."""
 
     evaluate_every: int = 10
     """Iterations between two evaluations on the validation tasks."""
     evaluate_tasks: int = 32
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
-    """Number of real validation episodes over the whole training, spread evenly; the policy that does best in them is kept.
+    """Number of real validation episodes over the whole training, spread evenly. The policy that does best in them is kept.
     None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality every 25 steps,
     which does not count here."""
     max_false_success: float | None = 0.05
     """Largest share of failures, 0 to 1, that the dream may reward. `train` refuses a worse dream, and one that misses too many
     real successes or was measured on too few cases (`gate`). None: no gate."""
     max_gap: float | None = 0.3
-    """Dreamed minus real success on the validation tasks above which training ends, where the 95 % interval of the difference
-    excludes 0. None: no limit."""
+    """Dreamed minus real validation success above which training ends. The 95 % interval of the difference has to exclude 0.
+    None: no limit."""
     proof_tasks: int = 120
     """Held-out tasks of the proof."""
     panel_tasks: int = 40

@@ -1,4 +1,4 @@
-"""Supervised training in an experiment: of the experience model, and the parts shared with the policy's."""
+"""Supervised training in an experiment. Of the experience model, and the parts shared with the policy's."""
 
 import json
 import shutil

@@ -154,7 +154,7 @@ def _announce_calls(work: Workspace, dream: Dream) -> None:
 
 
 def _parts(work: Workspace) -> list[tuple[bool, int]]:
-    """The remaining parts of the training: whether each is real, and the total iterations at its end.
+    """The remaining parts of the training. Each is real or dreamed, with the total iterations at its end.
 
     Raises `ConfigurationError` for another number of dreamed iterations than a real part has begun after.
     """
@@ -173,7 +173,7 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
 
 
 def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
-    """Free the memory of generation, the dream's models included: an update needs all that there is."""
+    """Free the memory of generation, the dream's models included. An update needs all that there is."""
     for model in (policy, *(dream.language_models if dream is not None else ())):
         if isinstance(model, TrainablePolicy):
             model.free_memory()

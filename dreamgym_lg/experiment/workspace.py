@@ -46,7 +46,7 @@ USER = "user"
 """Name of the local user's model in the folder."""
 
 MIN_CASES = 20
-"""Real failures, and real successes, that a judge has to be measured on; with fewer, training needs `force=True`."""
+"""Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
 
 DATA = "stage/experience/data"
 """Record of the number of trajectories that the experience model was trained from."""
@@ -281,7 +281,7 @@ class Workspace:
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def dream(self, name: str | None = None) -> Dream:
-        """The dream of this folder's world: the one object that training, evaluation, gate and `fidelity` step.
+        """The dream of this folder's world. The one object that training, evaluation, gate and `fidelity` step.
 
         Args: `name`, as of `experience`.
         """

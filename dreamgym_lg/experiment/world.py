@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 GROUP = "dreamgym_lg.worlds"
-"""Each entry point creates a `World` when called without arguments, or again with its `World.arguments`; the last part of the
-world's name is its own."""
+"""Entry-point group of installed worlds. Each creates a `World` when called without arguments, or again with its
+`World.arguments`; the last part of the world's name is its own."""
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
 
@@ -49,24 +49,24 @@ class World(ABC):
     max_steps: int = 30
     """Actions after which an episode is cut short, in the dream and in reality."""
     assisted: bool = False
-    """Whether the world's own rules answer or judge in its dream; results say "assisted by the world's rules"."""
+    """True if the world's own rules answer or judge in its dream. Results say "assisted by the world's rules"."""
     judged_by_dream: bool = True
-    """Whether judges of the dream decide what a dreamed episode earns. False for a world that verifies dreamed episodes itself:
+    """True if judges of the dream decide a dreamed episode's reward. False for a world that verifies dreamed episodes itself:
     then there is no gate before training."""
     context: Context | None = None
-    """Text that is already decided about a world, shown to the experience model (`Model`); a plain function in a class body has
-    to be a `staticmethod`."""
+    """Text already decided about a world, for the experience model (`Model`). A plain function in a class body has to be a
+    `staticmethod`."""
     user: User | None = None
     """Talks with the agent in dreamed episodes; None: nobody does."""
     needs_model: bool = True
-    """Whether the dream needs an experience model. False for a world that brings its own dream."""
+    """True if the dream needs an experience model. False for a world that brings its own dream."""
 
     promises: str = ""
-    """What kept dreamed episodes from the real world on this machine, for the report. Empty where nothing real was near."""
+    """Isolation of dreamed episodes on this machine, for the report. Empty where nothing real was near."""
 
     @property
     def source(self) -> Mapping[str, object] | None:
-        """Of an agent's world: where the agent is written, for the `langgraph.json` of an export (`export_policy`)."""
+        """Source of an agent's world, for the `langgraph.json` of an export (`export_policy`)."""
         return None
 
     @abstractmethod
@@ -108,7 +108,7 @@ class World(ABC):
         return create_episode_graph(policy, max_steps=self.max_steps).compile()
 
     def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
-        """Further real tasks that the proof reports in rows of their own, by name, e.g. of objects never seen in training."""
+        """Further real tasks with rows of their own in the proof, by name. E.g. of objects never seen in training."""
         return {}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:

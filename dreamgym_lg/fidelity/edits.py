@@ -1,4 +1,4 @@
-"""Recorded successes of a tool agent made wrong: episodes that must not be rewarded, where real failures are few."""
+"""Recorded successes of a tool agent made wrong. They must not be rewarded, and serve where real failures are few."""
 
 import random
 from collections import defaultdict
@@ -95,7 +95,7 @@ def _tool(action: str) -> str:
 
 
 def _edited(original: Trajectory, kind: str, steps: Sequence[Step], index: int) -> Trajectory:
-    """The steps as an episode: each observes what the one before brought, and nothing is rewarded."""
+    """The steps as an episode without reward. Each observes the answer to the one before."""
     observation, chained = original.steps[0].observation, list[Step]()
     for number, step in enumerate(steps, start=1):
         last = number == len(steps)

@@ -32,7 +32,7 @@ _OTHERS = (MISSED, INVALID, LOOKUP, WRITTEN)
 """Kinds of errors that are no rewarded failures."""
 _EXAMPLES = 3
 _ALIKE = 5
-"""Different recorded answers from which a responder with one answer to all of them answers everything alike."""
+"""Different recorded answers that expose a responder with the same answer to everything."""
 _UNREADABLE = "the answer could not be read"
 _OWN = "judge:model"
 """Key of a text world's model, which judges its own answers."""
@@ -72,7 +72,7 @@ class Judgement:
     parts: Sequence[PartJudgement] = ()
     """Every responder, judge and user alone."""
     errors: Mapping[str, Rate] = field(default_factory=dict)
-    """By kind as of a part, of the dream, in which the first part that answers decides."""
+    """Errors by kind of the whole dream, in which the first part that answers decides."""
     false_success: Rate | None = None
     """Of the episodes that must not be rewarded, those that the dream rewards."""
 
@@ -275,7 +275,7 @@ def _lookups(trajectory: Trajectory, writes: Collection[str]) -> Iterator[_Looku
 
 
 def _shows(lookup: _Lookup, observation: str) -> bool:
-    """True if the answer is the recorded one or, after a write, has all new words."""
+    """True if the answer is the recorded one. Or, after a write, if it has all new words."""
     new = set(normalised(lookup.right).split()) - set(normalised(lookup.before or "").split())
     if lookup.before is None or not new:  # without a new word, something is gone or in another order
         return normalised(observation) == normalised(lookup.right)

@@ -1,4 +1,4 @@
-"""`measure`: everything that a report says of a dream, from the trajectories of a replay buffer."""
+"""`measure`: all figures of a dream's report, from the trajectories of a replay buffer."""
 
 from collections.abc import Iterable, Sequence
 from random import Random

@@ -54,7 +54,7 @@ class Group:
     of: int
     """Episodes of this kind there were; `episodes` of them were drawn."""
     rewarded: bool
-    """Whether any of these steps really had a reward other than 0. If none had, always predicting 0 is right without merit."""
+    """True if any of these steps really had a reward other than 0. If none had, always predicting 0 is right without merit."""
     one_step: OneStep
 
 
@@ -67,7 +67,7 @@ class Fidelity:
     retrieved: int
     """Demonstrations in every prompt."""
     retrieves: bool
-    """Whether there is a real transition of a train task to retrieve."""
+    """True if there is a real transition of a train task to retrieve."""
     left_out: int
     """Real trajectories that failed to be played or have no step."""
     groups: tuple[Group, ...]
@@ -87,8 +87,8 @@ class Fidelity:
         return tuple(sorted(_conclusions(self), key=lambda conclusion: _ORDER.index(conclusion.level)))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable: a rate as successes, n, value, low and high (and of how many episodes, where n are steps); None
-        for a figure that was not measured."""
+        """The report as JSON-serialisable values. A rate is successes, n, value, low and high (and of how many episodes, where
+        n are steps); None for a figure that was not measured."""
         return {"grounded": self.grounded, **_as_json(self), "conclusions": _as_json(self.conclusions)}
 
 
@@ -185,7 +185,7 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
 
 
 def check_pages() -> None:
-    """Raise `MissingDependency` where no page can be written: before anything is measured, which may cost calls."""
+    """Raise `MissingDependency` where no page can be written. Called before anything is measured, which may cost calls."""
     check_installed("jinja2", extra="report")
 
 

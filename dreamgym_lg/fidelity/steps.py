@@ -22,7 +22,7 @@ class Answered(NamedTuple):
 
     step: Step
     success: bool
-    """Whether this step really completed the task."""
+    """True if this step really completed the task."""
     answer: StepResult | None
     """None if it could not be read."""
 
@@ -68,7 +68,7 @@ class OneStep:
     normalised: StepRate | None
     """The same words: case, whitespace and punctuation do not count."""
     success_recalled: StepRate | None
-    """Of the steps that really completed the task, those that the dream, too, calls a success."""
+    """Share of the real successes' last steps that the dream, too, calls a success."""
     success_false: StepRate | None
     """Of the steps that the dream calls a success, those that really were none."""
     reward_right: StepRate | None
@@ -87,7 +87,7 @@ async def measure_steps(
     concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> OneStep:
-    """Predict the steps of real episodes behind their history, the traces of their own task left out.
+    """Predict the steps of real episodes behind their history. The traces of their own task are left out.
 
     Args:
         only_invalid: Ask about really invalid actions alone.

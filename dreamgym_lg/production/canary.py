@@ -35,7 +35,7 @@ def canary(
     pass_through: Sequence[str] = (),
     verify: Verify | None = None,
 ) -> Graph:
-    """The graph, with the policy for a share of the threads until it is proven worse.
+    """The graph, with the policy for a share of the threads until proven worse.
 
     A thread is drawn once, by its `thread_id`, and stays at its side; a run without one is a thread of its own. Both sides run
     on the real tools and the graph's own checkpointer. `CanaryLog.record_outcome` says how a thread ended, or `verify` does;

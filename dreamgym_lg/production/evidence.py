@@ -10,15 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 Side = Literal["policy", "production"]
 SIDES: tuple[Side, Side] = ("policy", "production")
 Blocks = Mapping[Side, NDArray[np.int64]]
-"""Of each side an array (blocks, threads of that side in a block): indices into the threads in order of start."""
+"""Indices into the threads of each side in order of start. Arrays (blocks, threads of that side in a block)."""
 
 MAX_BLOCK_SIZE = 9
 _BLOCKS_WAITING = 20
-"""The newest threads of a side that wait for the other one, in blocks: a block is of one time."""
+"""Blocks of a side's newest threads that wait for the other side. A block is of one time."""
 _MAX_PREFIXES = 64
 _RATES = 1 / (1 + np.exp(-np.linspace(-4.6, 4.6, 24)))
 _LOWER, _HIGHER = (_RATES[indices] for indices in np.triu_indices(24, 1))
-"""Pairs of a lower and a higher rate between 1 % and 99 %: the alternatives of the test."""
+"""Pairs of a lower and a higher rate between 1 % and 99 %. The alternatives of the test."""
 _MAX_LOG = 600.0
 """Keeps `exp` finite."""
 Counts = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -26,7 +26,7 @@ APPLICATION_ID, FORMAT = 0x44476361, 2
 """`DGca` in the file's header, and the format of the tables."""
 _BUSY_SECONDS = 5.0
 _DECISIONS_PER_DOUBLING = 100
-"""How often the test is computed while the number of outcomes doubles: each computation reads all threads."""
+"""Computations of the test while the number of outcomes doubles. Each reads all threads."""
 
 _TABLES = """
     CREATE TABLE canaries (name TEXT PRIMARY KEY, policy_version TEXT NOT NULL, share REAL NOT NULL, alpha REAL NOT NULL,
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
     real_success: bool | None = None
     simulated_success: bool | None = None
     details: Mapping[str, Any] = {}
-    """JSON: the names of the tools that only one side called, the responders' shares, the kind of an error."""
+    """Details as JSON. The names of the tools that only one side called, the responders' shares, the kind of an error."""
 
 
 class Served(NamedTuple):

@@ -58,7 +58,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
 
 
 def _claim(work: Workspace) -> str | None:
-    """The verdict of the last proof, of the trained policy against the best baseline; None before one."""
+    """The verdict of the last proof, against the best baseline. None before one."""
     file = work.out / "result.json"
     return read_claim(json.loads(file.read_text())).verdict if file.exists() else None
 
@@ -208,7 +208,7 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
 
 
 def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]], claim: str | None) -> str:
-    """The proof's verdict; and a table of the policy's evaluations, and of its baselines' on real held-out tasks."""
+    """The proof's verdict, and a table of evaluations. Of the policy's, and of its baselines' on real held-out tasks."""
     if not rows:
         return "This policy was not evaluated on held-out tasks before it was exported."
     lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]

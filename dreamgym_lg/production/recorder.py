@@ -112,7 +112,7 @@ class RealRun(NamedTuple):
     """A run of a graph in production."""
 
     thread: str
-    """Its `thread_id`, or that of a run around it; of a run without one, an id of its own."""
+    """Its `thread_id`, or that of a run around it. A run without one has an id of its own."""
     configurable: Mapping[str, Any]
     """The graph's own values, the run's, and those of a run around it."""
     input: Any

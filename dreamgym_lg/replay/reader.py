@@ -10,7 +10,7 @@ from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
 Outcome = Literal["success", "no success", "failed"]
 Event = Literal["invalid action", "blocked", "passed through", "raised"]
-"""What can happen in an episode: an action that was refused, or one of `ActKind`."""
+"""Kind of a special event in an episode. A refused action, or one of `ActKind`."""
 
 _SUCCESS = "(error IS NULL AND success)"
 _FAILED = "(CASE WHEN error IS NULL THEN 0 ELSE is_missing(error) END)"
@@ -88,7 +88,7 @@ class Filters(NamedTuple):
     """A part of the dream that decided one of its steps, as `Step.decided_by`."""
     task_id: str | None = None
     text: str | None = None
-    """Part of the instruction, the error, or of what was seen, done or reasoned in a step; of ASCII letters in any case."""
+    """Text in an episode: its instruction, error, observations, actions or reasoning. ASCII letters match in any case."""
 
 
 class Page(NamedTuple):

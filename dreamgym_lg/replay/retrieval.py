@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 DIMENSION = 256
 ACTION_SHARE = 0.5
-"""The action's share of the squared norm of `phi`: one short action weighs as much as a page of observation."""
+"""The action's share of the squared norm of `phi`. One short action weighs as much as a page of observation."""
 
 # A run of letters and digits; Chinese and Japanese are written without spaces, so there each character is a word.
 WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9fff]")
@@ -44,7 +44,7 @@ def _unit(vectors: NDArray[np.floating]) -> Vectors:
 
 
 def _hashed(texts: Sequence[str], salt: bytes) -> Vectors:
-    """Unit vectors of the words and word bigrams in `texts`: signed feature hashing of 1 + log(count)."""
+    """Unit vectors of the words and word bigrams in `texts`. Signed feature hashing of 1 + log(count)."""
     distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # pages and actions repeat; each is read once
     words = [WORD.findall(text.lower()) for text in distinct]
     lengths = np.array([len(row) for row in words], dtype=np.int64)
@@ -83,7 +83,7 @@ _PAGE = 1000
 _CANDIDATES = 64
 """Rows that are ranked exactly first."""
 _NOISE = 1e-5
-"""More than float32 products err by: rows this close to the last candidate are candidates, too, and ranked in float64."""
+"""Bound above the error of float32 products. Rows this close to the last candidate are ranked in float64, too."""
 _SCORES_AT_ONCE = 1 << 24
 
 # An evaluation task would leak its answer, and a dream must not ground itself in its own inventions. A failed episode may

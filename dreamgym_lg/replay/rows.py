@@ -31,7 +31,7 @@ Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 """Runs a query with its values and gives all its rows."""
 
 FAILED = "/failed/"
-"""Stands between the run and the id in the run name of a failed episode that was played again."""
+"""Separator in the run name of a failed episode that was played again. It stands between run and id."""
 
 
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
@@ -122,7 +122,7 @@ def _hold_out(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
 
 
 def _check_untrained(connection: sqlite3.Connection, task_id: str, split: str) -> None:
-    """Raise `ConfigurationError` for a train task that a run was trained on: it cannot be held out any more.
+    """Raise `ConfigurationError` for a train task that a run was trained on. It cannot be held out any more.
 
     A training in the dream or in reality leaves episodes of the task (run `train`), the others a stage's metrics.
     """

@@ -1,4 +1,4 @@
-"""How the replay buffer lies in its SQLite file: whose file it is, its tables, and connections to it.
+"""The replay buffer's SQLite file. Whose file it is, its tables, and connections to it.
 
 Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
 """

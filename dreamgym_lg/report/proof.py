@@ -28,10 +28,10 @@ ENOUGH = "imitation of your traces is enough"
 
 
 class Claim(NamedTuple):
-    """The trained policy against the best one without a dream (imitation or the start), in one mode."""
+    """The trained policy against the best baseline (imitation or the start), in one mode."""
 
     word: str
-    """`proven`, `not proven` or `worse`: by a 95 % interval of the difference that excludes 0."""
+    """`proven`, `not proven` or `worse`. Proven and worse need a 95 % interval of the difference that excludes 0."""
     why: str
     baseline: str = ""
     """The best imitation: `base` or `filtered`; empty where it is not known."""
@@ -90,8 +90,8 @@ def _difference(
 
 EPISODES_SHOWN = 12
 POLICIES = ("base", "filtered", "trained")
-"""The policies of a proof: trained on every recorded success; on the best recorded episodes, where there are others; and in
-the dream."""
+"""The policies of a proof. Trained on every recorded success; on the best recorded episodes, where there are others; and in the
+dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate")
 STEPS = {"offline": "offline", "train": "in training", "evaluation": "evaluation"}
@@ -178,7 +178,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Per mode, then per further panel, the success after each stage and the verdict; the first is the headline."""
+    """Success after each stage and the verdict, per mode, then per further panel. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""

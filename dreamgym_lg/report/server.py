@@ -27,7 +27,7 @@ from dreamgym_lg.text import clean
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
-"""Names under which the page answers: another one in a request's Host is a foreign site's that was pointed here."""
+"""Names under which the page answers. Another one in a request's Host is a foreign site's that was pointed here."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Task, Any], float | bool]
-"""(task, the graph's final state) -> the episode's reward, 0 to 1; a success if it is 1."""
+"""Function of (task, the graph's final state) to the episode's reward, 0 to 1. A success if it is 1."""
 
 ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-"""task -> the context in which a real episode of it is played and verified: it puts the real world into its first state.
+"""Function of a task to its real episode's context manager, which resets the real world. It is played and verified inside.
 
 A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous context manager are
 played one after the other, as it cannot wait for another one; asynchronous ones are entered at once and have to give each

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dreamgym_lg.errors import ConfigurationError
 
 ABSENT_SECONDS = 1.0
-"""How long a call waits for an earlier one of the same reply that has not begun: a person may have refused it."""
+"""Longest wait for an earlier call of the same reply that has not begun. A person may have refused it."""
 
 
 class CallOrder:

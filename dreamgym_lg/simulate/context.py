@@ -61,7 +61,7 @@ class ContextEpisode:
     guard: Any = None
     """Its `Guard`; None where the real world may be touched."""
     owns_threads = False
-    """Threads and pool work that its code starts belong to it; in production they are left as they are."""
+    """True if threads and pool work that its code starts belong to it. In production they are left as they are."""
     ended = False
     """Its block was left: whatever of its code still runs is answered by nobody."""
 
@@ -182,7 +182,7 @@ def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any]
 
 
 def subclasses(owner: type) -> Iterator[type]:
-    """`owner` and every class derived from it so far; one with several bases may come again."""
+    """`owner` and every class derived from it so far. One with several bases may come again."""
     derived: type
     yield owner
     for derived in type.__subclasses__(owner):
@@ -192,7 +192,7 @@ def subclasses(owner: type) -> Iterator[type]:
 # --- threads, pools and queues ------------------------------------------------------------------------------------------------
 
 _making_thread: ContextVar[bool] = ContextVar("dreamgym_making_thread", default=False)
-"""A pool starts threads of its own: the work belongs to who gives it, and the thread, which may outlive it, to nobody."""
+"""True while a pool starts its own threads. Its work belongs to who gives it, a thread, which may outlive it, to nobody."""
 _CREATOR = "_dreamgym_episode"
 """Attribute of a queue that an episode's code has created."""
 THREADS = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
@@ -292,7 +292,7 @@ def _create_queue(episode: ContextEpisode, original: Method, created: Any, args:
 
 
 def _put(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Let a queue bring work only to threads and tasks of the run that has created it: others have another policy."""
+    """Refuse work through a queue that another run has created. Another policy would answer it."""
     item = args[0] if args else kwargs["item"]
     if getattr(jobs, _CREATOR, None) is not _owner() and _is_work(item):
         caller = next(frame for frame in frames() if frame.f_globals["__name__"] not in (__name__, "queue", "asyncio.queues"))
@@ -308,7 +308,7 @@ _ANSWERED_BY = (Future, asyncio.Future, threading.Event, asyncio.Event, queue.Qu
 
 
 def _is_work(item: Any) -> bool:
-    """Tells if an item is to be called, or holds the place for its answer: one that only tells something does not."""
+    """Tells if an item is to be called, or holds the place for its answer. One that only tells something is no work."""
     fields = vars(item).values() if hasattr(item, "__dict__") else ()
     parts = (item, *(item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()))
     return any(map(callable, parts)) or any(isinstance(each, _ANSWERED_BY) for each in (*parts, *fields))
@@ -358,7 +358,7 @@ def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: 
 
 
 _collecting_thread = 0
-"""The thread in which garbage is being collected; a process has one collection at a time."""
+"""The thread in which garbage is being collected. A process has one collection at a time."""
 
 
 def is_collecting() -> bool:

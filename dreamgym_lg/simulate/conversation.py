@@ -1,4 +1,4 @@
-"""An episode's talk with a user: the agent's messages, the user's replies, and what a reply makes of the graph's input."""
+"""An episode's talk with a user. The agent's messages, the user's replies, and the graph's next input."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Examines an agent (`dreamgym doctor`): what a dream simulates of it, and what one tried episode really does."""
+"""Examines an agent (`dreamgym doctor`): its parts in a dream, and one tried episode."""
 
 import io
 import json
@@ -43,9 +43,9 @@ from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
 from dreamgym_lg.types import Act, StepResult, Task, Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
-"""`passes through`: it really runs, and what it does to the real world is stopped; `stopped`: it was, or is in every episode,
-which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would stop it, under the guard
-alone; `not simulated`: it really runs where the policy or the world should answer, or fails there."""
+"""Fate of a part in a dream. `passes through`: it really runs, and its acts on the real world are stopped; `stopped`: it was,
+or is in every episode, which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would
+stop it, under the guard alone; `not simulated`: it really runs where policy or world should answer, or fails there."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 _NEEDED = ("client", "sub-graph", "backend", "middleware")
@@ -70,7 +70,7 @@ class Examination:
 
     parts: Sequence[Part] = field(default_factory=list)
     tools: Sequence[BaseTool] = ()
-    """The agent's tools, those of its sub-agents included, without those that exist only while it runs."""
+    """The agent's tools, those of its sub-agents included. Without those that exist only while it runs."""
 
     @property
     def problems(self) -> list[Part]:
@@ -108,7 +108,7 @@ def examine(
     trajectories: Iterable[Trajectory] = (),
     isolation: Isolation = "guard",
 ) -> Examination:
-    """Find an agent's models, tools, graphs, what it keeps, and its plain code; nothing is run.
+    """Find an agent's models, tools, graphs, stores and plain code. Nothing is run.
 
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
     (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
@@ -247,7 +247,7 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
 
 
 def _held_open(each: Any, package: str) -> str:
-    """The kind of an object by which the real world is reached without an event; else ""."""
+    """The kind of an object that reaches the real world without an event. Else ""."""
     if isinstance(each, io.IOBase):
         if each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
             return ""

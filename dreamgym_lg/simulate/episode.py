@@ -29,7 +29,7 @@ from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
 Read = Callable[[str, bool], T]
-"""(answer, exact) -> the graph's value; exact is what a tool really wrote, or an error text."""
+"""Function of (answer, exact) to the graph's value. Exact is a tool's own recorded text, or an error text."""
 
 
 class Call(NamedTuple):
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 Route = Callable[[Call], bool] | Collection[str]
-"""The calls that are the policy's: a function of the `Call`, or names of nodes, of which one counts with all that it runs, a
+"""The calls that are the policy's. A function of the `Call`, or names of nodes, of which one counts with all that it runs, a
 subgraph of its own for instance, and names of `create_agent`'s agents."""
 
 
@@ -181,7 +181,7 @@ class AgentEpisode(ContextEpisode):
         return self._environment is None or self.runs_anyway(tool)
 
     def runs_anyway(self, tool: BaseTool) -> bool:
-        """Tells if this tool runs in a dream too: passed through, a state tool, a sub-agent."""
+        """Tells if this tool runs in a dream too. So do tools passed through, state tools and sub-agents."""
         if tool.name in self._pass_through:
             return True
         if id(tool) not in self._runs_anyway:  # the tool is kept too: the id of a collected object is used again

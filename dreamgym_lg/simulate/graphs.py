@@ -35,7 +35,7 @@ METHODS = (
 
 RECURSION_LIMIT = 50
 _UNLIMITED = 9_999
-"""What `create_agent` and deepagents set by themselves, and less than LangGraph's default: no choice of the user's."""
+"""Limit that `create_agent` and deepagents set by themselves. Less than LangGraph's default, and no choice of the user's."""
 
 
 def patch_graphs() -> None:

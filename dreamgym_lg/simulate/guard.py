@@ -113,7 +113,7 @@ class Guard:
 
 
 _ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resource_tracker")
-"""Modules that start programs and write temporary files only to learn about this machine, or to clean up after Python."""
+"""Modules that start programs and write temporary files for Python itself. They learn about this machine, or clean up."""
 
 
 def _is_of_the_process() -> bool:

@@ -37,7 +37,7 @@ ENTRY_POINTS = (
     *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
     *("batch", "abatch", "stream_events", "astream_events"),
 )
-"""Where a subclass has its own, its model would be asked: inside an episode LangChain's own stands in."""
+"""Methods of which LangChain's own runs inside an episode. A subclass's own would ask its model."""
 
 _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 

@@ -32,7 +32,7 @@ MAX_OBJECTS = 20_000
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage, type, types.ModuleType)
 _OPENED = ("langchain", "langgraph", "deepagents")
-"""Packages whose objects are looked into all the same: graphs, nodes, agents and tools are made of them."""
+"""Packages whose objects are looked into all the same. Graphs, nodes, agents and tools are made of them."""
 
 
 def reachable(root: Any) -> Iterator[Any]:
@@ -119,7 +119,7 @@ def body(tool: BaseTool) -> Any:
 # --- what runs --------------------------------------------------------------------------------------------------------------
 
 _ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
-"""What an episode answers for or replaces: what lies behind it does not run, or is looked at by itself."""
+"""Classes that an episode answers for or replaces. Code behind them does not run, or is looked at by itself."""
 
 
 def run_by(roots: Iterable[Any]) -> Iterator[Any]:
@@ -261,7 +261,7 @@ _HARMLESS = {
 }
 """Packages whose functions and classes touch nothing outside of the process by themselves."""
 _ACTING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "setattr", "context", "config"}
-"""Names by which a function may act all the same: a run's context and config hold whatever the user put there."""
+"""Names by which a function may act all the same. A run's context and config hold whatever the user put there."""
 _CONSTANTS = (str, bytes, int, float, bool, type(None))
 
 

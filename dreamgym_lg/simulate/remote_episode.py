@@ -106,7 +106,7 @@ class Parent:
 
 
 def to_line(**message: Any) -> bytes:
-    """A message as a line of JSON, by the standard library: it also writes half of a surrogate pair."""
+    """A message as a line of JSON. By the standard library, which also writes half of a surrogate pair."""
     return json.dumps(message, default=_as_json).encode() + b"\n"
 
 
@@ -352,7 +352,7 @@ class RemoteEpisode:
             each.cancel()
 
     def result(self, where: str) -> tuple[AgentState | None, Exception | None]:
-        """The played state, and the error that ended the episode: the parent's own where one is behind.
+        """The played state, and the error that ended the episode. The parent's own where one is behind.
 
         Args: `where`, what played the episode.
         """
@@ -364,7 +364,7 @@ class RemoteEpisode:
         return state, None if "ended" in message else read_error(message, where, self._errors, ends_runs=ends_runs)
 
     def contradiction(self, state: AgentState, *, verified: bool) -> EnvironmentFailed | None:
-        """An error for calls that the world was never asked, and an outcome that it has not given.
+        """The error of an episode that claims calls or an outcome its world never gave.
 
         Args: `verified`, the other process judges the outcome, with a function that this one has not.
         """

@@ -1,4 +1,4 @@
-"""Messages of another process that plays an episode: their types, their ranges, and the errors they name."""
+"""Messages of another process that plays an episode. Their types, their ranges, and the errors they name."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -27,13 +27,13 @@ class Replayed(NamedTuple):
     """A recorded episode in the graph of today."""
 
     actions: Mapping[int, str]
-    """The actions that reach the environment, by their step's number from 0; a call that the graph refuses is missing."""
+    """The actions that reach the environment, by their step's number from 0. A call that the graph refuses is missing."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that the graph offered its policy, in OpenAI's form."""
     segments: Sequence[Segment]
     """The policy's tokens, if it reports any."""
     misfit: str | None
-    """How the graph of today differs from the recorded episode; None if it plays it to its end."""
+    """Difference of today's graph from the recorded episode. None if it plays it to its end."""
 
 
 _NO_TOOLS = (
@@ -62,7 +62,7 @@ class Script:
         """True once the graph asks its policy behind a tool's answer with which the recorded episode ended."""
 
     def next_action(self) -> str:
-        """The policy's next reply, one call or a final answer; of parallel calls, one after the other."""
+        """The policy's next reply, one call or a final answer. Parallel calls come one after the other."""
         if self.position == len(self.steps):
             if not self.steps[-1].truncated:
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
@@ -75,7 +75,7 @@ class Script:
 
     @property
     def words(self) -> str:
-        """What the policy says beside its last action."""
+        """The policy's words beside its last action."""
         return self.steps[self.position - 1].words
 
     def answer(self, action: str) -> StepResult:

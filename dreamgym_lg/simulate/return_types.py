@@ -39,7 +39,7 @@ UNKNOWN_UPDATE = (
 def parse_answer(
     tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str, exact: bool = False
 ) -> Any:
-    """The answer in the shape in which the tool's body returns its own, or as the message that a tool node makes of it.
+    """The answer in the shape of the tool's own return value. Or as the message that a tool node makes of it.
 
     Args:
         arguments: Of the call.
@@ -124,7 +124,7 @@ def _returned_type(tool: BaseTool) -> Any:
 
 
 def _is_json(kind: Any) -> bool:
-    """False for a type of which a tool node writes Python's own text: an Enum, a model, a dataclass, a set."""
+    """False for a type that a tool node writes as Python's own text. So are an Enum, a model, a dataclass and a set."""
     if is_typeddict(kind):
         return all(map(_is_json, get_type_hints(kind).values()))
     origin, parts = get_origin(kind) or kind, get_args(kind)
@@ -160,7 +160,7 @@ class _Known(NamedTuple):
     state: Mapping[str, Any]
     """The type of each key of its state, sub-graphs included."""
     schemas: Mapping[str, dict[str, Any]]
-    """The JSON schemas of what its tools return, by name, of those that return a structure."""
+    """JSON schemas of the structures that its tools return, by tool name."""
 
 
 _graphs: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
@@ -196,7 +196,7 @@ class StateUpdate(NamedTuple):
     """The effect of a tool's `Command` on the graph that calls it."""
 
     answered: Mapping[str, bool]
-    """The keys whose values the world answers; False: some of the tool's Commands do not write it."""
+    """The keys whose values the world answers. False: some of the tool's Commands do not write it."""
     computed: Mapping[str, types.CodeType]
     """The keys whose values follow from the call's arguments alone."""
     has_message: bool

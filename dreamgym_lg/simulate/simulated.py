@@ -148,7 +148,7 @@ class SimulatedEpisode(AgentEpisode):
     # --- running ----------------------------------------------------------------------------------------------------------
 
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph until the user ends the conversation; without a user, to its first end.
+        """Run the graph until the user ends the conversation. Without a user, to its first end.
 
         Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
 
@@ -299,7 +299,7 @@ class _Run:
         return True
 
     def _is_question(self, interrupt: Interrupt) -> bool:
-        """Tells if an interrupt is the user's to answer: there is one, and it asks for no approval."""
+        """Tells if an interrupt is the user's to answer. There has to be a user, and it must ask for no approval."""
         return self._converses and self._respond is approve and approval(interrupt) is None
 
 

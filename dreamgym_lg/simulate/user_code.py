@@ -24,7 +24,7 @@ _SIMULATION = str(Path(__file__).parent)
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
 _PYTHON = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parents[1])})
-"""Folders of code that is not the user's: Python's own, every folder that packages are installed in, and this library."""
+"""Folders of code that is not the user's. Python's own, every folder that packages are installed in, and this library."""
 
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""
@@ -61,7 +61,7 @@ def users_frame(frame: types.FrameType) -> bool:
 # --- lines, as `FILE:LINE in FUNCTION` --------------------------------------------------------------------------------------
 
 _RUNNING = ("langgraph.pregel._retry", "asyncio.events")
-"""Modules that run a node or a task: the lines further out are of whoever runs the graph, and none of the agent's."""
+"""Modules that run a node or a task. Lines further out are of whoever runs the graph, and none of the agent's."""
 
 
 def user_line() -> str:

@@ -25,7 +25,7 @@ __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
 
 Format = Literal["auto", "messages", "langsmith", "otel"]
 Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
-"""The score of a recorded conversation, above 0 for a success: by its messages, or by its id (`Conversation.id`)."""
+"""The score of a recorded conversation, above 0 for a success. By its messages, or by its id (`Conversation.id`)."""
 
 _Conversations = Iterator[Conversation | Rejected]
 _READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Conversations]] = {
@@ -84,7 +84,7 @@ class Traces(Iterable[Trajectory]):
 
     @cached_property
     def _lowest(self) -> float | None:
-        """The position of the one task to hold out of a small source; None for another.
+        """The position of the one task to hold out of a small source. None for another.
 
         Reads the source up to the first task in the share.
         """
@@ -98,7 +98,7 @@ class Traces(Iterable[Trajectory]):
 
     @cached_property
     def _tools(self) -> list[Mapping[str, Any] | str]:
-        """The agent's tools: every schema in the source, and names where a conversation came without schemas.
+        """The agent's tools. Every schema in the source, and names where a conversation came without schemas.
 
         Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it.
         """
@@ -141,7 +141,7 @@ class Traces(Iterable[Trajectory]):
 
 
 def _position(trajectory: Trajectory) -> float:
-    """Where, 0 to 1, its task lies: by the words, not by the id, as with other metadata they would be in both splits."""
+    """Its task's position in 0 to 1, by its words. By the id, other metadata would put the same words in both splits."""
     words = f"{trajectory.task.environment}/{trajectory.task.instruction}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(words, digest_size=8).digest()) / 2**64
 
@@ -231,7 +231,7 @@ def outcome(trajectory: Trajectory) -> tuple[float, bool]:
 
 
 def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
-    """The warning where no trace of several has a reward above 0; "" where one has. Args: as `outcome` gives them."""
+    """The warning for traces that have no reward above 0. "" where one has. Args: as `outcome` gives them."""
     if not outcomes or any(reward > 0 for reward, _ in outcomes):
         return ""
     if any(known for _, known in outcomes):

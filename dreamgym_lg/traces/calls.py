@@ -26,11 +26,11 @@ class ToolRun:
 
     name: str
     content: str | None
-    """What it returned; None where that was not recorded."""
+    """Its return value as text. None where that was not recorded."""
     call_id: str = ""
     error: bool = False
     arguments: Mapping[str, Any] | None = None
-    """What it was called with, where the trace tells."""
+    """Its arguments, where the trace has them."""
 
 
 class Part(NamedTuple):
@@ -77,7 +77,7 @@ def by_trace(
 
 
 def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
-    """True for a call that a tool made (an agent used as a tool): it is no act of the agent."""
+    """True for a call that a tool made (an agent used as a tool). It is no act of the agent."""
     passed = {part.id}
     while (parent := known.get(part.parent)) and parent.id not in passed:
         if parent.kind == "tool":
@@ -88,7 +88,7 @@ def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
 
 
 def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
-    """Join model calls, in the order of their start, to the longest conversation they hold; tool runs give missing answers.
+    """Join model calls, in the order of their start, to their longest conversation. Tool runs give missing answers.
 
     A call goes on with the conversation whose last reply it was shown, whatever was trimmed before it. So the calls of a
     router, a guard or another agent in the same trace stay apart.
@@ -127,7 +127,7 @@ def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
 
 
 def _news(messages: Sequence[BaseMessage], prompt: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
-    """The messages that `prompt` adds to the conversation so far; None if it belongs to another one."""
+    """The messages that `prompt` adds to the conversation so far. None if it belongs to another one."""
     last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
     if last is None:
         return None
@@ -162,13 +162,13 @@ def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> lis
 
 
 def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """A graph's messages with the system messages of what was `called`: `create_agent` keeps its own out of the state."""
+    """A graph's messages with the system messages of the `called` model. `create_agent` keeps its own out of the state."""
     state, prompt = ([*takewhile(lambda each: isinstance(each, SystemMessage), each)] for each in (messages, called))
     return [*prompt, *messages[len(state) :]] if messages and len(prompt) > len(state) else list(messages)
 
 
 def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
-    """Choose among readings of one trace: the first that ends in an answer, else the longest that can be read.
+    """Choose among readings of one trace. The first that ends in an answer, else the longest that can be read.
 
     Raises `ValueError` if none can be read.
     """
@@ -190,7 +190,7 @@ def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
 
 
 def moment(value: object) -> float:
-    """Seconds since 1970 of a start time in nanoseconds or as an ISO date; 0 for None.
+    """Seconds since 1970 of a start time, in nanoseconds or as an ISO date. 0 for None.
 
     Raises `ValueError` for anything else.
     """

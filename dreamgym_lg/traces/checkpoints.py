@@ -1,4 +1,4 @@
-"""The threads of a LangGraph checkpointer, or of a `SqliteSaver`'s file: the newest state of each."""
+"""Threads of a LangGraph checkpointer, or of a `SqliteSaver`'s file. The newest state of each."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence

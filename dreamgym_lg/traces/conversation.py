@@ -1,4 +1,4 @@
-"""A recorded conversation as the trajectory of an agent: what it saw, what it did, what came of it."""
+"""A recorded conversation as an agent's trajectory: observations, actions and outcome."""
 
 import hashlib
 import json
@@ -37,11 +37,11 @@ class ParsedConversation:
     """The messages before its first act: system messages, greetings, the user's first messages."""
     acts: list[_Act] = field(default_factory=list)
     reply: str | None = None
-    """The agent's last words, until it is known who answers them; at the end, the action that is its final answer."""
+    """The agent's last words, until somebody answers them. At the end, the action that is its final answer."""
     malformed: _Act | None = None
-    """In its place: a tool call that could not be read, with which the agent ended."""
+    """An unreadable tool call with which the agent ended, in place of `reply`."""
     unanswered: str = ""
-    """The tool of a last call that has no answer: what came after it was not recorded."""
+    """The tool of a last call that has no answer. What came after it was not recorded."""
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
@@ -68,7 +68,7 @@ class ParsedConversation:
         return self.reply is not None or self.malformed is not None
 
     def steps(self, verdict: Verdict | None) -> list[Step]:
-        """One step an act; each observation is what the step before brought, as it is in the dream.
+        """One step an act. Each observation is the answer to the step before, as it is in the dream.
 
         A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
         words change nothing. Without one the last step is truncated: its outcome is unknown.
@@ -206,7 +206,7 @@ def called_tools(messages: Sequence[BaseMessage]) -> set[str]:
 
 
 def text_of(message: BaseMessage) -> str:
-    """A message's text as its reader has it; `[image]` and the like for what is no text."""
+    """A message's text as its reader has it. Other contents are `[image]` and the like."""
     blocks = [message.content] if isinstance(message.content, str) else message.content
     lines = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Exported runs: LangSmith's, of `Client.list_runs` or of a tracer, and Langfuse's traces and observations, as JSON."""
+"""Exported runs as JSON. LangSmith's, of `Client.list_runs` or of a tracer, and Langfuse's traces and observations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def _is_langfuse(value: Mapping[str, Any]) -> bool:
 
 
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
-    """One conversation a trace: the root run's messages if they end in an answer, else put together from its calls."""
+    """One conversation a trace. The root run's messages if they end in an answer, else put together from its calls."""
     return by_trace(rows, _runs, _conversation)
 
 
@@ -84,7 +84,7 @@ def _prompt(run: Part) -> list[BaseMessage]:
 
 
 def _fields(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The verdict and metadata of a trace: its root's, else those of the first run that has some."""
+    """The verdict and metadata of a trace. Its root's, else those of the first run that has some."""
     fields = {key: next((run[key] for run in runs if run.get(key) is not None), None) for key in FIELDS}
     extra = (run.get("extra") for run in runs)
     noted = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)

@@ -1,4 +1,4 @@
-"""The one form of recorded messages, LangChain's: text, tool calls and tool answers, whoever wrote them.
+"""The one form of recorded messages, LangChain's. It has text, tool calls and tool answers, whoever wrote them.
 
 Read are LangChain's forms, OpenAI's (chat, legacy functions, Responses items), Anthropic's and Bedrock's blocks, Gemini's and
 OpenTelemetry's parts, the AI SDK's, Ollama's, Hugging Face's and ShareGPT's messages. What is none of these is a `ValueError`
@@ -42,7 +42,7 @@ _MEDIA = _forms(
 )
 _FORMS = _TEXT | _CALL | _RESULT | _THOUGHT | _AT_PROVIDER | _MEDIA
 _MEDIA_KEYS = _forms("source image_url url base64 data file file_id input_audio image document")
-"""Keys of which a tool's answer in the form of a medium has one; what has none is the tool's own data."""
+"""Keys of which a medium in a tool's answer has one. A block without any is the tool's own data."""
 
 _HOLDERS = (
     *("messages", "contents", "conversations", "generations", "choices", "candidates", "message", "output", "input"),
@@ -63,7 +63,7 @@ def is_message(value: object) -> bool:
 
 
 def messages_of(value: object, speaker: str = "") -> list[BaseMessage]:
-    """The messages in the inputs or outputs of a call, wherever its framework puts them; the first choice of several.
+    """The messages in the inputs or outputs of a call, in any framework's place. The first choice of several.
 
     Args: `speaker`, `user` or `assistant`, who says what is a bare text; "": bare texts are no messages.
     """
@@ -116,7 +116,7 @@ def to_messages(values: object) -> list[BaseMessage]:
 
 
 def _converted(value: Any) -> Iterator[BaseMessage]:
-    """The messages that one recorded message is: a user's may hold tools' answers too; a thought is none."""
+    """The messages that one recorded message is. A user's may hold tools' answers too; a thought is none."""
     fields = _fields(value)
     if (role := fields["role"]) not in _SPEAKERS:
         raise ValueError(f"not a message: no role of a message is {role!r}")
@@ -226,7 +226,7 @@ def _block_form(block: Mapping[str, Any]) -> str:
 
 
 def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]:
-    """The object under the key that tells a block's form; a block with a `type` itself."""
+    """The object under the key that names a block's form. A block with a `type` itself."""
     held = (value for key, value in block.items() if _form({"type": key}) in forms and isinstance(value, Mapping))
     return next(held, block) if "type" not in block else block
 
@@ -240,7 +240,7 @@ def _text(block: Mapping[str, Any]) -> str:
 
 
 def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
-    """An image, a file or the like as LangChain writes it; what LangChain's models read anyway stays as it is."""
+    """An image, a file or the like as LangChain writes it. Forms that LangChain's models read anyway stay as they are."""
     if form == "inputimage" and isinstance(block.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": block["image_url"]}}
     if form not in ("inlinedata", "filedata", "blob", "uri"):
@@ -350,7 +350,7 @@ def _tool_message(fields: Mapping[str, Any], answer: Any, *ids: str, failed: boo
 
 
 def tool_text(answer: Any) -> str:
-    """A tool's answer as an agent reads it: its text, the texts of its content blocks, else JSON.
+    """A tool's answer as an agent reads it. Its text, the texts of its content blocks, else JSON.
 
     Raises `ValueError` for none, and for what no text can hold.
     """

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of agents: OTLP as JSON, or a span a line, as the console exporters and Phoenix write them.
+"""OpenTelemetry spans of agents. OTLP as JSON, or a span a line, as the console exporters and Phoenix write them.
 
 Read are the attributes of the GenAI conventions (`gen_ai.input.messages` and the like), the span events that came before them
 (`gen_ai.user.message`, `gen_ai.choice`), LangSmith's and OpenLLMetry's `gen_ai.prompt` and `gen_ai.completion`, OpenInference's
@@ -121,7 +121,7 @@ def _read(line: int, fields: Mapping[str, Any]) -> Part:
 
 
 def _record(line: int, fields: Mapping[str, Any]) -> Part:
-    """A log record as an event of its span; `none` for one of the application's own."""
+    """A log record as an event of its span. `none` for one of the application's own."""
     attributes, body = _plain_attributes(fields.get("attributes")) or {}, decoded(_plain(fields.get("body")))
     name = str(_text(fields, "eventName", "event_name") or attributes.get("event.name") or "")
     if name.startswith("gen_ai.") and not _trace(fields):
@@ -133,7 +133,7 @@ def _record(line: int, fields: Mapping[str, Any]) -> Part:
 
 
 def _with_events(parts: Sequence[Part]) -> list[Part]:
-    """The spans of a trace with the events in log records; those of a span that is not there are a model's call."""
+    """The spans of a trace with the events in log records. Those of a span that is not there are a model's call."""
     by_span: dict[str, list[Part]] = {}
     for part in parts:
         if part.kind == "event":
@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(attributes: Mapping[str, Any], name: str) -> Any:
-    """An attribute, also where it is nested or flattened (`NAME.0.role`), with what JSON texts hold; None for none."""
+    """An attribute, also where it is nested or flattened (`NAME.0.role`). JSON texts are read; None for none."""
     flat = {key.removeprefix(f"{name}."): value for key, value in attributes.items() if key.startswith(f"{name}.")}
     value: Any = unpacked(attributes[name]) if name in attributes else _tree(flat) if flat else attributes
     for key in name.split(".") if value is attributes else ():
@@ -274,7 +274,7 @@ def _model_call(span: _Span) -> ModelCall:
 
 
 def _messages(recorded: Any, speaker: str) -> list[BaseMessage]:
-    """The messages in an attribute; contents that are JSON texts of blocks are read as blocks."""
+    """The messages in an attribute. Contents that are JSON texts of blocks are read as blocks."""
     if isinstance(recorded, Mapping) and ("toolCalls" in recorded or set(recorded) == {"text"}):  # the AI SDK's answer
         recorded = {"role": speaker, "content": recorded.get("text") or "", "tool_calls": decoded(recorded.get("toolCalls"))}
     listed = recorded if isinstance(recorded, list) else [recorded]

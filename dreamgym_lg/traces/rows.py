@@ -1,4 +1,4 @@
-"""A file of traces as rows with their lines: JSON Lines or JSON, compressed or not. What is no JSON is rejected."""
+"""A file of traces as rows with their lines. JSON Lines or JSON, compressed or not. What is no JSON is rejected."""
 
 import bz2
 import gzip
@@ -28,7 +28,7 @@ class Rejected(NamedTuple):
     """A row or trace that could not be read, and why."""
 
     line: int
-    """Counted from 1: the line in the file; for a checkpointer, the number of the thread."""
+    """The line in the file, from 1. For a checkpointer, the number of the thread."""
     reason: str
 
 
@@ -38,7 +38,7 @@ class TraceRow(NamedTuple):
     line: int
     value: Any
     place: str = ""
-    """In front of every reason to reject it: which of the values on this line it is."""
+    """Its place among the line's values, in front of every reason to reject it."""
 
 
 class Conversation(NamedTuple):
@@ -47,10 +47,10 @@ class Conversation(NamedTuple):
     line: int
     messages: list[BaseMessage]
     fields: Mapping[str, Any] = {}
-    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean), `feedback` (values by key); and its task's
-    `metadata` and `rubric`. None reads as absent."""
+    """The row's own verdict, and its task's `metadata` and `rubric`. A verdict is `reward` or `score` (a number), `success` (a
+    boolean), `feedback` (values by key). None reads as absent."""
     id: str = ""
-    """The thread of a checkpointer, the trace of LangSmith and OpenTelemetry, the row's own `id` (else "")."""
+    """A checkpointer's thread, the trace of LangSmith and OpenTelemetry, the row's own `id` (else "")."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The schemas of what the agent could call (`tool_schemas`), where they were recorded."""
     place: str = ""
@@ -110,7 +110,7 @@ def _parsed(number: int, line: bytes) -> TraceRow | Rejected:
 
 
 def _of_document(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
-    """Values one after the other; the elements of an outer array one by one, so that a cut-off one loses only its end."""
+    """Values one after the other. Elements of an outer array come one by one, so that a cut-off one loses only its end."""
     try:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def holds_conversation(value: object) -> bool:
 
 
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
-    """The format `messages`: a row with its messages, with its verdict beside them, or the bare list."""
+    """Rows of the format `messages`, with their verdict beside them, or the bare list."""
     for row in rows:
         if isinstance(row, Rejected):
             yield row
@@ -196,6 +196,6 @@ def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
 
 
 def exchange(prompt: Sequence[BaseMessage], output: object) -> list[BaseMessage]:
-    """A conversation from a prompt and an output: a graph's state holds both, a reply itself alone."""
+    """A conversation from a prompt and an output. A graph's state holds both, a reply itself alone."""
     messages = messages_of(output, "assistant")
     return messages if any(isinstance(each, HumanMessage) for each in messages) else [*prompt, *messages]

@@ -13,19 +13,19 @@ Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
 
 FIELDS = ("reward", "score", "success", "metadata", "rubric")
-"""What a row of any format may have beside its messages."""
+"""Keys that a row of any format may have beside its messages."""
 FEEDBACK = ("feedback", "feedback_stats", "scores", "annotations")
 """Keys under which exporters have feedback."""
 
 _MEASURES = ("latency", "duration", "second", "time", "ms", "cost", "price", "token", "length", "count")
 _SCORES = ("score", "reward", "success", "correct", "rating", "grade", "accura", "quality", "resolve", "solve", "pass", "thumb")
-"""Beginnings of the words by which feedback is known as a measurement, which is no verdict, and as a score."""
+"""Beginnings of a score's words in feedback. `_MEASURES` are those of a measurement, which is no verdict."""
 _RUNTIME = re.compile(
     "thread_id|session_id|conversation_id|run_id|run_attempt|request_id|assistant_id|graph_id|revision_id|created_by|"
     "(langgraph|checkpoint|ls|lc|langsmith|langchain|langfuse|traceloop)_.*|checkpoint|__.*",
     re.IGNORECASE,
 )
-"""Keys of a trace's metadata that tell one run from another: kept, they would make of every run a task of its own."""
+"""Metadata keys that differ between runs of one task. With them every run would be a task of its own."""
 
 
 class Verdict(NamedTuple):
@@ -60,7 +60,7 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
 
 
 def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
-    """The feedback that is the outcome: `reward_key`, the only one, or the only one named like a score and in the range."""
+    """The feedback key of the outcome. `reward_key`, the only one, or the only one named like a score and in the range."""
     if reward_key is not None:
         return reward_key if reward_key in feedback else None
     candidates = [key for key in feedback if not _named(key, _MEASURES)]

@@ -1,1 +1,1 @@
-"""ALFWorld (Shridhar et al., 2021): `text` and `data` are pure Python and need neither alfworld nor its engine."""
+"""ALFWorld (Shridhar et al., 2021). `text` and `data` are pure Python and need neither alfworld nor its engine."""

@@ -45,7 +45,7 @@ class _Game(NamedTuple):
 def load_tasks(
     path: str | Path, *, split: Split | None = None, official_split: OfficialSplit | None = None, limit: int | None = None
 ) -> list[Task]:
-    """The tasks of these splits (None: of all), in a fixed order that mixes the kinds of task; no engine is needed.
+    """The tasks of these splits (None: of all), in a fixed order. It mixes the kinds of task; no engine is needed.
 
     Official `valid_seen` and `valid_unseen` games are test tasks, a tenth of the other games validation tasks, by a hash of
     the folder's name, which several games share. No solution is part of a task.
@@ -152,7 +152,7 @@ def _read_game(file: Path) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-    """The shared part of a packed file, and each game's line by its id, compressed: 27 MB instead of 217."""
+    """The shared part of a packed file, and each game's compressed line by its id. 27 MB instead of 217."""
     try:
         with lzma.open(file) as lines:
             shared = json.loads(next(lines))

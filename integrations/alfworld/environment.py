@@ -1,4 +1,4 @@
-"""ALFWorld (Shridhar et al., 2021) as an `Environment`: household tasks in text, played by TextWorld's PDDL engine."""
+"""ALFWorld (Shridhar et al., 2021) as an `Environment`. Household tasks in text, played by TextWorld's PDDL engine."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from dreamgym_lg.types import StepResult, Task
 
 
 class ALFWorld(TextGame):
-    """One episode at a time of any task of `data.load_tasks`; instances may live in different threads.
+    """One episode at a time of any task of `data.load_tasks`. Instances may live in different threads.
 
     Args: `max_steps`, after which an episode is truncated (the paper's 50); at least 1.
 
@@ -25,7 +25,7 @@ class ALFWorld(TextGame):
         self._game: Game | None = None
 
     def reset(self, task: Task) -> str:
-        """Raises `ConfigurationError` for a task that is not one of `load_tasks`, `EnvironmentFailed` if the engine breaks."""
+        """Begin `task`. Raises `ConfigurationError` for one not of `load_tasks`, `EnvironmentFailed` if the engine breaks."""
         game = data.game_data(task)
         self.close()
         try:

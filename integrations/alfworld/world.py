@@ -28,7 +28,7 @@ from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collec
 from dreamgym_lg.types import Split, Step, Task, Trajectory
 
 AT_ONCE, REPEATED = 30, 6
-"""Games played in turn by offline policies, and episodes of each: loading one takes a second, the engine remembers 32."""
+"""Games that offline policies play in turn, and episodes of each. Loading one takes a second, the engine remembers 32."""
 
 
 class ALFWorldWorld(World):
@@ -101,7 +101,7 @@ class ALFWorldWorld(World):
 
 
 def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
-    """The demonstrator of `task`: it searches the room as a policy has to, the usual places first, after any detour.
+    """The demonstrator of `task`. It searches the room as a policy has to, the usual places first, after any detour.
 
     Raises `ConfigurationError` for an instruction that is none of ALFWorld's.
     """

@@ -1,4 +1,4 @@
-"""BrowserGym (Le Sellier De Chezelles et al., 2024): tasks in a real browser, its pages as text, its actions as text.
+"""BrowserGym (Le Sellier De Chezelles et al., 2024): tasks in a real browser. Its pages are text, its actions are text.
 
     browsers = Browsers(2)                                    # two episodes at once, a browser in a process of its own each
     environment = BrowserGym(browsers, max_steps=15)

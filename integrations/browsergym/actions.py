@@ -1,4 +1,4 @@
-"""BrowserGym's actions as text, `click('16')`: what a benchmark allows, and what can be refused without asking a browser."""
+"""BrowserGym's actions as text, `click('16')`. A benchmark's allowed ones, and those refused without asking a browser."""
 
 import ast
 import re
@@ -24,10 +24,10 @@ _SUBSETS: Mapping[str, Sequence[str]] = {
 }
 """BrowserGym's own sets. Of `miniwob` those that name an element: in text nobody sees where on the screen something is."""
 _FILES = ("upload_file", "mouse_upload_file")
-"""Left out everywhere: with them a policy could send any file of this machine to a site."""
+"""Actions left out everywhere. With them a policy could send any file of this machine to a site."""
 
 _NO_FIELD = frozenset({"button", "link", "clickable", "checkbox", "radio", "option", "tab", "LabelText", "cell", "row"})
-"""Roles of elements that take no text and have no options: a browser refuses, whatever the page."""
+"""Roles of elements that take no text and have no options. A browser refuses, whatever the page."""
 
 _LINE = re.compile(r"^\t*\[(?P<bid>\w+)\] (?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
 _NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
@@ -36,7 +36,7 @@ _PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
 
 @cache
 def allowed_actions(benchmark: str) -> tuple[str, ...]:
-    """Names of a benchmark's actions without those that send files; of an unknown one BrowserGym's default set."""
+    """Names of a benchmark's actions without those that send files. Of an unknown one BrowserGym's default set."""
     subsets = _SUBSETS.get(benchmark, ("chat", "infeas", "bid", "nav", "tab"))
     names = [function.__name__ for subset in subsets for function in ACTION_SUBSETS[subset]]
     return tuple(name for name in dict.fromkeys(names) if name not in _FILES)
@@ -57,7 +57,7 @@ def arguments_schema(name: str) -> type[BaseModel]:
 
 @cache
 def tool_schema(name: str) -> type[BaseModel]:
-    """The required arguments of an action; those with a default, such as modifier keys, are half of a tool's text."""
+    """The required arguments of an action. Those with a default, such as modifier keys, are half of a tool's text."""
     fields = arguments_schema(name).model_fields
     required: dict[str, Any] = {key: (field.annotation, ...) for key, field in fields.items() if field.is_required()}
     return create_model(name, **required)
@@ -82,7 +82,7 @@ class Element(NamedTuple):
 
 
 def last_page(observations: Sequence[str]) -> str:
-    """The newest observation that shows a page, for a refused action shows none; "" if there is none."""
+    """The newest observation that shows a page, "" if there is none. That of a refused action shows none."""
     return next((seen for seen in reversed(observations) if _PAGE.search(seen)), "")
 
 
@@ -115,7 +115,7 @@ def check_action(benchmark: str, action: str, observations: Sequence[str]) -> st
 
 
 def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
-    """Why an action cannot be played on a page; "" if nothing is known against it."""
+    """The reason why a page cannot play an action. "" if nothing is known against it."""
     on_page = elements(page)
     for key, value in arguments.items():
         if key.endswith("bid") and value not in {element.bid for element in on_page}:

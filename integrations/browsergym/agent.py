@@ -27,7 +27,7 @@ SYSTEM_PROMPT = (
 
 
 class BrowserTools:
-    """The page of one task as tools: each plays its action and answers with the page that follows.
+    """The page of one task as tools. Each plays its action and answers with the page that follows.
 
     Args:
         environment: `BrowserGym`, or a dream of its pages. `start` resets it; the caller closes it.

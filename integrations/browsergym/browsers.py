@@ -16,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLos
 
 _CHILD = Path(__file__).with_name("child.py")
 _ANSWER_SECONDS = 180.0
-"""Seconds without an answer after which a page is taken to hang; real sites may need a minute."""
+"""Seconds without an answer after which a page is taken to hang. Real sites may need a minute."""
 
 
 class Browsers:
@@ -38,7 +38,7 @@ class Browsers:
         self._lock = threading.Lock()
 
     def take(self) -> "Future[Seat]":
-        """A browser to use until `Seat.leave`; the future waits until one is free and may be cancelled until then."""
+        """A browser to use until `Seat.leave`. The future waits until one is free and may be cancelled until then."""
         future: Future[Seat] = Future()
         with self._lock:
             if self._free:
@@ -74,7 +74,7 @@ class Seat:
         self._asking = self._left = False
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of the browser's process; one that fails is ended, and the next request starts another.
+        """The answer of the browser's process. One that fails is ended, and the next request starts another.
 
         Raises `MissingDependency` if there is no browser or the benchmark's package is missing, else `EnvironmentFailed`.
         """

@@ -97,7 +97,7 @@ def _webarena(benchmark: str) -> Iterator[Task]:
 
 
 def _installed(benchmark: str) -> Path:
-    """The file in the benchmark's package, which is not imported: that would look for the sites."""
+    """The file in the benchmark's package. That is not imported: it would look for the sites."""
     package, name = _FILES[benchmark]
     try:
         spec = importlib.util.find_spec(package)

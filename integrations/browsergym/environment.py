@@ -1,4 +1,4 @@
-"""A task of any BrowserGym benchmark as an `Environment`: the page as text, BrowserGym's actions as text."""
+"""A task of any BrowserGym benchmark as an `Environment`. The page as text, BrowserGym's actions as text."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class BrowserGym(TextGame):
         return self._start(task, request, self._seat)
 
     async def areset(self, task: Task) -> str:
-        """`reset`; no thread waits for the browser, so that those who hold one find a thread to play on."""
+        """`reset` without a thread that waits for the browser. So those who hold one find a thread to play on."""
         self._seen, request = (), _request(task)
         if self._seat is None:
             taken = self.browsers.take()
@@ -87,7 +87,7 @@ class BrowserGym(TextGame):
 
 
 def make_tasks(tasks: Iterable[Task], environment: BrowserGym) -> list[Task]:
-    """Reset each task and add its goal and first page; those that look alike are left out."""
+    """Reset each task and add its goal and first page. Those that look alike are left out."""
     tasks_by_page: dict[tuple[str, str], Task] = {}
     for task in tasks:
         environment.reset(task)

@@ -129,7 +129,7 @@ class BrowserGymWorld(World):
 
 
 def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
-    """Tasks of a name from a seed on: a quarter test, a tenth validation, the others train."""
+    """Tasks of a name from a seed on. A quarter test, a tenth validation, the others train."""
     left = {"test": number // 4, "validation": number // 10}
     left["train"] = number - sum(left.values())
     for task in load_tasks("miniwob", names=[name], seeds=range(first, first + 10 * number + 20)):

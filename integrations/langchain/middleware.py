@@ -13,7 +13,7 @@ except ImportError as error:
 
 
 class PolicyMiddleware(AgentMiddleware):
-    """Lets a policy answer in place of the agent's model; tools, prompts and other middleware stay.
+    """Answers with a policy in place of the agent's model. Tools, prompts and other middleware stay.
 
     ```python
     agent = create_agent(model, tools, middleware=[PolicyMiddleware(load_policy("policies/support-v1"))])

@@ -12,7 +12,7 @@ AIRPORTS = {
 }
 NEW_RESERVATIONS = ("HATHAT", "HATHAU", "HATHAV")
 NEW_CERTIFICATES = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
-"""Ids in the order in which they are given; of reservations the last one is given again and again."""
+"""Ids in the order in which they are given. Of reservations the last one is given again and again."""
 NOW = "2024-05-15T15:00:00"
 INSURANCE, BAG = 30, 50
 """Dollars for each passenger, and for each bag that is not free."""
@@ -201,7 +201,7 @@ def _check_payments(user: Record, payments: Sequence[Record], price: float) -> N
 
 
 def _charge(database: Database, reservation: Record, payment_id: str, price: float) -> None:
-    """Take the price of a change from its payment method; of a gift card a negative price is paid back."""
+    """Take the price of a change from its payment method. A negative price is paid back to a gift card."""
     methods = database["users"][reservation["user_id"]]["payment_methods"]
     if payment_id not in methods:
         raise Refused("payment method not found")

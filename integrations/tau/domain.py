@@ -98,7 +98,7 @@ class Domain:
         return _digest(f"{{{', '.join(tables)}}}")
 
     def reward(self, task: Task, database: Database, messages: Sequence[str]) -> float:
-        """The official reward: 1.0 if the database is as the right calls leave it and every output was said, else 0.0.
+        """The official reward: 1.0 for the right database and every output said, else 0.0.
 
         Args:
             task: One of `load_tasks`.
@@ -136,7 +136,7 @@ def load_domain(name: DomainName, path: str | Path) -> Domain:
 
 
 def load_tasks(name: DomainName, path: str | Path) -> list[Task]:
-    """The tasks of a domain; all of one customer are in one split: about 70 % train, 10 % validation, 20 % test.
+    """The tasks of a domain, each customer's in one split. About 70 % train, 10 % validation, 20 % test.
 
     `metadata` holds `user_scenario`, which the customer alone knows, `user_id`, the right calls (`actions`) and what has to be
     said (`outputs`).
@@ -153,7 +153,7 @@ def load_tasks(name: DomainName, path: str | Path) -> list[Task]:
 
 
 def load_conversations(name: DomainName, path: str | Path) -> list[Trajectory]:
-    """Recorded conversations, with the official reward; each is a task of its own, with the metadata and split of `load_tasks`.
+    """Recorded conversations, with the official reward. Each is a task of its own, with the metadata and split of `load_tasks`.
 
     Args: `path`, the folder of `tau_{name}_conversations.json.xz` and `tau_{name}_tasks.json.xz`.
 

@@ -1,4 +1,4 @@
-"""The order of keys that the official answers show, which the packed database, sorted by key, has lost."""
+"""The order of keys that the official answers show. The packed database, sorted by key, has lost it."""
 
 from base64 import b85decode
 from collections import defaultdict
@@ -34,7 +34,7 @@ _RANKS = {
         "4f^POE7+Uk6vf8*s|_%2^kFH4i8!yt;QW3rY+l|EJ_pFT_JZJJL&VDSnC!SrUlM5n;s"
     ),
 }
-"""By the digest of a database, the order of keys that are no field names: payment methods, variants, options.
+"""Order of the keys that are no field names, by the digest of a database. These are payment methods, variants, options.
 
 A number in base 85, of a mixed radix: for the dictionaries of `_groups`, one after the other, at which place of the keys that
 are left, sorted, the next one stands. From tau-bench's data files (Sierra Research, MIT licence).
@@ -42,7 +42,7 @@ are left, sorted, the next one stands. From tau-bench's data files (Sierra Resea
 
 
 def in_official_order(database: Mapping[str, dict[str, Any]], digest: str) -> dict[str, dict[str, Any]]:
-    """The database with the keys of its records in the order of the official data files.
+    """The database with its records' keys in the order of the official data files.
 
     Args: `digest`, the database's; payment methods, variants and options of an unknown one stay as they are.
     """
@@ -60,7 +60,7 @@ def in_official_order(database: Mapping[str, dict[str, Any]], digest: str) -> di
 
 
 def in_field_order(value: Any) -> Any:
-    """A copy of a JSON value; the keys of each known record are in the official order."""
+    """A copy of a JSON value. The keys of each known record are in the official order."""
     if isinstance(value, list):
         return [in_field_order(each) for each in value]
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ def in_field_order(value: Any) -> Any:
 
 
 def _groups(database: Mapping[str, dict[str, Any]]) -> Iterator[list[tuple[Any, str]]]:
-    """The dictionaries without fixed fields, as record and field; those of a group have the same keys in the same order."""
+    """The dictionaries without fixed fields, as record and field. Those of a group have the same keys in the same order."""
     for _, user in sorted(database["users"].items()):
         yield [(user, "payment_methods")]
     sold = defaultdict[str, list[tuple[Any, str]]](list)

@@ -1,4 +1,4 @@
-"""Parts that text games share: environment with valid actions, rules and score of a dream, forms of texts."""
+"""Parts that text games share. Environment with valid actions, rules and score of a dream, forms of texts."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +11,11 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import StepResult, Task
 
 _FULL = 0.98
-"""A score from which on it counts as 1: three thirds may be dreamed as 0.33 each."""
+"""A score from which on it counts as 1. Three thirds may be dreamed as 0.33 each."""
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space made one space: how observations are kept and compared."""
+    """The text with every run of white space made one space. Observations are kept and compared so."""
     return " ".join(text.split())
 
 
@@ -40,7 +40,7 @@ class TextGame(Environment):
         self.max_steps = max_steps
 
     def valid_actions(self) -> list[str]:
-        """Every action that the game accepts now, sorted; empty before the first `reset`, and where nobody can tell.
+        """Every action that the game accepts now, sorted. Empty before the first `reset`, and where nobody can tell.
 
         For scripted policies and tests: a policy under evaluation must not see it.
         """
@@ -51,7 +51,7 @@ class TextGame(Environment):
         """Play an action that `check_action` lets through; `step` adds the truncation."""
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        """The answer to an action that is invalid whatever the game holds; None to let it be played.
+        """The answer to an action that is always invalid here. None to let it be played.
 
         The same check stands in the dream (`Rules`). Args: `observations`, all of this episode, oldest first.
         """
@@ -105,7 +105,7 @@ class Rules:
 
 
 class Score:
-    """The judge of a game with partial credit: a step earns the change of the dreamed score, which stays between 0 and 1.
+    """The judge of a game with partial credit. A step earns the change of the dreamed score, which stays between 0 and 1.
 
     An episode is a success as soon as its score is 1, and ends, whatever the experience model says: one that has read of few
     successes seldom says that a task is completed. An action that was rewarded is not rewarded again before something is lost,

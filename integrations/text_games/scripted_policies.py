@@ -28,7 +28,7 @@ CreateOracle = Callable[[Any, Task, Random], Oracle]
 def collect_episodes(
     create_oracle: CreateOracle, tasks: Sequence[Task], environment: TextGame, *, episodes: Mapping[str, int], seed: int
 ) -> Iterator[Trajectory]:
-    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; played while they are iterated over.
+    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn. They are played while they are iterated over.
 
     The same arguments give the same trajectories, where the demonstrator does.
     Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
@@ -77,7 +77,7 @@ def play_episode(
 
 
 def stray(right: str, valid: Sequence[str], rng: Random) -> str:
-    """Another action than the right one: a valid one, of its verb half the time; or a broken one, mostly invalid."""
+    """Another action than the right one. A valid one, of its verb half the time; or a broken one, mostly invalid."""
     others = [action for action in valid if action != right] or [right]
     near = [action for action in others if _verb(action) == _verb(right)]
     other = rng.choice(near if near and rng.random() < 0.5 else others)

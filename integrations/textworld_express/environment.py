@@ -14,7 +14,7 @@ from dreamgym_lg.types import StepResult, Task
 Answer = TypeVar("Answer")
 
 _IDLE: list[Interface] = []
-"""Game slots of closed environments, for the next ones: making a slot and loading a game into it takes time."""
+"""Game slots of closed environments, for the next ones. Making a slot and loading a game into it takes time."""
 
 
 def _world(task: Task) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _world(task: Task) -> dict[str, Any]:
 
 
 class TextWorldExpress(TextGame):
-    """One episode at a time of any of `GAMES`; instances may live in different threads and share one Java process.
+    """One episode at a time of any of `GAMES`. Instances may live in different threads and share one Java process.
 
     Each holds a slot of that process from its first `reset` to its `close`. A task's `seed` and metadata name the world:
     `game`, `params` and `fold` (train, dev or test, which share no objects).
@@ -82,7 +82,7 @@ class TextWorldExpress(TextGame):
         return one_line(self._ask(lambda slot: slot.call("getTaskDescription")))
 
     def gold_path(self, task: Task) -> list[str]:
-        """The game's own solution of `task`, without its needless first `look around`; ends a running episode.
+        """The game's own solution of `task`, without its needless first `look around`. Ends a running episode.
 
         Through several rooms the game finds another one each time.
         """

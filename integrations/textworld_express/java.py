@@ -31,7 +31,7 @@ def find_java() -> str:
 
 
 JAVA_OPTIONS = ["-XX:+UseSerialGC", "-Xmx256m"]
-"""100 slots of one game take at most 190 MB, by default 970, at the same speed (`tests/benchmarks/bench_java.py`)."""
+"""Options for small slots. 100 of one game take at most 190 MB, by default 970, as fast (`tests/benchmarks/bench_java.py`)."""
 
 
 class _Jvm:
@@ -77,7 +77,7 @@ atexit.register(_JVM.close)
 
 
 class Interface:
-    """One game slot of the Java process; every failure of that process leaves here as `EnvironmentFailed`."""
+    """One game slot of the Java process. Every failure of that process leaves here as `EnvironmentFailed`."""
 
     def __init__(self) -> None:
         self._server: Any = None

@@ -70,7 +70,7 @@ def _names(listed: str | None) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _look(observation: str) -> _Room | None:
-    """The room that an observation describes (shared: copy before changing it); None if it describes none."""
+    """The room that an observation describes (shared: copy before changing it). None if it describes none."""
     if not observation.startswith("You are in the "):
         return None
     room = _Room()
@@ -94,7 +94,7 @@ def _look(observation: str) -> _Room | None:
 
 
 def _drop(things: list[Any], matching: list[Any]) -> None:
-    """Take the first of `matching` out of `things`; nothing happens when a dream takes what was never there."""
+    """Take the first of `matching` out of `things`. Nothing happens when a dream takes a thing that was never there."""
     if matching:
         things.remove(matching[0])
 
@@ -174,13 +174,13 @@ def check_action(game: str, action: str, observations: Sequence[str]) -> str | N
 
 
 def world_split(observation: str) -> Split:
-    """The split of the world that begins with `observation`, by its hash: the same for ever."""
+    """The split of the world that begins with `observation`. By its hash: the same for ever."""
     position = int(digest(one_line(observation)), 16) / 2**64
     return "test" if position < 0.15 else "validation" if position < 0.25 else "train"
 
 
 def movable_items(observation: str) -> list[str]:
-    """The names of what can be taken in the room that `observation` describes; empty if it describes none."""
+    """The things to take in the room that `observation` describes. Empty if it describes none."""
     room = _look(observation)
     return [item for item, _ in room.items] if room else []
 
@@ -192,7 +192,7 @@ _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
 def hidden_facts(task: Task, history: Sequence[Step]) -> list[str]:
-    """The item that `peckingorder`'s book requests next, at each step and the next; "" in every other game (`World.context`).
+    """The next item that `peckingorder`'s book requests, at each step and the next (`World.context`). "" in every other game.
 
     The order is the one that `history` has revealed, then a draw by the seed: a model at temperature 0 would order all worlds
     alike. An item is done once it is taken, and comes again when it is put back.
@@ -211,7 +211,7 @@ def hidden_facts(task: Task, history: Sequence[Step]) -> list[str]:
 
 
 def _order(items: Sequence[str], history: Sequence[Step], seed: int) -> list[str]:
-    """The order of the items: first those that were requested or rewarded, then the drawn ones."""
+    """The order of the items. First those that were requested or rewarded, then the drawn ones."""
     revealed: dict[str, None] = {}
     for step in history:
         names = {_moved(step)} if step.reward > 0 else _REQUESTED.findall(step.next_observation)
@@ -223,6 +223,6 @@ def _order(items: Sequence[str], history: Sequence[Step], seed: int) -> list[str
 
 
 def _moved(step: Step) -> str:
-    """The item that the action takes or puts somewhere; "" for an invalid or any other action."""
+    """The item that the action takes or puts somewhere. "" for an invalid or any other action."""
     moved = _MOVED.fullmatch(" ".join(step.action.split())) if step.valid else None
     return (moved["taken"] or moved["put"]) if moved else ""

@@ -41,7 +41,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 class TextWorldExpressWorld(World):
-    """One game: its worlds of the train fold, split by a hash of their first observation.
+    """One game. Its worlds of the train fold, split by a hash of their first observation.
 
     The panel `unseen objects` holds worlds of the game's own test fold, which shares no object with the train fold.
 
@@ -119,7 +119,7 @@ _PUT = re.compile(r"You put the (.+) in the (.+)\.")
 
 
 def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
-    """The next right action of `peckingorder`: do what the book last said, or read it if something moved since."""
+    """The next right action of `peckingorder`. Do the book's last request, or read it if something moved since."""
     for observation in reversed(seen):
         if request := re.fullmatch(r"The current task is to (.+)\.", observation):
             return request[1].replace("take the ", "take ")
@@ -129,7 +129,7 @@ def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
 
 
 def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str]) -> str:
-    """The next right action of `twc` in one room, whatever came before: bring the first item that is out of place."""
+    """The next right action of `twc` in one room, at any state. Bring the first item that is out of place."""
     now: dict[str, str] = {}
     for observation in seen:
         if put := _PUT.fullmatch(observation):
@@ -145,7 +145,7 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
 
 
 def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
-    """The demonstrator of `task`: the book of `peckingorder`, the places of `twc` in one room, else the gold path.
+    """The demonstrator of `task`. The book of `peckingorder`, the places of `twc` in one room, else the gold path.
 
     The first two find back from any detour; it may break a gold path.
     """

@@ -110,7 +110,7 @@ class ServedEngine:
 
     @property
     def policy_version(self) -> str:
-        """Names the weights that replies are sampled from; "" for those that the servers have loaded themselves."""
+        """Name of the weights that replies are sampled from. "" for those that the servers have loaded themselves."""
         return self._sync.version
 
     def submit(self, request: Request) -> "Future[Generated]":
@@ -212,7 +212,7 @@ class ServedEngine:
             server.under_way -= 1
 
     def _choose(self, owner: int | None, begins: bool) -> Server:
-        """The server with the episode's keys and values, else the least busy; none that just failed."""
+        """The server with the episode's keys and values, else the least busy. None that just failed."""
         now = time.monotonic()
         before = self._chosen.pop(owner, None) if owner is not None else None
         if before is None or begins or before.avoided_until > now:

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def create_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """The connections to all servers; has to be called in the event loop that uses them."""
+    """The connections to all servers. Call it in the event loop that uses them."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,

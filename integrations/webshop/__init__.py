@@ -1,4 +1,4 @@
-"""WebShop (Yao et al., 2022) in pure Python: no Java, no server, and the official engine's pages and rewards to the letter.
+"""WebShop (Yao et al., 2022) in pure Python, without Java or a server. Pages and rewards are the official ones to the letter.
 
 `data` holds products and goals as tasks, `search` the search engine, `pages` the pages, `reward` what a purchase pays,
 `environment` the shop in text, `agent` the same as two tools, `scripted_policies` offline trajectories.

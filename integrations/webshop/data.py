@@ -1,4 +1,4 @@
-"""WebShop's products and goals, from the folder of its `setup.sh` or one packed file; recorded ReAct episodes."""
+"""WebShop's products and goals, and recorded ReAct episodes. From the folder of its `setup.sh` or one packed file."""
 
 import json
 import lzma
@@ -73,7 +73,7 @@ def load_catalogue(path: str | Path, *, human: bool = False) -> Catalogue:
 
 
 def goal_of(task: Task, catalogue: Catalogue) -> Goal:
-    """The goal of a task of `load_tasks`; raises `ConfigurationError` for any other task, or other products."""
+    """The goal of a task of `load_tasks`. Raises `ConfigurationError` for any other task, or other products."""
     index, goals = task.metadata.get("goal"), catalogue.goals
     if task.origin == "synthetic":
         raise ConfigurationError(f"task {task.id} is synthetic: its goal exists in the dream only; take a task of load_tasks")
@@ -199,7 +199,7 @@ def _human_goals(products: Iterable[Product], written: Mapping[str, Any], rng: R
 
 
 def _price_limit(price: float, rng: Random) -> tuple[float, str]:
-    """A goal's limit in dollars and its words: the larger of two of the next four tens above the price."""
+    """A goal's limit in dollars and its words. The larger of two of the next four tens above the price."""
     tens = [10.0 * ten for ten in range(1, 100) if 10.0 * ten > price][:4]
     if len(tens) < 2:
         return _NO_LIMIT, ""
@@ -210,11 +210,11 @@ def _price_limit(price: float, rng: Random) -> tuple[float, str]:
 # --- Episodes of others -----------------------------------------------------------------------------------------------
 
 REACT = "webshop/react"
-"""Not `webshop`: that shop showed other pages, answered `Invalid action!`, and took `think[...]` for an action."""
+"""Name of the ReAct episodes' shop. It showed other pages, answered `Invalid action!`, and took `think[...]` for an action."""
 
 
 def load_react_trajectories(path: str | Path) -> list[Trajectory]:
-    """The 500 episodes that an LLM played with ReAct prompts (Yao et al., 2023); reward is the score at the last step.
+    """The 500 episodes that an LLM played with ReAct prompts (Yao et al., 2023). Reward is the score at the last step.
 
     Their tasks cannot be played here. In the full catalogue they are the human test goals: do not evaluate on those.
 

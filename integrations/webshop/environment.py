@@ -1,4 +1,4 @@
-"""WebShop (Yao et al., 2022) as an `Environment`: search a shop, choose a product with its options, buy it."""
+"""WebShop (Yao et al., 2022) as an `Environment`. Search a shop, choose a product with its options, buy it."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -40,7 +40,7 @@ class Shop(NamedTuple):
     search_index: SearchIndex
 
     def search(self, words: str) -> Sequence[Product]:
-        """The best products for these words; all of one category for `<c> garden`, of one Amazon query for `<q> sofas`."""
+        """The best products for these words. All of one category for `<c> garden`, of one Amazon query for `<q> sofas`."""
         kind, _, rest = words.partition(" ")
         if kind == "<c>" and rest.strip():
             category = rest.split(" ")[0].strip()
@@ -51,7 +51,7 @@ class Shop(NamedTuple):
 
 
 def load_shop(path: str | Path, *, human: bool = False) -> Shop:
-    """The shop of these products; its index is built once a machine: 1,000 products take a second, a million 20 minutes.
+    """The shop of these products. Its index is built once a machine: 1,000 products take a second, a million 20 minutes.
 
     Args and errors: as `data.load_tasks`.
     """
@@ -84,7 +84,7 @@ class Visit:
 
 
 class WebShopEnvironment(TextGame):
-    """One episode at a time of any task of `data.load_tasks`; pages are the official engine's, to the letter.
+    """One episode at a time of any task of `data.load_tasks`. Pages are the official engine's, to the letter.
 
     Actions are `search[words]`, from every page, and `click[what]`, of `info["clickables"]`. An invalid one shows the page
     again. `click[buy now]` ends the episode with `reward.reward`, 0 to 1; 1 is success. Its page is empty: the official one
@@ -104,7 +104,7 @@ class WebShopEnvironment(TextGame):
         self._shown = ""
 
     def reset(self, task: Task) -> str:
-        """Raises `ConfigurationError` for a task that is none of `load_tasks` of this data, and what `load_shop` raises."""
+        """Begin an episode. Raises `ConfigurationError` for a task not of this data's `load_tasks`, and as `load_shop` does."""
         self.visit, self._seen = None, ()
         self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
         goal = goal_of(task, self._shop.catalogue)

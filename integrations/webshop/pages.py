@@ -10,9 +10,9 @@ PER_PAGE = 10
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SAME_PAGE = "(the same page)"
-"""In the short form: what is shown in place of a page that is on the screen already."""
+"""Text of the short form in place of a page shown already."""
 TITLE_SHOWN, TEXT_SHOWN = 20, 60
-"""In the short form: characters of a title among results, and of any other text that cannot be clicked."""
+"""Characters that the short form keeps. Of a title among results, and of any other text that cannot be clicked."""
 _ACTION = re.compile(r"(.+)\[(.+)\]")
 _ASIN = re.compile(r"b0[a-z0-9]{8}", re.IGNORECASE)
 _PRICE = "Price: "
@@ -51,7 +51,7 @@ class Page(NamedTuple):
 
     text: str
     clickables: Sequence[str]
-    """Arguments that `click[...]` takes here, in lower case; on the first page also `search`, which takes none."""
+    """Arguments that `click[...]` takes here, in lower case. On the first page also `search`, which takes none."""
 
 
 def parse_action(action: str) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def parse_action(action: str) -> tuple[str, str]:
 
 
 def check_action(action: str, observations: Sequence[str]) -> str | None:
-    """The last page for an action that is no search and no click on it; else None.
+    """The last page for an action that is no search and no click on it. Else None.
 
     Only the shop itself can tell a button from the words beside it.
     """
@@ -89,7 +89,7 @@ def parts_of(page: str) -> list[str]:
 
 
 def results_on(page: str) -> dict[str, list[str]]:
-    """The products on a page of results by their asin, in lower case: the texts of each, the asin first."""
+    """The products on a page of results by their asin, in lower case. The texts of each, the asin first."""
     parts = parts_of(page)
     if not any(part.startswith("Page ") and "(Total results: " in part for part in parts):
         return {}
@@ -116,7 +116,7 @@ def item_on(page: str) -> Item | None:
 
 
 def compact(page: str) -> str:
-    """The short form of an official page, for a small model: a text a line, without the instruction.
+    """The short form of an official page, for a small model. A text a line, without the instruction.
 
     Titles of results have `TITLE_SHOWN` characters, other texts `TEXT_SHOWN`; prices of results are whole dollars.
     """
@@ -182,7 +182,7 @@ def _framed(instruction: str, *texts: str) -> str:
 
 
 def _joined(*texts: str) -> str:
-    """Join texts as the official HTML parser does: white space without a line break counts as a text."""
+    """Join texts as the official HTML parser does. White space without a line break counts as a text."""
     return SEPARATOR.join(text.strip() for text in texts if text and (text.strip(" \t\n\f\r") or "\n" not in text))
 
 

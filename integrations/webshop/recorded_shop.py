@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """Of the open product, in lower case."""
     sub_page: str = ""
     chosen: tuple[str, ...] = ()
-    """Values of options in the order of their last clicks: of two values of one option the later counts."""
+    """Values of options in the order of their last clicks. Of two values of one option the later counts."""
 
     @property
     def page(self) -> "Place":
@@ -84,7 +84,7 @@ def _is_purchase(action: str) -> bool:
 
 
 def purchase(episode: Episode) -> Episode | None:
-    """Reduce a purchase to one step after title, price and chosen values; None for other actions."""
+    """Reduce a purchase to one step after title, price and chosen values. None for other actions."""
     item = item_on(last_page(observations(episode)))
     if not _is_purchase(episode.action) or item is None:
         return None
@@ -114,7 +114,7 @@ class ShopScore(Score):
 
 
 class RecordedShop:
-    """The responder that plays the shop from real traces; unknown purchases are left to the next one.
+    """The responder that plays the shop from real traces. Unknown purchases are left to the next one.
 
     Pages are shown as any trace of a training task showed them. A purchase of the same product with the same values in the
     same order, for the same instruction, is rewarded as recorded; any other purchase of an instruction with a recorded success

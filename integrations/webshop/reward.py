@@ -32,7 +32,7 @@ COLORS = tuple(
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Product) -> float:
-    """0 to 1; 1 is success: the type is right, and every attribute, every option and the price limit is met.
+    """The reward, 0 to 1; 1 is success. Then the type is right, and every attribute, every option and the price limit is met.
 
     Args:
         chosen: The options of the purchase, by name.

@@ -46,7 +46,7 @@ _STOP_WORDS = frozenset(
 # --- Analysis --------------------------------------------------------------------------------------------------------
 
 _BOUNDARY = regex.compile(r"(?w)\b", regex.V1)
-"""Unicode's word boundaries (UAX #29), as Lucene has them but for scripts without spaces, such as Thai."""
+"""Unicode's word boundaries (UAX #29). Lucene has them but for scripts without spaces, such as Thai."""
 _WORD = regex.compile(
     r"_*[\p{Alphabetic}\p{Nd}\p{Extended_Pictographic}\p{Regional_Indicator}"
     r"\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2763-\u2767]"  # pictures of the older Unicode that Lucene has
@@ -64,7 +64,7 @@ def _term(token: str) -> str:
 
 
 def analyse(text: str) -> list[str]:
-    """The terms of a text in order: lower-case words without stop words and possessive `'s`, stemmed by Porter."""
+    """The terms of a text in order. Lower-case words without stop words and possessive `'s`, stemmed by Porter."""
     tokens = (part for part in _BOUNDARY.split(text.lower()) if _WORD.match(part))
     cut = (token[at : at + _LONGEST] for token in tokens for at in range(0, len(token), _LONGEST))
     return [term for token in cut if (term := _term(token))]
@@ -94,7 +94,7 @@ class SearchIndex(NamedTuple):
         return self.starts.nbytes + self.documents.nbytes + self.scales.nbytes + self.idf.nbytes
 
     def search(self, query: str) -> list[int]:
-        """Numbers of the `RESULTS` best documents, the best first; of equal scores the lower number first."""
+        """Numbers of the `RESULTS` best documents, the best first. Of equal scores the lower number comes first."""
         counts = Counter(term for term in analyse(query) if term in self.terms)
         if not counts:
             return []
@@ -112,7 +112,7 @@ class SearchIndex(NamedTuple):
 
 
 def load_index(documents: Sequence[str], *, cache: Path | None = None) -> SearchIndex:
-    """The index of these texts, from the cache on disk or built anew; numbers are positions.
+    """The index of these texts, from the cache on disk or built anew. Numbers are positions.
 
     A file is named by the texts' hash and put in place whole. Where the folder cannot be written, a warning is logged.
 

@@ -21,7 +21,7 @@ from dreamgym_lg.types import Split, Task, Trajectory
 
 
 class WebShop(World):
-    """The goals of WebShop by the official splits; reward is the score of the purchase, success a score of 1.
+    """The goals of WebShop by the official splits. Reward is the score of the purchase, success a score of 1.
 
     Args:
         products: As `data.load_tasks`. Default: $WEBSHOP_DATA, else ~/.cache/webshop.
@@ -93,7 +93,7 @@ def search_words(instruction: str) -> str:
 
 
 def create_oracle(environment: WebShopEnvironment, task: Task, rng: Random) -> Oracle:
-    """The demonstrator of `task`: it finds the product of the goal, chooses its options and buys it, after any detour.
+    """The demonstrator of `task`. It finds the product of the goal, chooses its options and buys it, after any detour.
 
     It searches for the instruction's words, then for the title. 4 of 100 purchases earn less than 1: the official reward does
     not know some of its own options.
