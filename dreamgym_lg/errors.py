@@ -14,12 +14,12 @@ class ConfigurationError(DreamGymError, ValueError):
     """An argument is outside what is allowed."""
 
     @classmethod
-    def unknown(cls, kind: str, given: str, allowed: Iterable[str]) -> "ConfigurationError":
+    def unknown(cls, kind: str, name: str, allowed: Iterable[str]) -> "ConfigurationError":
         """An unknown name, answered with the nearest known one."""
         names = sorted(allowed)
-        near = get_close_matches(given, names, n=1)
+        near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        return cls(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+        return cls(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")
 
     @classmethod
     def missing_folder(cls, folder: Path) -> "ConfigurationError":

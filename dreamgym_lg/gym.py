@@ -79,12 +79,12 @@ class DreamGym:
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         if dream is not None and experience_model is not None:
             raise ConfigurationError("dream= brings its own parts: leave experience_model= away, or put it into the dream")
-        given: dict[str, Any] = {"replay_buffer": replay_buffer, "experience_model": experience_model, "say": say}
-        given |= {name: options.pop(name) for name in _OF_EXPERIMENT if name in options}
+        arguments: dict[str, Any] = {"replay_buffer": replay_buffer, "experience_model": experience_model, "say": say}
+        arguments |= {name: options.pop(name) for name in _OF_EXPERIMENT if name in options}
         self.world = AgentWorld(graph, tasks=tasks, dream=dream, **options)
         self.replay_buffer = replay_buffer
         stored = replay_buffer.tasks(origin="real")
-        self.experiment = Experiment(self.world, out, settings, **given)
+        self.experiment = Experiment(self.world, out, settings, **arguments)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
         if not self.experiment.is_worker_rank and self.experiment.stored_settings() is None:
             traced = _with_validation(self.world.all_tasks, traced, replay_buffer, say)

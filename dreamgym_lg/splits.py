@@ -166,9 +166,9 @@ def tied_groups(keys: Sequence[frozenset[Hashable]]) -> list[list[int]]:
 
 def _take(groups: list[list[int]], size: float) -> list[int]:
     """Tasks of whole groups, about `size`, taken away from `groups`."""
-    taken, wanted = list[int](), max(1, round(size))
+    taken, number = list[int](), max(1, round(size))
     for group in list(groups):
-        if abs(len(taken) + len(group) - wanted) < abs(len(taken) - wanted):
+        if abs(len(taken) + len(group) - number) < abs(len(taken) - number):
             taken += group
             groups.remove(group)
     return taken

@@ -20,8 +20,8 @@ def first_observation(task: Task) -> str:
 
 def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
     """A graph's input for the task: its messages, else its instruction as the user's."""
-    given = task.messages or [{"role": "user", "content": task.instruction}]
-    return {"messages": convert_to_messages([dict(message) for message in given])}
+    messages = task.messages or [{"role": "user", "content": task.instruction}]
+    return {"messages": convert_to_messages([dict(message) for message in messages])}
 
 
 def rules(task: Task) -> str:

@@ -76,7 +76,7 @@ def _check_free(host: str, port: int) -> None:
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
     """Messages for the chat template. transformers leaves out what a message says beside its calls."""
     words = convert([{**each, "tool_calls": None} for each in messages], modality)
-    return [{**each, "content": said["content"]} for each, said in zip(convert(messages, modality), words, strict=True)]
+    return [{**each, "content": message["content"]} for each, message in zip(convert(messages, modality), words, strict=True)]
 
 
 def _listed(folder: Path) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class ChatWriter:
             "Recorded calls with their answers:\n\n" + "\n\n".join(_examples(recordings, writes)),
         ]
         if failures:
-            shown = "\n".join(f"* {failure}" for failure in failures[:MAX_FAILURES])
-            parts.append(f"Your module:\n\n```python\n{text}\n```\n\nIt does not replay:\n{shown}\n\nWrite it anew, repaired.")
+            report = "\n".join(f"* {failure}" for failure in failures[:MAX_FAILURES])
+            parts.append(f"Your module:\n\n```python\n{text}\n```\n\nIt does not replay:\n{report}\n\nWrite it anew, repaired.")
         with unrecorded():
             reply = self.model.invoke([SystemMessage(PROMPT), HumanMessage("\n\n".join(parts))], APART)
         blocks = re.findall(r"```(?:python)?\n(.*?)```", reply.text, re.DOTALL)

@@ -106,10 +106,10 @@ def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds:
     best, fewest, failures = "", None, list[str]()
     for _ in range(rounds):
         text = write_source(rest, writer.write(rest, best, failures))
-        shown = Replay(recordings.writes)
-        problem = _replay_walled(text, rest, rest.traces, shown)
-        failures = [problem] if problem else [each.difference for each in shown.tools.values() if each.difference]
-        exact = sum(each.exact for each in shown.tools.values() if each.writes)
+        replayed = Replay(recordings.writes)
+        problem = _replay_walled(text, rest, rest.traces, replayed)
+        failures = [problem] if problem else [each.difference for each in replayed.tools.values() if each.difference]
+        exact = sum(each.exact for each in replayed.tools.values() if each.writes)
         if not problem and (fewest is None or (len(failures), -exact) < fewest):
             best, fewest = text, (len(failures), -exact)
         advance()

@@ -88,9 +88,9 @@ async def _ask(prompter: Prompter, trajectory: Trajectory) -> Goal:
     return await prompter.ask(messages, partial(_read, values(*turns)), prompt=PROMPT)
 
 
-def _read(said: frozenset[str], text: str) -> Goal:
+def _read(spoken: frozenset[str], text: str) -> Goal:
     """The goal in an answer. Raises `PredictionFailed` for another form, and for values that nobody said."""
     goal = Goal(**read_form(text, _Goal).model_dump())
-    if invented := values(encoded(goal.side)) - said:
+    if invented := values(encoded(goal.side)) - spoken:
         raise PredictionFailed(f"the goal holds {', '.join(sorted(invented))}, which nobody said in the conversation")
     return goal

@@ -141,8 +141,8 @@ class TraceIndex:
             last, request = trajectory.steps[-1].action, trajectory.steps[0].observation
             answers = (step.next_observation for step in writing)
             own = facts(message_text(last)) - facts(rules(task), task.instruction, request, *answers)
-            made = tuple(step.action for step in writing)
-            success = Success(task.id, unordered(effects), made, last, own, turns)
+            actions = tuple(step.action for step in writing)
+            success = Success(task.id, unordered(effects), actions, last, own, turns)
             same_words = _words_key(task.environment, task.instruction, task.split)
             for key in ((task.id,), same_words, (*same_words, rules(task))):
                 self.successes.setdefault(key, []).append(success)
@@ -223,9 +223,9 @@ def _as_received(schema: Any, defaults: Mapping[str, Any], arguments: Mapping[st
     Those that it refuses, and those of a tool with a JSON schema, get the tool's own defaults alone.
     """
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        made = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
+        factories = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
         with suppress(ValueError):
-            return schema.model_validate(dict(arguments)).model_dump(mode="json", exclude=made)
+            return schema.model_validate(dict(arguments)).model_dump(mode="json", exclude=factories)
     return {**defaults, **arguments}
 
 

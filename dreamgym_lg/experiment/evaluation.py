@@ -211,10 +211,10 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _policies(work: Workspace) -> dict[str, str | Path]:
     """Where the policies of a proof are, by stage. A policy that training was given is its start, and no imitation."""
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
-    start, given = (work.replay_buffer.metrics(work.run_name(name)) for name in (START, "stage/train/from"))
+    start, begun = (work.replay_buffer.metrics(work.run_name(name)) for name in (START, "stage/train/from"))
     if start:
         return {"start": start[0]["path"], **paths}
-    return {"start" if given and name == "base" else name: path for name, path in paths.items()}
+    return {"start" if begun and name == "base" else name: path for name, path in paths.items()}
 
 
 def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -279,13 +279,13 @@ class Experiment(Workspace):
             name = str(getattr(policy, "name_or_path", policy))
             self.replay_buffer.record_metrics(self.run_name(_BEGAN), 0, {"policy": _version(policy), "name": name})
 
-    def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
+    def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
         base, trained = (policy_version(self.models / name) for name in ("base", "trained"))
         recorded = next((row["policy"] for row in self.replay_buffer.metrics(self.run_name(_BEGAN))), None)
         if recorded is None and not (self.out / "training.db").exists():
             return
-        began, version = recorded or base, _version(given)
+        began, version = recorded or base, _version(policy)
         if version not in (began, base, trained):
             raise ConfigurationError(
                 f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
@@ -313,14 +313,14 @@ class Experiment(Workspace):
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-        given = self._policy
-        if given is None:
+        policy = self._policy
+        if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
             return self.policy("base")
-        if not isinstance(given, LocalChatModel | str | Path):
-            raise ConfigurationError(f"policy={given!r} cannot be trained; give a LocalChatModel, or a path or name of one")
-        local = self.policy_at(given) if isinstance(given, str | Path) else given
+        if not isinstance(policy, LocalChatModel | str | Path):
+            raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, or a path or name of one")
+        local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None:
             raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
         return local
@@ -341,5 +341,5 @@ class Experiment(Workspace):
         return evaluation.prove(self)
 
 
-def _version(given: "LocalChatModel | str | Path") -> str:
-    return policy_version(Path(given) if isinstance(given, str) else given)
+def _version(policy: "LocalChatModel | str | Path") -> str:
+    return policy_version(Path(policy) if isinstance(policy, str) else policy)

@@ -190,10 +190,10 @@ def examples(judgement: Judgement) -> str:
 
 def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]) -> int:
     """Number of calls of hosted models that measuring the dream takes."""
-    asked = [questions(each, writes) for each in episodes]
+    counts = [questions(each, writes) for each in episodes]
     roles = (dream.responders, dream.judges, [dream.user])
     hosted = [sum(getattr(part, "hosted", None) is not None for part in parts) for parts in roles]
-    return sum(number * parts for each in asked for number, parts in zip(each, hosted, strict=True))
+    return sum(number * parts for each in counts for number, parts in zip(each, hosted, strict=True))
 
 
 def trainable_tasks(work: Workspace) -> list[Task]:
@@ -240,8 +240,8 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])
     chosen = [*recorded, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
     rng.shuffle(chosen)
-    asked = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
-    return [each for each, total in zip(chosen, asked, strict=True) if total <= _KINDS * limit]
+    totals = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
+    return [each for each, total in zip(chosen, totals, strict=True) if total <= _KINDS * limit]
 
 
 def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:

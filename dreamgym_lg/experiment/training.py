@@ -89,12 +89,12 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
     return policy.model_copy(update={"engine": engine})
 
 
-def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
-    """The loaded policy, sampling as the given one did."""
-    if given is None or given is loaded or isinstance(given, str | Path):
+def sampling_like(policy: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
+    """The loaded policy, sampling as `policy` does."""
+    if policy is None or policy is loaded or isinstance(policy, str | Path):
         return loaded
     names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
-    return loaded.model_copy(update={name: getattr(given, name) for name in names})
+    return loaded.model_copy(update={name: getattr(policy, name) for name in names})
 
 
 def train_policy(

@@ -336,12 +336,12 @@ class Workspace:
     @property
     def experience_version(self) -> str:
         """The dream's version, without loading a model; "" before an experience model is trained."""
-        given = self._given
+        model = self._given
         if not self.world.needs_model:
             return self.dream().version
-        if given is None:
+        if model is None:
             return self.newest_experience()
-        return given.version if isinstance(given, Model) else given if isinstance(given, str) else name_of(given)
+        return model.version if isinstance(model, Model) else model if isinstance(model, str) else name_of(model)
 
     def newest_experience(self) -> str:
         """The name of the trained experience model; "" before."""

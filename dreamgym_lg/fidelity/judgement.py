@@ -142,10 +142,10 @@ async def ajudge(
 
 def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int, int]:
     """Number of questions of `ajudge` to each responder, to each judge and to a user."""
-    asked, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
-    actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in asked)
+    positions, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
+    actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in positions)
     turns = sum(is_answer(step.action) for step in trajectory.steps) if talks(trajectory) else 0
-    return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in asked) if by_tools else 0, turns
+    return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in positions) if by_tools else 0, turns
 
 
 def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:

@@ -53,8 +53,8 @@ class ServiceDesk:
 
     def verify_real(self, task: Task, state: Mapping[str, Any]) -> float:
         """The official reward of the episode whose graph ended in this state (`messages`)."""
-        said = [each.text for each in state["messages"] if isinstance(each, AIMessage) and not each.tool_calls]
-        return self.domain.reward(task, self._current(), said)
+        answers = [each.text for each in state["messages"] if isinstance(each, AIMessage) and not each.tool_calls]
+        return self.domain.reward(task, self._current(), answers)
 
     def _current(self) -> Database:
         try:

@@ -105,8 +105,8 @@ class Domain:
             database: After the conversation.
             messages: All that the agent said to the customer.
         """
-        said = [message.lower().replace(",", "") for message in messages]
-        if not all(any(output.lower() in each for each in said) for output in task.metadata["outputs"]):
+        texts = [message.lower().replace(",", "") for message in messages]
+        if not all(any(output.lower() in each for each in texts) for output in task.metadata["outputs"]):
             return 0.0
         right = self.create_database()
         for action in task.metadata["actions"]:
