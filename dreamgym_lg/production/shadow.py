@@ -19,6 +19,7 @@ from langgraph.types import Command
 
 from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.production.canary import Verify, check_share
@@ -28,7 +29,7 @@ from dreamgym_lg.production.simulation import ShadowedRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
-from dreamgym_lg.simulate.object_graph import nodes_with_own_threads
+from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ def shadow(
     index.refresh()  # a name in writes= that no tool has is said now
     simulation = Simulation(
         graph=graph,
+        is_sync=has_synchronous_middleware(graph),
         policy=policy,
         index=index,
         model=experience_model,
@@ -176,7 +178,7 @@ class _Shadow:
             run.loop.call_soon_threadsafe(self._begin_task, copied, context=Context())
 
     def _begin_task(self, run: ShadowedRun) -> None:
-        task = asyncio.ensure_future(self._aplay(run))
+        task = asyncio.ensure_future(self._play(run))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -185,16 +187,14 @@ class _Shadow:
         self._tasks.discard(task)
         self._done()
 
-    async def _aplay(self, run: ShadowedRun) -> None:
+    async def _play(self, run: ShadowedRun) -> None:
         with _losses_logged():
-            pair = await self._simulation.aplay(run)
+            pair = await self._simulation.play(run)
             await asyncio.to_thread(self._store, pair)
 
     def _work(self) -> None:
         while True:
-            run = self._queue.get()
-            with _losses_logged():
-                self._store(self._simulation.play(run))
+            run_lasting(self._play(self._queue.get()))
             self._done()
 
     def _store(self, pair: Pair) -> None:

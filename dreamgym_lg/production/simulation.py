@@ -18,6 +18,7 @@ from dreamgym_lg.production.canary import Verify, judged
 from dreamgym_lg.production.log import Pair, Status
 from dreamgym_lg.production.recorder import RecordedCall
 from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
+from dreamgym_lg.simulate.agent import run_graph
 from dreamgym_lg.simulate.conversation import final_answer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -82,6 +83,8 @@ class Simulation:
     """Settings of the simulated sides. The graph is the user's own; nothing of it is touched for real."""
 
     graph: Pregel
+    is_sync: bool
+    """As of `run_graph`."""
     policy: BaseChatModel
     index: TraceIndex
     """Of the traces that answer what this run does not."""
@@ -93,28 +96,16 @@ class Simulation:
     options: EpisodeOptions
     verify: Verify | None
 
-    def play(self, run: ShadowedRun) -> Pair:
-        """Play it where a run without an event loop was played: in a thread."""
-        if run.unusable is not None:
-            return Pair(run.thread, run.unusable)
-        answers = ThisRun(run.calls, self.index)
-        episode = self._episode(run, answers)
-        try:
-            with episode:
-                state = episode.invoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
-        except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
-            return self._ended(run, answers, episode, error)
-        return self._compare(run, episode, state)
-
-    async def aplay(self, run: ShadowedRun) -> Pair:
-        """Play it in the event loop of the real run. Async clients belong to it."""
+    async def play(self, run: ShadowedRun) -> Pair:
+        """Play a run in the dream and compare both sides."""
         if run.unusable is not None:
             return Pair(run.thread, run.unusable)
         answers = ThisRun(run.calls, self.index)
         episode = self._episode(run, answers)
         try:
             async with episode:
-                state = await episode.ainvoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
+                config: Any = run.config
+                state = await run_graph(episode, run.payload, config, is_sync=self.is_sync, **run.arguments)
         except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
             return self._ended(run, answers, episode, error)
         return self._compare(run, episode, state)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Literal, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
@@ -135,7 +136,8 @@ class SimulatedAgent:
         async with self._reset(task):
             try:
                 async with episode:
-                    final = await self._run(episode, self.payload(task), {"callbacks": (config or {}).get("callbacks")})
+                    own: RunnableConfig = {"callbacks": (config or {}).get("callbacks")}
+                    final = await run_graph(episode, self.payload(task), own, is_sync=self._is_sync)
             except Exception as error:
                 failure = error
             except RealAccessBlocked as error:  # a failed rollout, but no reason to end the others
@@ -147,15 +149,6 @@ class SimulatedAgent:
                 yield await self._outcome(episode, task, final)
         if failure is not None:  # outside, where no context manager of the user's can swallow it
             raise failure
-
-    async def _run(self, episode: SimulatedEpisode, payload: Any, config: RunnableConfig) -> Any:
-        """The graph's last state. A graph with synchronous middleware is not awaited, but runs in a thread."""
-        if not self._is_sync:
-            return await episode.ainvoke(payload, config)
-        context = copy_context()
-        with in_episode(None):  # the thread is the episode's own, and no worker of its code
-            running = asyncio.get_running_loop().run_in_executor(THREADS, context.run, episode.invoke, payload, config)
-        return await running
 
     @asynccontextmanager
     async def _reset(self, task: Task) -> AsyncIterator[None]:
@@ -205,6 +198,16 @@ class SimulatedAgent:
             judged_by=judged_by,
         )
         return {"steps": [*steps, last], "acts": episode.acts, "success": success}
+
+
+async def run_graph(episode: SimulatedEpisode, payload: Any, config: RunnableConfig, *, is_sync: bool, **arguments: Any) -> Any:
+    """The graph's last state. With `is_sync`, synchronous middleware, it is not awaited, but runs in a thread."""
+    if not is_sync:
+        return await episode.ainvoke(payload, config, **arguments)
+    run = partial(copy_context().run, episode.invoke, payload, config, **arguments)
+    with in_episode(None):  # the thread is the episode's own, and no worker of its code
+        running = asyncio.get_running_loop().run_in_executor(THREADS, run)
+    return await running
 
 
 def _verified(verify: Verify, task: Task, final: Any) -> float:
