@@ -37,7 +37,6 @@ def compile_world(
     writes: Collection[str] | None = None,
     environment: str | None = None,
     rounds: int = 3,
-    min_exact: float = 0.99,
     min_lower: float = 0.7,
     on_progress: OnProgress = show_progress,
 ) -> list[ToolReplay]:
@@ -53,8 +52,7 @@ def compile_world(
         tools, writes: As of `find_tool_uses`.
         environment: Whose traces; by default all of the buffer's.
         rounds: Calls of a chat model, at most: one to write, the others to repair.
-        min_exact: Least share of a tool's answers to left-out traces that must be exact for it to be admitted.
-        min_lower: Least lower bound of that share's 95 % interval.
+        min_lower: Least lower bound of the 95 % interval of a writing tool's share of exact answers to left-out traces.
 
     Raises `ConfigurationError` for a folder of other files, where no recorded tool is known to read only, and for a chat model
     where this machine has no wall.
@@ -69,7 +67,7 @@ def compile_world(
         text = _enumerated(recordings)
     else:
         text = _written(recordings, replay, ChatWriter(writer), rounds, on_progress)
-    report = replay.report(min_exact=min_exact, min_lower=min_lower)
+    report = replay.report(min_lower)
     _write_folder(out, text, recordings, report)
     return report
 

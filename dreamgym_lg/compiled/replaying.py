@@ -10,6 +10,9 @@ from dreamgym_lg.statistics import wilson
 Answers = Callable[[Trace], Sequence[str | None]]
 """A world's own answers to the calls of a trace, behind the recorded ones. None where it knows none."""
 
+MIN_EXACT = 0.99
+"""Share of a tool's answers that must be exact for it to be admitted."""
+
 PAGE = """# Replay of left-out traces
 
 Each trace was replayed on a world made from traces that share no entity with it. *Refused* calls are left to the next
@@ -40,9 +43,9 @@ class ToolReplay:
         """Lower bound of the 95 % interval of the share of answers that are exact."""
         return wilson(self.exact, self.exact + self.wrong)[0] if self.exact + self.wrong else 0.0
 
-    def admit(self, *, min_exact: float, min_lower: float) -> None:
-        """Decide if the tool is admitted. One that writes needs enough exact answers, one that reads none that is wrong."""
-        exact = self.exact >= min_exact * (self.exact + self.wrong)
+    def admit(self, min_lower: float) -> None:
+        """Admit the tool if its answers are exact. One that writes has to be surely so."""
+        exact = self.exact >= MIN_EXACT * (self.exact + self.wrong)
         self.admitted = exact and (not self.writes or self.lower >= min_lower)
 
 
@@ -63,10 +66,10 @@ class Replay:
                 call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
                 each.difference = f"{call}: {own!r} instead of {recorded!r}"
 
-    def report(self, *, min_exact: float, min_lower: float) -> list[ToolReplay]:
+    def report(self, min_lower: float) -> list[ToolReplay]:
         """The tools, reading ones first, each admitted or not."""
         for each in self.tools.values():
-            each.admit(min_exact=min_exact, min_lower=min_lower)
+            each.admit(min_lower)
         return sorted(self.tools.values(), key=lambda each: (each.writes, each.tool))
 
 

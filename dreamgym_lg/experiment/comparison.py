@@ -13,6 +13,7 @@ from dreamgym_lg.rollout import Agent, check_played, rollout
 from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task
 
+_CONCURRENCY = 16
 CONFIDENCE = 0.98
 """Confidence of a difference's interval. Of comparisons without a difference, one in fifty claims one."""
 
@@ -73,7 +74,6 @@ async def play_version(
     *,
     num_generations: int,
     seed: int = 0,
-    concurrency: int = 16,
     on_episode: Callable[[], None] = lambda: None,
 ) -> Version:
     """Play every task `num_generations` times. Raises `EpisodesMissing` for episodes that could not be played."""
@@ -88,7 +88,7 @@ async def play_version(
             source="synthetic",
             num_generations=num_generations,
             seed=seed,
-            concurrency=concurrency,
+            concurrency=_CONCURRENCY,
             attempts=3,
             on_episode=lambda _: on_episode(),
         )
@@ -101,6 +101,6 @@ async def play_version(
         success=success,
         rewards=tuple(mean(episode.reward for episode in group) for group in groups),
         actions=mean(len(episode.steps) for episode in episodes),
-        seconds=(time.perf_counter() - start) * min(concurrency, len(episodes)) / len(episodes),
+        seconds=(time.perf_counter() - start) * min(_CONCURRENCY, len(episodes)) / len(episodes),
         tokens=sum(each["total_tokens"] for each in usage.usage_metadata.values()),
     )

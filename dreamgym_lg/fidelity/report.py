@@ -119,11 +119,11 @@ def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
         yield from _of_group(group)
 
 
-def _level(rate: Rate | StepRate, *, good: float = 0.9, bad: float = 0.5) -> Level:
+def _level(rate: Rate | StepRate, *, bad: float = 0.5) -> Level:
     """Few episodes are never called good, and bad only where their whole interval is."""
     if rate.high < bad or (rate.value < bad and rate.episodes >= FEW_EPISODES):
         return "bad"
-    return "good" if rate.value >= good and rate.episodes >= FEW_EPISODES else "watch"
+    return "good" if rate.value >= 0.9 and rate.episodes >= FEW_EPISODES else "watch"
 
 
 def _level_of_errors(rate: Rate | StepRate, *, bad: float = 0.1) -> Level:

@@ -139,10 +139,10 @@ class CanaryLog:
                 )
             return self._set_outcome(db, name, str(thread_id), success)
 
-    def stop(self, reason: str = "stopped by hand", *, name: str | None = None) -> None:
+    def stop(self, *, name: str | None = None) -> None:
         """End a canary for good: production serves every thread from the next run on."""
         with self._transaction() as db:
-            self._end(db, self._name(db, name), reason)
+            self._end(db, self._name(db, name), "stopped by hand")
 
     def names(self) -> list[str]:
         """Names of the canaries in this log, oldest first."""
