@@ -26,6 +26,8 @@ from dreamgym_lg.learner import Credit, Groups, TrainingRow
 from dreamgym_lg.types import Trajectory
 
 CHECKPOINT = "training.pt"
+_LARGEST_RATE = 2e-4
+"""Largest default rate. At 6.7e-4, one step on adapters of SmolLM2-135M ended all success (docs/results)."""
 
 
 class PolicyLearner:
@@ -43,7 +45,7 @@ class PolicyLearner:
             decides the memory that a step needs, not its gradient: the passes of a step are added up.
         save_every: Iterations between two checkpoints, which hold 12 bytes for each trained number. Updates that a crash loses
             are repeated by the training graph, from the recorded episodes.
-        learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters, ten times that.
+        learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 2e-4 at most.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`; they alone are in
@@ -87,7 +89,7 @@ class PolicyLearner:
         reference = self._begin(peft_config, seed, keep=beta > 0)
         if learning_rate is None:
             factor = ADAPTER_RATE_FACTOR if loaded_adapters(model) is not None else 1
-            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * factor
+            learning_rate = min(default_rate(model, small=_LARGEST_RATE, large=self.LARGE_RATE) * factor, _LARGEST_RATE)
         self.beta = beta
         own = {"learning_rate": learning_rate, "beta": self.kl_weight, "temperature": temperature, "loss": self.loss}
         step = StepOptions(**{**precision(model), **own, **options})
