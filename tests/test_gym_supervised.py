@@ -289,7 +289,7 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
 
     losses = dict[str, list[float]]()
     gym = make(progress=lambda label, done, total: losses.setdefault(label.partition(" (")[0], []).append(float(label[-5:-1])))
-    monkeypatch.setattr(imitation, "_stopped_rising", lambda *_: False)
+    monkeypatch.setattr(imitation, "_evaluate", lambda *_: None)
     with pytest.raises(ConfigurationError, match="made of the annotator 'None', and 'openai:gpt-5' is given"):
         make().train_experience(annotator="openai:gpt-5")
     gym.train_base(tiny())
@@ -313,18 +313,16 @@ def test_a_base_policy_that_nothing_evaluates_is_trained_to_its_end(
     said = list[str]()
     gym = make(settings=replace(AgentWorld.settings, **{**SETTINGS, **settings}), tasks=tasks, say=said.append)
     gym.train_base(tiny())
-    (line,) = (each for each in said if each.endswith(f"for {gym.experiment.settings.base_steps} steps at most"))
+    (line,) = (each for each in said if each.endswith("which weights of the base policy are kept"))
     assert line.startswith(told) and [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
 
 
 @pytest.mark.slow
-def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_best_is_kept(
+def test_the_base_policy_is_evaluated_four_times_and_the_best_is_kept(
     make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, said = replace(AgentWorld.settings, **{**SETTINGS, "real_budget": None}), list[str]()
-    gym, counts = make(settings=settings, say=said.append), iter([4, None, 1, 3, 2, 2, 2, 2])  # killed before the second
-    monkeypatch.setattr(imitation, "EVALUATE_EVERY", 1)
-    monkeypatch.setattr(imitation, "PATIENCE", 2)
+    gym, counts = make(settings=settings, say=said.append), iter([4, None, 1, 3, 2, 2])  # killed before the second
     weights: list[Any] = []
 
     class Killed(BaseException): ...
@@ -342,7 +340,7 @@ def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_be
     weights.clear()
     gym.train_base(tiny())
     assert [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
-    assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 4 steps: real 2/4"
+    assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 10 of 10 steps: real 2/4"
     kept = gym.experiment.policy("base").model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
     assert not torch.equal(kept["model.embed_tokens.weight"], weights[3]["model.embed_tokens.weight"])

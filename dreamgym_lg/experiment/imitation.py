@@ -17,14 +17,16 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
-EVALUATE_EVERY, PATIENCE = 25, 4
-"""Optimiser steps between evaluations; number of them without a better policy that ends training."""
+PASSES, FEWEST, MOST = 6, 40, 600
+"""Default number of passes over the imitated episodes, and the least and most optimiser steps for it."""
+EVALUATIONS = 4
+"""Evaluations of a policy while it is trained, at equal distances. The best is kept."""
 FILTER = 0.75
 """Share of the highest recorded reward that an episode of the filtered policy must reach."""
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
-    """Train `models/base` on every recorded success until its validation success stops rising."""
+    """Train `models/base` on every recorded success."""
     episodes, start = _successes(work), start_of(work, model)
     work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(start)})
     _imitate(work, "base", episodes, start)
@@ -57,20 +59,20 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
-    """Train `models/NAME` on these episodes until validation success stops rising. The best is kept."""
-    s = work.settings
-    best, options = BestPolicy(work, _name_of_best(work, name)), dict[str, Any](constant=True)
+    """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept."""
+    s, options, watched = work.settings, dict[str, Any](), set[str]()
+    steps = s.base_steps or min(max(PASSES * len(episodes) // s.batch_size, FEWEST), MOST)
+    best = BestPolicy(work, _name_of_best(work, name))
     if _can_evaluate(work, name):
-        options["until"] = partial(_stopped_rising, work, name, best)
-        watched = set[str]()
-    else:  # the loss on a tenth of the tasks ends it, where there are ten
+        options["evaluate"] = partial(_evaluate, work, name, best, steps)
+    else:  # the loss on a tenth of the tasks decides, where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
         watched = set(ids[: len(ids) // 10])
     to_rows = partial(work.world.policy_rows, tokenizer=tokenizer_of(start), max_new_tokens=s.policy_tokens)
     if held_out := [each for each in episodes if each.task.id in watched]:
         options["held_out"] = to_rows(held_out)
     rows = to_rows([each for each in episodes if each.task.id not in watched])
-    fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=s.base_steps, **options)
+    fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
@@ -90,7 +92,7 @@ def _name_of_best(work: Workspace, name: str) -> str:
 
 
 def _can_evaluate(work: Workspace, name: str) -> bool:
-    """True if validation success can end the training. Else it says why not.
+    """True if validation tasks can choose among a training's weights. Else it says why not.
 
     Raises `ConfigurationError` where only a dream could judge it, and there is no experience model yet.
     """
@@ -105,20 +107,19 @@ def _can_evaluate(work: Workspace, name: str) -> bool:
             "train_experience() first, or give real_budget"
         )
     if reason:
-        until = "until the loss on a tenth of the tasks stops falling"
-        work.say(f"{reason}: the {name} policy is trained {until}, for {work.settings.base_steps} steps at most")
+        work.say(f"{reason}: the loss on a tenth of the tasks decides which weights of the {name} policy are kept")
     return not reason
 
 
-def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
-    """True once validation success has stopped rising. The best policy is kept on the way.
+def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: Any, tokenizer: Any, step: int) -> None:
+    """Play the validation tasks after each `EVALUATIONS`th of the steps, and offer the policy as the best.
 
-    It is real success unless `real_budget` is 0, else that in the dream.
+    Success is real unless `real_budget` is 0, else in the dream.
     """
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-    if step % EVALUATE_EVERY and step != work.settings.base_steps:
-        return False
+    if step % -(-steps // EVALUATIONS) and step != steps:
+        return
     policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
     kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.dream())
     name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
@@ -126,11 +127,7 @@ def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, t
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
     only = "" if dream is None else " (dreamed only)"
-    work.say(f"{label} policy after {step} steps: {kind} {successes}/{len(episodes)}{only}")
-    done = step - best.risen_at >= PATIENCE * EVALUATE_EVERY
-    if step == work.settings.base_steps and not done:
-        work.say(f"the {label} policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
-    return done
+    work.say(f"{label} policy after {step} of {steps} steps: {kind} {successes}/{len(episodes)}{only}")
 
 
 def _successes(work: Workspace) -> list[Trajectory]:

@@ -60,8 +60,8 @@ class Settings:
     experience_tokens: int = 512
     """Maximum tokens of an answer of the experience model."""
 
-    base_steps: int = 600
-    """Maximum optimiser steps of the base policy. It is done when its validation success stops rising."""
+    base_steps: int | None = None
+    """Optimiser steps of an imitating policy. None: six passes over its episodes, at least 40 and at most 600 steps."""
     policy_tokens: int = 256
     """Maximum tokens of a policy's reply, its end included. `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
@@ -108,7 +108,7 @@ class Settings:
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
     """Number of real validation episodes over the whole training, spread evenly. The policy that does best in them is kept.
-    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality every 25 steps,
+    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality four times,
     which does not count here."""
     max_false_success: float | None = 0.05
     """Largest share of failures, 0 to 1, that the dream may reward. `train` refuses a worse dream, and one that misses too many

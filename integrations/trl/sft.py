@@ -45,7 +45,7 @@ class EarlyStopping:
         patience: Measurements without a lower loss after which training ends.
     """
 
-    def __init__(self, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4) -> None:
+    def __init__(self, rows: Sequence[TokenizedConversation], *, every: int, patience: int = 4) -> None:
         self.rows = [each for row in rows if (each := _training_row(row)).segment.trainable]
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
@@ -101,14 +101,14 @@ def _batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
         yield from (order[end - size : end] for end in range(size, count + 1, size))
 
 
-def _schedule(steps: int, *, constant: bool) -> Callable[[int], float]:
-    """Factor of the learning rate by step: a warmup, then 1 or half a cosine down to 0."""
+def _schedule(steps: int) -> Callable[[int], float]:
+    """Factor of the learning rate by step: a warmup, then half a cosine down to 0."""
     warmup = min(_WARMUP_STEPS, steps // 10)
 
     def factor(step: int) -> float:
         if step < warmup:
             return step / warmup
-        return 1.0 if constant else 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
+        return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
 
     return factor
 
@@ -124,7 +124,6 @@ def train_sft(
     on_step: Callable[[int, float], None] | None = None,
     until: Callable[[TokenTrainer, int], bool] | None = None,
     checkpoints: Path | None = None,
-    constant: bool = False,
     bf16: bool | None = None,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
@@ -137,7 +136,6 @@ def train_sft(
         until: `until(trainer, step)`, called after every step; True ends the training early.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
-        constant: The rate stays as it is after the warmup: for a training whose end is not known. Else it falls to 0.
         bf16: Passes under bfloat16 autocast. None: on a GPU or, without one, on a CPU with AMX or AVX512_BF16.
 
     Raises `NothingToTrain` if no row has a label, `ConfigurationError` for a model whose weights are in half precision.
@@ -147,9 +145,7 @@ def train_sft(
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
     passes = precision(model, supervised=True) | ({} if bf16 is None else {"bf16": bf16})
     options = StepOptions(loss="likelihood", learning_rate=learning_rate, weight_decay=0.01, adam_beta2=0.98, **passes)
-    trainer = TokenTrainer(
-        model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps, constant=constant), multiple=64
-    )
+    trainer = TokenTrainer(model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps), multiple=64)
     file, saved = checkpoints / CHECKPOINT if checkpoints is not None else None, time.monotonic()
     losses: list[float] = trainer.load(file)["losses"] if file is not None and file.exists() else []
     for numbers in islice(_batches(len(usable), min(batch_size, len(usable)), seed), len(losses), steps):
@@ -180,7 +176,7 @@ def fine_tune(
     lora: bool | None = None,
     first_lines_weight: float = 1.0,
     seed: int = 0,
-    until: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], bool] | None = None,
+    evaluate: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], None] | None = None,
     held_out: Sequence[TokenizedConversation] = (),
     **options: Any,
 ) -> float:
@@ -194,7 +190,7 @@ def fine_tune(
         learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters to 2e-4.
         lora: Whether adapters are trained. None: above 50 M parameters.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
-        until: `until(model, tokenizer, step)` may end it early.
+        evaluate: `evaluate(model, tokenizer, step)`, called after every step.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
         options: Of `train_sft`.
 
@@ -213,11 +209,12 @@ def fine_tune(
     drawn = list(rows)
     Random(seed).shuffle(drawn)
     weigh = partial(weigh_first_lines, tokenizer, weight=first_lines_weight)
-    watched = EarlyStopping(weigh(held_out))
+    watched = EarlyStopping(weigh(held_out), every=max(steps // 10, 1))
 
     def is_over(trainer: TokenTrainer, step: int) -> bool:
-        falling_no_more = bool(held_out) and watched(trainer, step)
-        return (until is not None and until(model, tokenizer, step)) or falling_no_more
+        if evaluate is not None:
+            evaluate(model, tokenizer, step)
+        return bool(held_out) and watched(trainer, step)
 
     loss = train_sft(
         model,
