@@ -264,7 +264,7 @@ def test_the_filtered_policy_begins_as_the_base_policy_and_is_trained_once(tmp_p
     Experiment(PaysHalf(), work.out, progress=lambda *_: None).train_filtered()
     assert (work.models / "filtered" / "version").read_text() == version, "what is done is not done again"
     assert filtered(work) == 5 and [line.partition(":")[0] for line in said if "policy after" in line] == [
-        f"{name} policy after 1 steps" for name in ("base", "filtered")
+        f"{name} policy after 1 of 1 steps" for name in ("base", "filtered")
     ]
     sizes = [sum(value.numel() for value in work.policy(name).model.parameters()) for name in ("base", "filtered")]
     assert sizes == [sum(value.numel() for value in start.model.parameters())] * 2
