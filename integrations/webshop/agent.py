@@ -40,18 +40,18 @@ class ShopTools:
     """Tools of any number of episodes, each in its own shop. Pass `reset_real` and `verify_real` to `DreamGym`.
 
     Args:
-        path, max_steps, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
+        path, max_steps: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
     """
 
-    def __init__(self, path: str | Path, *, max_steps: int = 15, compact: bool = False) -> None:
-        self._path, self._max_steps, self._compact = path, max_steps, compact
+    def __init__(self, path: str | Path, *, max_steps: int = 15) -> None:
+        self._path, self._max_steps = path, max_steps
         self._visits: ContextVar[_Visit] = ContextVar("visit")
         self.tools: list[BaseTool] = self._create_tools()
 
     @asynccontextmanager
     async def reset_real(self, task: Task) -> AsyncIterator[None]:
         """The shop of one real episode of the task. Raises what `WebShopEnvironment.reset` raises."""
-        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, compact=self._compact)
+        environment = WebShopEnvironment(self._path, max_steps=self._max_steps)
         await environment.areset(task)
         token = self._visits.set(_Visit(environment))
         try:

@@ -13,11 +13,9 @@ from dreamgym_lg.integrations.webshop.pages import (
     BUY,
     NEXT,
     PREVIOUS,
-    SAME_PAGE,
     SUB_PAGES,
     Product,
     check_action,
-    compact,
     item_page,
     parse_action,
     results_page,
@@ -92,24 +90,22 @@ class WebShopEnvironment(TextGame):
 
     Args:
         path: As `data.load_tasks`.
-        compact: Show pages in their short form (`pages.compact`), and `SAME_PAGE` for one that is on the screen already.
     """
 
-    def __init__(self, path: str | Path, *, max_steps: int = 15, compact: bool = False) -> None:
+    def __init__(self, path: str | Path, *, max_steps: int = 15) -> None:
         super().__init__(max_steps)
-        self.path, self.compact = path, compact
+        self.path = path
         self._shop: Shop | None = None
         self.visit: Visit | None = None
         """For scripted policies and tests: a policy under evaluation must not see it. None after a purchase."""
-        self._shown = ""
 
     def reset(self, task: Task) -> str:
         """Begin an episode. Raises `ConfigurationError` for a task not of this data's `load_tasks`, and as `load_shop` does."""
         self.visit, self._seen = None, ()
         self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
         goal = goal_of(task, self._shop.catalogue)
-        self.visit, self._shown = Visit(goal, self._shop.catalogue.products[goal.asin]), ""
-        return self.begin(self._show(self.visit.page.text))
+        self.visit = Visit(goal, self._shop.catalogue.products[goal.asin])
+        return self.begin(self.visit.page.text)
 
     def play(self, action: str) -> StepResult:
         visit, shop = self.visit, self._shop
@@ -128,7 +124,7 @@ class WebShopEnvironment(TextGame):
         else:
             valid = False
         info = {"success": False, "valid": valid, "clickables": list(visit.page.clickables)}
-        return StepResult(self._show(visit.page.text), 0.0, False, False, info)
+        return StepResult(visit.page.text, 0.0, False, False, info)
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations)
@@ -143,13 +139,6 @@ class WebShopEnvironment(TextGame):
 
     def close(self) -> None:
         self.visit, self._seen = None, ()
-
-    def _show(self, page: str) -> str:
-        if not self.compact:
-            return page
-        text, before = compact(page), self._shown
-        self._shown = text
-        return SAME_PAGE if text == before else text
 
 
 def _search(visit: Visit, products: Sequence[Product], number: int = 1) -> None:

@@ -9,10 +9,6 @@ PER_PAGE = 10
 """Products on a page of results."""
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-SAME_PAGE = "(the same page)"
-"""Text of the short form in place of a page shown already."""
-TITLE_SHOWN, TEXT_SHOWN = 20, 60
-"""Characters that the short form keeps. Of a title among results, and of any other text that cannot be clicked."""
 _ACTION = re.compile(r"(.+)\[(.+)\]")
 _ASIN = re.compile(r"b0[a-z0-9]{8}", re.IGNORECASE)
 _PRICE = "Price: "
@@ -68,29 +64,17 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
     verb, argument = parse_action(action)
     if verb == "search" and argument:
         return None
-    page = last_page(observations)
-    texts = {part.strip().lower() for part in parts_of(page)} - {"search"}
-    if verb == "click" and argument.strip() in texts:
-        return None
-    return page if SEPARATOR in page else SAME_PAGE
+    page = observations[-1] if observations else ""
+    texts = {part.strip().lower() for part in page.split(SEPARATOR)} - {"search"}
+    return None if verb == "click" and argument.strip() in texts else page
 
 
 # --- Reading a page --------------------------------------------------------------------------------------------------
 
 
-def last_page(observations: Sequence[str]) -> str:
-    """The page on the screen."""
-    return next((page for page in reversed(observations) if page != SAME_PAGE), "")
-
-
-def parts_of(page: str) -> list[str]:
-    """The texts of a page in its official or its short form."""
-    return page.split(SEPARATOR if SEPARATOR in page else "\n")
-
-
 def results_on(page: str) -> dict[str, list[str]]:
     """The products on a page of results by their asin, in lower case. The texts of each, the asin first."""
-    parts = parts_of(page)
+    parts = page.split(SEPARATOR)
     if not any(part.startswith("Page ") and "(Total results: " in part for part in parts):
         return {}
     starts = [number for number, part in enumerate(parts) if _ASIN.fullmatch(part)]
@@ -108,34 +92,11 @@ class Item(NamedTuple):
 
 def item_on(page: str) -> Item | None:
     """Texts of a product's page; None for any other page."""
-    parts = parts_of(page)
+    parts = page.split(SEPARATOR)
     if parts[-1] != BUY or PREVIOUS not in parts:
         return None
     price = parts[_TITLE_AT + 1].removeprefix(_PRICE)
     return Item(parts[parts.index(PREVIOUS) + 1 : _TITLE_AT], parts[_TITLE_AT], price)
-
-
-def compact(page: str) -> str:
-    """The short form of an official page, for a small model. A text a line, without the instruction.
-
-    Titles of results have `TITLE_SHOWN` characters, other texts `TEXT_SHOWN`; prices of results are whole dollars.
-    """
-    parts = page.split(SEPARATOR)
-    if parts[0] == "WebShop":
-        return "\n".join([parts[0], parts[-1]])
-    results, texts = results_on(page), parts[2:]
-    lines = texts[: len(texts) - sum(map(len, results.values()))]
-    if item_on(page) is not None:
-        lines[_TITLE_AT] = lines[_TITLE_AT][:TEXT_SHOWN]
-    elif not results:
-        lines[2:] = [text[:TEXT_SHOWN] for text in lines[2:]]
-    for asin, (_, title, *price) in results.items():
-        lines += [asin, f"{title[:TITLE_SHOWN].strip()} {_in_dollars(price)}"]
-    return "\n".join(line.replace("\n", " ") for line in lines)
-
-
-def _in_dollars(price: Sequence[str]) -> str:
-    return re.sub(r"\.\d+", "", "".join(price)).replace(" to $", "-")
 
 
 # --- The pages -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """A shop made of real traces: their pages, search results and rewards of purchases."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -14,11 +13,9 @@ from dreamgym_lg.integrations.webshop.pages import (
     NEXT,
     PER_PAGE,
     PREVIOUS,
-    SAME_PAGE,
     SEPARATOR,
     SUB_PAGES,
     item_on,
-    last_page,
     parse_action,
     results_on,
 )
@@ -27,8 +24,6 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
-_PRICE = re.compile(r"(.*?) (\$[\d-]+)")
-"""A result's title and price, in the short form of a page."""
 RETRIEVED = "a page made of what other recorded pages show"
 
 
@@ -85,7 +80,7 @@ def _is_purchase(action: str) -> bool:
 
 def purchase(episode: Episode) -> Episode | None:
     """Reduce a purchase to one step after title, price and chosen values. None for other actions."""
-    item = item_on(last_page(observations(episode)))
+    item = item_on(observations(episode)[-1])
     if not _is_purchase(episode.action) or item is None:
         return None
     chosen = ", ".join(place_of(episode.steps).chosen) or "nothing"
@@ -123,13 +118,12 @@ class RecordedShop:
 
     Args:
         replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.
-        compact: The traces show pages in their short form.
     """
 
     name = "recorded"
 
-    def __init__(self, replay_buffer: ReplayBuffer, *, compact: bool = False) -> None:
-        self._replay_buffer, self._compact = replay_buffer, compact
+    def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        self._replay_buffer = replay_buffer
         self._lock = Lock()
         self._read: tuple[int, int] | None = None
         self._pages: dict[Place, dict[str, str]] = {}
@@ -164,9 +158,8 @@ class RecordedShop:
                         bought.setdefault(task.instruction, {})[task.id] = place
                 elif step.valid:
                     place = place.after(step.action)
-                    if step.next_observation != SAME_PAGE:
-                        entries |= results_on(step.next_observation)
-                        pages.setdefault(place.page, {})[task.id] = step.next_observation.removeprefix(self._head(task))
+                    entries |= results_on(step.next_observation)
+                    pages.setdefault(place.page, {})[task.id] = step.next_observation.removeprefix(_head(task))
         self._pages, self._paid, self._bought, self._entries = pages, paid, bought, entries
         self._asins = sorted(place.asin for place in pages if place.asin and not place.sub_page and place.asin in entries)
         self._index = load_index([self._text(asin) for asin in self._asins])
@@ -181,13 +174,13 @@ class RecordedShop:
         task, own, place = episode.task, "" if episode.own_traces else episode.task.id, place_of(episode.steps)
         if _is_purchase(episode.action):
             return self._bought_by(place, task, own)
-        screen = last_page(observations(episode))
+        screen = observations(episode)[-1]
         if not _is_clickable(episode.action, screen):
-            return Answer(SAME_PAGE if self._compact else screen, False, "invalid, it cannot be clicked")
+            return Answer(screen, False, "invalid, it cannot be clicked")
         goal = place.after(episode.action)
         body, source = self._page(goal, screen, own)
-        text = f"{self._head(task)}{body}" if goal.page != Place() else first_observation(task)
-        return Answer(SAME_PAGE if self._compact and text == screen else text, reasoning=f"valid, {source}")
+        text = f"{_head(task)}{body}" if goal.page != Place() else first_observation(task)
+        return Answer(text, reasoning=f"valid, {source}")
 
     def decides(self, task: Task) -> bool:
         """True if a recorded success decides every purchase for this task."""
@@ -211,10 +204,10 @@ class RecordedShop:
         if not place.asin:
             return self._results(place, own), RETRIEVED
         if place.sub_page:
-            return self._joined([BACK, PREVIOUS]), RETRIEVED
-        title, price = _title_and_price(results_on(screen).get(place.asin) or self._entries[place.asin])
+            return SEPARATOR.join([BACK, PREVIOUS]), RETRIEVED
+        _, title, price = results_on(screen).get(place.asin) or self._entries[place.asin]
         buttons = ["Description", "Features", "Reviews", BUY]
-        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons]), RETRIEVED
+        return SEPARATOR.join([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons]), RETRIEVED
 
     def _of_others(self, page: Place, own: str) -> str | None:
         return next((text for id, text in self._pages.get(page, {}).items() if id != own), None)
@@ -227,13 +220,11 @@ class RecordedShop:
         on_page = asins[(place.number - 1) * PER_PAGE : place.number * PER_PAGE]
         buttons = [PREVIOUS, NEXT] if place.number > 1 else [NEXT]
         head = [BACK, f"Page {place.number} (Total results: {len(asins)})", *buttons]
-        return self._joined([*head, *(text for asin in on_page for text in self._entries[asin])])
+        return SEPARATOR.join([*head, *(text for asin in on_page for text in self._entries[asin])])
 
-    def _head(self, task: Task) -> str:
-        return "" if self._compact else SEPARATOR.join(["Instruction:", task.instruction, ""])
 
-    def _joined(self, texts: Sequence[str]) -> str:
-        return ("\n" if self._compact else SEPARATOR).join(texts)
+def _head(task: Task) -> str:
+    return SEPARATOR.join(["Instruction:", task.instruction, ""])
 
 
 def _is_clickable(action: str, screen: str) -> bool:
@@ -249,11 +240,3 @@ def _is_clickable(action: str, screen: str) -> bool:
 
 def _purchased(paid: float, reason: str) -> Answer:
     return Answer("", reasoning=f"valid, {reason}", verdict=Verdict(paid, paid == 1, reason))
-
-
-def _title_and_price(texts: Sequence[str]) -> tuple[str, str]:
-    """Args: `texts`, of a product on a page of results."""
-    if len(texts) > 2:
-        return texts[1], texts[2]
-    match = _PRICE.fullmatch(texts[-1])
-    return (match[1], match[2]) if match else (texts[-1], "")

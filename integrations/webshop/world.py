@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,7 +14,7 @@ from dreamgym_lg.integrations.text_games.game import Rules, Score, digest
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.integrations.webshop.data import Goal, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
-from dreamgym_lg.integrations.webshop.pages import PER_PAGE, check_action, compact
+from dreamgym_lg.integrations.webshop.pages import PER_PAGE, check_action
 from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, ShopScore, as_taught, purchase
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -26,8 +25,7 @@ class WebShop(World):
     Args:
         products: As `data.load_tasks`. Default: $WEBSHOP_DATA, else ~/.cache/webshop.
         human: Instructions that people wrote, in place of those made from products.
-        max_steps, compact: As `WebShopEnvironment`. In the short form an episode is 900 tokens of the small base, in
-            place of 3,200.
+        max_steps: As `WebShopEnvironment`.
     """
 
     name = "webshop"
@@ -46,28 +44,25 @@ class WebShop(World):
     )
     assisted = True
 
-    def __init__(
-        self, products: str | Path | None = None, *, human: bool = False, max_steps: int = 15, compact: bool = False
-    ) -> None:
+    def __init__(self, products: str | Path | None = None, *, human: bool = False, max_steps: int = 15) -> None:
         self.products = products or os.environ.get("WEBSHOP_DATA") or Path("~/.cache/webshop")
-        self.human, self.max_steps, self.compact = human, max_steps, compact
+        self.human, self.max_steps = human, max_steps
         self._recorded: RecordedShop | None = None
-        self.arguments = {"products": str(self.products), "human": human, "max_steps": max_steps, "compact": compact}
+        self.arguments = {"products": str(self.products), "human": human, "max_steps": max_steps}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         """As `World.tasks`, in an order that mixes products and splits."""
         mixed = sorted(load_tasks(self.products, human=self.human), key=lambda task: digest("webshop", task.id))[:limit]
-        tasks = [task for task in mixed if task.split == split]
-        return [replace(task, observation=compact(task.observation)) for task in tasks] if self.compact else tasks
+        return [task for task in mixed if task.split == split]
 
     def create_environment(self) -> WebShopEnvironment:
-        return WebShopEnvironment(self.products, max_steps=self.max_steps, compact=self.compact)
+        return WebShopEnvironment(self.products, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
         """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""
         if model.replay_buffer is None:
             return Dream([Rules(self.refusal), model.viewing(purchase)], judges=[Score()])
-        self._recorded = self._recorded or RecordedShop(model.replay_buffer, compact=self.compact)
+        self._recorded = self._recorded or RecordedShop(model.replay_buffer)
         return Dream([Rules(self.refusal), self._recorded, model.viewing(purchase)], judges=[ShopScore(self._recorded)])
 
     def as_taught(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:

@@ -35,9 +35,7 @@ def played(small: Path) -> list[Trajectory]:
 def test_it_is_found_by_name_and_made_again_with_its_arguments(small: Path) -> None:
     world = load_world("webshop", products=str(small), max_steps=9)
     assert isinstance(world, WebShop) and world.create_environment().max_steps == 9
-    assert json.loads(json.dumps(world.arguments)) == {
-        "products": str(small), "human": False, "max_steps": 9, "compact": False,
-    }  # fmt: skip
+    assert json.loads(json.dumps(world.arguments)) == {"products": str(small), "human": False, "max_steps": 9}
 
 
 def test_without_products_it_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
