@@ -242,7 +242,8 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
         return
     played = {}
     for mode, temperature in {"greedy": 0.0, "sampled": policy.temperature}.items():
-        run = f"validate/{place}/{mode}/{version}"
+        same = place == "real" and temperature == MODES[mode]  # as the proof: what is stored is not played again
+        run = f"proof/validation/trained/{mode}/{version}" if same else f"validate/{place}/{mode}/{version}"
         played[mode] = check_played(work.play(run, policy.with_temperature(temperature), tasks, dream=world))
     successes = {mode: sum(each.success for each in episodes) for mode, episodes in played.items()}
     mode = "greedy" if successes["greedy"] >= max(successes["sampled"], 1) else "sampled"

@@ -157,7 +157,7 @@ class Experiment(Workspace):
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.
 
-        It is evaluated on the validation tasks four times as it learns, in reality unless `real_budget` is 0, and the best one
+        It is evaluated on the validation tasks three times as it learns, in reality unless `real_budget` is 0, and the best one
         is kept as `models/base`: a baseline of the dream on the same data.
 
         Args: `model`, its initial weights, as of `train_experience`.

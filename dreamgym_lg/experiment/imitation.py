@@ -17,9 +17,9 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
-PASSES, FEWEST, MOST = 6, 40, 600
+PASSES, FEWEST, MOST = 3, 25, 600
 """Default number of passes over the imitated episodes, and the least and most optimiser steps for it."""
-EVALUATIONS = 4
+EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
 FILTER = 0.75
 """Share of the highest recorded reward that an episode of the filtered policy must reach."""

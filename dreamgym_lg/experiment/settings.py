@@ -61,13 +61,14 @@ class Settings:
     """Maximum tokens of an answer of the experience model."""
 
     base_steps: int | None = None
-    """Optimiser steps of an imitating policy. None: six passes over its episodes, at least 40 and at most 600 steps."""
+    """Optimiser steps of an imitating policy. None: three passes over its episodes, at least 25 and at most 600 steps."""
     policy_tokens: int = 256
     """Maximum tokens of a policy's reply, its end included. `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
     """Conversations of an optimiser step, in all supervised training."""
     supervised_learning_rate: float | None = None
-    """Learning rate of all supervised training. None: 7e-4 up to 50 M parameters, at 7 B 2e-4, without `lora` 1e-5."""
+    """Learning rate of all supervised training. None: 2e-3 up to 50 M parameters, falling to 2e-4 at 7 B; without
+    `lora` 7e-4, falling to 1e-5."""
 
     environment: Place = "dream"
     """Place of training episodes: `dream`, `real` or `s2r`. `s2r`, the paper's sim-to-real: `iterations` in the dream and then
@@ -108,7 +109,7 @@ class Settings:
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
     """Number of real validation episodes over the whole training, spread evenly. The policy that does best in them is kept.
-    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality four times,
+    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality three times,
     which does not count here."""
     max_false_success: float | None = 0.05
     """Largest share of failures, 0 to 1, that the dream may reward. `train` refuses a worse dream, and one that misses too many

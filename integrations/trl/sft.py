@@ -187,7 +187,7 @@ def fine_tune(
 
     Args:
         rows: Conversations as tokens of this model (`tokenize`).
-        learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters to 2e-4.
+        learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters from 2e-3 to 2e-4.
         lora: Whether adapters are trained. None: above 50 M parameters.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         evaluate: `evaluate(model, tokenizer, step)`, called after every step.
@@ -203,7 +203,8 @@ def fine_tune(
     else:
         model = model.float()  # of bfloat16 weights, small steps are lost by rounding
     if learning_rate is None:
-        learning_rate = default_rate(model, small=7e-4, large=2e-4 if adapters else 1e-5)
+        small, large = (2e-3, 2e-4) if adapters else (7e-4, 1e-5)
+        learning_rate = default_rate(model, small=small, large=large)
     elif not adapters and learning_rate > 1e-4 and model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
         logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
     drawn = list(rows)
