@@ -67,6 +67,8 @@ class ContextEpisode:
 
 
 _current: ContextVar[ContextEpisode | None] = ContextVar("dreamgym_episode", default=None)
+in_flight = set[ContextEpisode]()
+"""The episodes of this process that have begun and not ended."""
 
 
 def guarded_episode() -> ContextEpisode | None:
@@ -193,8 +195,8 @@ def subclasses(owner: type) -> Iterator[type]:
 
 _making_thread: ContextVar[bool] = ContextVar("dreamgym_making_thread", default=False)
 """True while a pool starts its own threads. Its work belongs to who gives it, a thread, which may outlive it, to nobody."""
-_CREATOR = "_dreamgym_episode"
-"""Attribute of a queue that an episode's code has created."""
+_CREATOR, _GIVERS = "_dreamgym_episode", "_dreamgym_givers"
+"""Attributes of a queue: the episode whose code has created it, and `id` of an item -> (item, episode that gave it)."""
 THREADS = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
 """Threads come on demand. A loop's own executor has a few, for which hundreds of episodes would wait."""
 
@@ -211,6 +213,13 @@ def patch_threads() -> None:
     for kind, put in ((queue.Queue, "put"), (asyncio.Queue, "put_nowait")):
         dispatch(kind, "__init__", _create_queue, _owner)
         dispatch(kind, put, _put, lambda: True)
+
+
+def serve_givers() -> None:
+    """Let any thread or task do a queue's work of the only episode in flight; of a process in which no production runs."""
+    kinds: tuple[type, ...] = queue.Queue, queue.LifoQueue, queue.PriorityQueue
+    for kind in (*kinds, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue):
+        dispatch(kind, "_get", _take, lambda: True)
 
 
 def _owner() -> ContextEpisode | None:
@@ -293,15 +302,33 @@ def _create_queue(episode: ContextEpisode, original: Method, created: Any, args:
 
 def _put(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
     """Refuse work through a queue that another run has created. Another policy would answer it."""
-    item = args[0] if args else kwargs["item"]
-    if getattr(jobs, _CREATOR, None) is not _owner() and _is_work(item):
+    item, owner = args[0] if args else kwargs["item"], _owner()
+    if getattr(jobs, _CREATOR, None) is not owner and _is_work(item):
         caller = next(frame for frame in frames() if frame.f_globals["__name__"] not in (__name__, "queue", "asyncio.queues"))
         if users_frame(caller):
-            raise OwnerUnknown(
-                f"{user_line()} gives work to a queue of another run (a dreamed episode, or production), where another policy "
-                "would answer it: create queue and worker anew in every run, or give the work to a pool's submit"
-            )
+            served = hasattr(type(jobs)._get, "__dreamgym__")
+            if not served or in_flight != {owner}:
+                raise OwnerUnknown(_OF_ANOTHER_RUN.format(user_line(), _ONE_IN_A_WORKER if served else _BY_ITS_PATH))
+            vars(jobs).setdefault(_GIVERS, {})[id(item)] = item, owner
     return original(jobs, *args, **kwargs)
+
+
+_OF_ANOTHER_RUN = (
+    "{} gives work to a queue of another run (a dreamed episode, or production), where another policy would answer it: create "
+    "queue and worker anew in every run, give the work to a pool's submit, or {}"
+)
+_ONE_IN_A_WORKER = "play one episode in a worker at a time (Settings(concurrency=), at most the number of cores)"
+_BY_ITS_PATH = "give the agent by its path (FILE.py:NAME): in a worker behind the wall it can be played, one episode at a time"
+
+
+def _take(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The thread or task that takes work goes on as of the episode that has given it."""
+    item, current = original(jobs), _current.get()
+    _, giver = vars(jobs).get(_GIVERS, {}).pop(id(item), (None, current))
+    if giver is not current and current in in_flight:
+        raise OwnerUnknown(f"{user_line()} takes work that another episode has put into a queue: {_ONE_IN_A_WORKER}")
+    _current.set(giver)
+    return item
 
 
 _ANSWERED_BY = (Future, asyncio.Future, threading.Event, asyncio.Event, queue.Queue, asyncio.Queue)

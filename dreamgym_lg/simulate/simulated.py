@@ -30,6 +30,7 @@ from dreamgym_lg.simulate.context import (
     RealAccessBlocked,
     dispatch,
     in_episode,
+    in_flight,
     patch_threads,
     set_var,
 )
@@ -126,11 +127,13 @@ class SimulatedEpisode(AgentEpisode):
         self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(in_episode(self))
         self.owns_threads, self.ended = True, False
+        in_flight.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._exit.close()
         self.ended = True
+        in_flight.discard(self)
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
             return
         if isinstance(error, Exception):  # the agent's own: what the world raised is none here

@@ -159,6 +159,14 @@ def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, folder: Pa
     assert told in shown and "Traceback" not in shown
 
 
+@pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
+def test_an_agent_that_writes_a_log_as_it_is_imported_does_not_pass(folder: Path) -> None:
+    (folder / "logs_at_import.py").write_text("import logging\nlogging.basicConfig(filename='agent.log')\n" + APP)
+    code, shown = run("doctor", "logs_at_import.py:clean")
+    assert code == 2 and "could not be loaded: PermissionError" in shown and "allow" in shown
+    assert not (folder / "agent.log").exists()
+
+
 def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
     package = folder / "shop_of_tests"
     package.mkdir()

@@ -178,6 +178,40 @@ def test_what_the_import_does_is_stopped_before_it_happens_here(tmp_path: Path) 
     assert not (tmp_path / "log").exists()
 
 
+@walls
+def test_an_import_that_reads_its_tools_from_an_mcp_server_is_loaded_behind_the_wall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own, which only answers; one that writes as it starts is stopped there, and named."""
+    pytest.importorskip("langchain_mcp_adapters")
+    server = Path(__file__).parents[1] / "simulate/zoo/mcp_server.py"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, first in (("reads_tools", ""), ("writes_first", f"open({str(tmp_path / 'effect')!r}, 'w')")):
+        (tmp_path / f"{name}.py").write_text(MCP.format(server=str(server), folder=str(tmp_path), first=first))
+    with pytest.raises(ConfigurationError, match="writes_first.py could not be loaded: .*; behind the wall nothing is"):
+        AgentWorld(f"{tmp_path}/writes_first.py:graph")
+    assert not (tmp_path / "effect").exists()
+    world = AgentWorld(f"{tmp_path}/reads_tools.py:graph")
+    assert [tool["function"]["name"] for tool in world.tools] == ["book"] and not (tmp_path / "effects.txt").exists()
+
+
+MCP = """
+import asyncio, sys
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_mcp_adapters.client import MultiServerMCPClient
+from langgraph.prebuilt import create_react_agent
+
+{first}
+server = {{"command": sys.executable, "args": ["-S", {server!r}, {folder!r}], "transport": "stdio"}}
+tools = asyncio.run(MultiServerMCPClient({{"hotel": server}}).get_tools())
+
+class Model(GenericFakeChatModel):
+    def bind_tools(self, tools, **kwargs):
+        return self
+
+graph = create_react_agent(Model(messages=iter([])), tools)
+"""
+
 NO_LANDLOCK = """
 import os, sys
 from dreamgym_lg.simulate.wall import kernel

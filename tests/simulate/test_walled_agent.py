@@ -7,13 +7,16 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +32,7 @@ from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed, RemoteEpisode
 from dreamgym_lg.simulate.remote_messages import read_message
 from dreamgym_lg.simulate.wall import agent as walled_agent
-from dreamgym_lg.simulate.wall import worker
+from dreamgym_lg.simulate.wall import resources, worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -310,6 +313,94 @@ async def test_the_scratch_folder_is_the_agents(tmp_path: Path) -> None:
         assert (await played(agent, Answers()))["success"]
 
 
+async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies beside the agent's modules. One that is opened later is hidden too, by a new worker."""
+    (outside := tmp_path / "outside").mkdir()
+    shutil.copy(AGENT, tmp_path)
+    shutil.copytree(AGENT.with_name("zoo"), tmp_path / "zoo")
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        buffer.add_tasks([replace(TASK, id="held-out", split="test")])
+        (tmp_path / "replay-answers.db").write_text("what a hosted judge said")
+        before = {each: each.read_bytes() for each in tmp_path.glob("replay.db*")}
+        assert len(before) == 3, "a database, its log and the log's index"
+        monkeypatch.setitem(globals(), "AGENT", tmp_path / "walled_agent.py")
+        monkeypatch.setenv("WALLED_BUFFER", str(buffer.path))
+        async with walled("reads_what_is_hidden", outside) as agent:
+            (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+            assert str(episode.error).startswith("EnvironmentFailed: in the walled worker: RuntimeError: refused 18 of 18")
+            (first,) = agent._workers._workers
+            with ReplayBuffer(tmp_path / "later.db") as later:
+                monkeypatch.setenv("WALLED_BUFFER", str(later.path))
+                (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+                assert "refused 18 of 18" in str(episode.error) and first.gone
+        assert {each: each.read_bytes() for each in tmp_path.glob("replay.db*")} == before
+        async with walled("agent", outside) as agent:
+            (episode,) = await rollout(agent, [TASK], Answers, source="synthetic", run="r", replay_buffer=buffer)
+        assert episode.success and buffer.tasks(split="test")
+        with pytest.raises(ConfigurationError, match="holds the replay buffer .*replay.db.*allow a folder beside it"):
+            async with walled("agent", outside, allow=Allow(paths=[tmp_path])) as agent:
+                await played(agent, Answers())
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("forks", "more than 20 processes"),
+        ("forks_in_sessions", "more than 20 processes"),
+        ("writes_many", "more than 100 files in its scratch folder"),
+        ("writes_much", "more than half of the free disk"),
+    ],
+)
+async def test_a_worker_that_takes_too_much_is_ended_and_the_next_one_plays(
+    kind: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "MAX_PROCESSES", 20)
+    monkeypatch.setattr(resources, "MAX_FILES", 100)
+    monkeypatch.setattr(resources, "WATCHED_EVERY", 0.05)
+    if kind == "writes_much":
+        monkeypatch.setattr(resources.os, "statvfs", lambda _: SimpleNamespace(f_frsize=1, f_bavail=2**21))
+    async with walled("takes_by_turns", tmp_path) as agent:
+        with pytest.raises(EnvironmentFailed, match=f"status -9: it.* had {cause}"):
+            await played(agent, Answers(), replace(TASK, instruction=kind))
+        deadline = time.monotonic() + 10
+        while sleeping() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert not sleeping() and not list(Path(tempfile.gettempdir()).glob(f"dreamgym-scratch-{os.getpid()}-*"))
+        assert (await played(agent, Answers()))["success"]
+
+
+QUEUE_FED = ["queue_worker_born_before", "queue_worker_born_lazily", "task_born_lazily"]
+
+
+async def by_policy(agent: WalledAgent, number: int) -> str | None:
+    """The error of an episode with a policy and a world of its own."""
+    policy, world = ScriptedPolicy(label=f"policy{number}", sequence=("book",)), Answers(label=f"world{number}")
+    (episode,) = await rollout(WalledAgent(agent._workers, policy), [TASK], lambda: world, source="synthetic")
+    if episode.error is None:
+        assert episode.success and policy.calls == 2 and f"policy{number}" in episode.steps[-1].action
+        assert [step.next_observation for step in episode.steps[:-1]] == [f"world{number} 1 of book"]
+    return episode.error
+
+
+@pytest.mark.parametrize("kind", QUEUE_FED)
+async def test_a_worker_that_a_queue_feeds_serves_the_only_episode_in_flight(kind: str, tmp_path: Path) -> None:
+    async with walled(kind, tmp_path) as agent:
+        for number in range(3):
+            assert await by_policy(agent, number) is None
+
+
+async def test_of_several_episodes_in_flight_none_is_served_and_one_in_each_worker_is(tmp_path: Path) -> None:
+    async with walled("task_born_lazily", tmp_path, count=2) as agent:
+        assert await asyncio.gather(*(by_policy(agent, number) for number in range(2))) == [None] * 2
+        errors = await asyncio.gather(*(by_policy(agent, number) for number in range(12)))
+        refused = [error for error in errors if error is not None]
+        assert refused and all("gives work to a queue of another run" in error for error in refused)
+        assert all("(Settings(concurrency=), at most" in error for error in refused)
+        assert await by_policy(agent, 20) is None
+
+
 @pytest.mark.slow
 async def test_a_worker_that_dies_is_a_failed_episode_with_its_last_words(tmp_path: Path) -> None:
     async with walled("dies", tmp_path) as agent:
@@ -475,7 +566,7 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeyp
         os.close(before)
     os.close(number)
     (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
-    worker.remove_stale_scratch()
+    resources.remove_stale_scratch()
     assert not killed.exists() and alive.exists()
 
 

@@ -1,7 +1,11 @@
 """Ordinary agents, as users write them, for `test_walled_agent`: imported in a worker, behind the wall, and never here."""
 
+import asyncio
 import ctypes
 import os
+import queue
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 from langchain.agents import create_agent
@@ -178,3 +182,131 @@ def leaves_a_child() -> None:
 own_permissions = _node(own_permission)
 works_in_scratch = _node(in_scratch)
 leaves = _node(leaves_a_child)
+
+
+def _attempts() -> list:
+    """Ways to what is in the buffer, or to a lock of it; none of them is known to the guard."""
+    path = os.environ["WALLED_BUFFER"].encode()
+    folder, scratch = os.path.dirname(path), os.environ["TMPDIR"].encode()
+    link = os.path.join(scratch, b"link")
+    os.path.lexists(link) or os.symlink(path, link)
+    ways = [path + end for end in (b"", b"-wal", b"-shm", b"-journal")]
+    ways += [path.removesuffix(b".db") + b"-answers.db"]
+    ways += [link, b"/proc/self/root" + path, os.path.join(folder, b"zoo/..", os.path.basename(path))]
+    ways += [os.path.join(b"/proc/%d/root" % os.getppid(), path[1:])]
+    opens = [lambda way=way: LIBC.open(way, os.O_RDONLY) for way in ways]
+    opens += [lambda: LIBC.open(path, os.O_WRONLY), lambda: LIBC.open(path, os.O_RDWR)]
+    hidden = LIBC.open(path, os.O_PATH)  # says where it is, and lets nothing be done with it
+    opens += [
+        lambda: LIBC.flock(hidden, 1),
+        lambda: LIBC.fcntl(hidden, 1024, 0),
+        lambda: LIBC.open(b"/proc/self/fd/%d" % hidden, 0),
+    ]
+    opens += [lambda: LIBC.link(path, scratch + b"/hard"), lambda: LIBC.rename(path, scratch + b"/moved")]
+    opens += [lambda: LIBC.openat(LIBC.open(folder, os.O_RDONLY), os.path.basename(path), os.O_RDONLY)]
+    return [*opens, lambda: LIBC.system(b"cat %s > $TMPDIR/copy && test -s $TMPDIR/copy" % path) and -1]
+
+
+def read_what_is_hidden() -> None:
+    import secrets  # modules beside the buffer, and Python's, are read on
+
+    import zoo.hostile_acts
+
+    assert secrets and zoo.hostile_acts and os.listdir(os.path.dirname(os.environ["WALLED_BUFFER"]))
+    attempts = _attempts()
+    raise RuntimeError(f"refused {sum(each() < 0 for each in attempts)} of {len(attempts)}")
+
+
+reads_what_is_hidden = _node(read_what_is_hidden)
+
+
+def _take(state: MessagesState) -> dict:
+    kind, scratch = state["messages"][-1].text, Path(os.environ["TMPDIR"])
+    for _ in range(60 if kind.startswith("forks") else 0):
+        LIBC.system(b"setsid sleep 6161 &" if kind == "forks_in_sessions" else b"sleep 6161 &")
+    for number in range(300 if kind == "writes_many" else 0):
+        (scratch / str(number)).touch()
+    if kind == "writes_much":
+        (scratch / "much").write_bytes(b"x" * 2**21)
+    if kind.startswith(("forks", "writes")):
+        LIBC.sleep(60)
+    return {"messages": []}
+
+
+takes_by_turns = StateGraph(MessagesState).add_node("node", _take).add_edge(START, "node").compile()
+
+
+# --- workers that a queue feeds ------------------------------------------------------------------------------------------
+
+
+def _queue_worker(*, lazy: bool):  # type: ignore[no-untyped-def]
+    """A thread that does what a queue brings, as clients of rate-limited services have."""
+    jobs: queue.Queue = queue.Queue()
+
+    def serve() -> None:
+        while True:
+            work, done = jobs.get()
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    thread, birth = threading.Thread(target=serve, daemon=True), threading.Lock()
+    lazy or thread.start()
+
+    def hand_over(work):  # type: ignore[no-untyped-def]
+        with birth:
+            thread.ident or thread.start()
+        done: Future = Future()
+        jobs.put((work, done))
+        return done.result(20)
+
+    def node(state: MessagesState) -> dict:
+        model = ScriptedModel(label="production")
+        reply = hand_over(lambda: model.bind_tools([book]).invoke(state["messages"]))
+        results = [hand_over(lambda call=call: book.invoke(call)) for call in reply.tool_calls]
+        return {"messages": [reply, *results, hand_over(lambda: model.invoke([*state["messages"], reply, *results]))]}
+
+    return StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+
+queue_worker_born_before = _queue_worker(lazy=False)
+queue_worker_born_lazily = _queue_worker(lazy=True)
+
+
+class Batcher:
+    """A task, born with the first call on each loop, that asks the model for what has come."""
+
+    def __init__(self, model) -> None:  # type: ignore[no-untyped-def]
+        self.model, self.loop = model, None
+
+    async def __call__(self, messages):  # type: ignore[no-untyped-def]
+        if self.loop is not asyncio.get_running_loop():
+            self.loop, self.jobs = asyncio.get_running_loop(), asyncio.Queue()
+            self.task = asyncio.create_task(self.serve())
+        done = asyncio.get_running_loop().create_future()
+        await self.jobs.put((messages, done))
+        return await done
+
+    async def serve(self) -> None:
+        while True:
+            messages, done = await self.jobs.get()
+            try:
+                done.set_result((await self.model.abatch([messages]))[0])
+            except Exception as error:
+                done.set_exception(error)
+
+
+def _batched():  # type: ignore[no-untyped-def]
+    model = ScriptedModel(label="production")
+    think, tell = Batcher(model.bind_tools([book])), Batcher(model)
+
+    async def node(state: MessagesState) -> dict:
+        reply = await think(state["messages"])
+        results = [await book.ainvoke(call) for call in reply.tool_calls]
+        return {"messages": [reply, *results, await tell([*state["messages"], reply, *results])]}
+
+    return StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+
+task_born_lazily = _batched()

@@ -19,10 +19,12 @@ from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.replay.buffer import open_files
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.guard import Allow
+from dreamgym_lg.simulate.wall.resources import remove_stale_scratch
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
-from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
+from dreamgym_lg.simulate.wall.worker import Worker
 
 RENEWED_AFTER = 200
 """Episodes of a worker: what an agent leaves in its process, threads above all, does not grow for ever."""
@@ -33,7 +35,7 @@ class Workers:
 
     One is started when all others play, and lasts: it imports this library and the agent, which takes seconds. One that has
     begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no more and ends with its last; one that died is
-    replaced. They end with this object.
+    replaced, and one from which a replay buffer is not hidden that was opened since. They end with this object.
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
@@ -63,11 +65,16 @@ class Workers:
     def lease(self) -> Iterator[Worker]:
         """The worker that plays the fewest episodes, for one more. Raises `ConfigurationError` as `start_walled` does."""
         with self._lock:
-            self._workers[:] = [each for each in self._workers if not each.gone]
+            self._workers[:], hidden = [each for each in self._workers if not each.gone], open_files()
+            for each in self._workers:
+                if not hidden <= each.hidden:
+                    each.retired = True
+                    if not each.playing:
+                        each.end()
             able = [each for each in self._workers if not each.retired]
             worker = min(able, key=lambda each: each.playing, default=None)
             if worker is None or (worker.playing and len(able) < self._count):
-                worker = Worker(self._path, self._options, self._allow)
+                worker = Worker(self._path, self._options, self._allow, hidden)
                 self._workers.append(worker)
             worker.playing += 1
             worker.taken += 1

@@ -1,4 +1,4 @@
-"""Puts a process behind a wall of the Linux kernel: it writes only to named folders.
+"""Puts a process behind a wall of the Linux kernel: it writes only to named folders, and reads no hidden file.
 
 The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall around itself and then
 becomes the command, whose children are behind it too. No root is needed. Three parts:
@@ -9,15 +9,17 @@ becomes the command, whose children are behind it too. No root is needed. Three 
 * No new privileges, no capabilities but those that read and write files of other users, no open descriptors.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
 import os
 import platform
 import resource
+import stat
 import struct
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 LANDLOCK_PORTS, LANDLOCK_SCOPES = 4, 6
@@ -39,7 +41,7 @@ def _call(what: str, function: str, *args: object) -> int:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
 
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_WRITE_FILE, _READ_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 14
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _WRITES = sum(1 << bit for bit in (1, *range(4, 16)))
 """Write, remove, make of every kind, move between folders, truncate, and commands to devices; not execute and read."""
@@ -54,22 +56,38 @@ def landlock_abi() -> int:
     return max(abi, 0)
 
 
-def _landlock(writable: Sequence[str], ports: Sequence[int] | None, abi: int) -> None:
-    writes = _WRITES & (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+def _landlock(writable: Sequence[str], hidden: Sequence[str], ports: Sequence[int] | None, abi: int) -> None:
+    files = _WRITES & (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1 | (_READ_FILE if hidden else 0)
     network = _BIND_TCP | (_CONNECT_TCP if ports is not None else 0)
-    attributes = struct.pack("Q", writes)
+    attributes = struct.pack("Q", files)
     attributes += struct.pack("Q", network) if abi >= LANDLOCK_PORTS else b""
     attributes += struct.pack("Q", _SCOPES) if abi >= LANDLOCK_SCOPES else b""
     rules = _call("Landlock", "syscall", _CREATE_RULESET, attributes, len(attributes), 0)
     for path in writable:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rights = writes & (~_MAKE_DEVICES if os.path.isdir(path) else _WRITE_FILE | _TRUNCATE)
+        rights = files & (~_MAKE_DEVICES if os.path.isdir(path) else _WRITE_FILE | _READ_FILE | _TRUNCATE)
         _call(f"Landlock rule of {path}", "syscall", _ADD_RULE, rules, 1, struct.pack("=Qi", rights, folder), 0)
         os.close(folder)
+    for number in _readable(hidden):
+        _call("Landlock rule to read", "syscall", _ADD_RULE, rules, 1, struct.pack("=Qi", _READ_FILE, number), 0)
     for port in (ports or ()) if abi >= LANDLOCK_PORTS else ():
         _call(f"Landlock rule of port {port}", "syscall", _ADD_RULE, rules, 2, struct.pack("QQ", _CONNECT_TCP, port), 0)
     _call("Landlock", "syscall", _RESTRICT_SELF, rules, 0)
     os.close(rules)
+
+
+def _readable(hidden: Sequence[str]) -> Iterator[int]:
+    """Open all that lies beside a hidden file, or a folder on the way to it, but links and other names of these."""
+    ways = {path[:end] or "/" for path in hidden for end, letter in enumerate(path) if letter == "/"}
+    closed = {os.stat(path)[1:3] for path in (*hidden, *ways) if os.path.exists(path)}  # inode and device
+    for folder in ways:
+        for name in os.listdir(folder) if os.access(folder, os.R_OK) else ():
+            with contextlib.suppress(OSError):  # it is gone, or its folder cannot be entered
+                number = os.open(os.path.join(folder, name), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                found = os.fstat(number)
+                if not stat.S_ISLNK(found.st_mode) and found[1:3] not in closed:  # a rule is an inode's, and of all below
+                    yield number
+                os.close(number)
 
 
 # --- seccomp: linux/seccomp.h, linux/filter.h ------------------------------------------------------------------------------
@@ -257,12 +275,18 @@ def _limit_resources(writable: Sequence[str]) -> None:
 
 
 def build_wall(
-    *, writable: Sequence[str], ports: Sequence[int] | None = (), keep: Collection[int] = (), abi: int | None = None
+    *,
+    writable: Sequence[str],
+    hidden: Sequence[str] = (),
+    ports: Sequence[int] | None = (),
+    keep: Collection[int] = (),
+    abi: int | None = None,
 ) -> None:
     """Put this process, its future threads and children behind the wall, for ever.
 
     Args:
         writable: Folders and files that may be written; they have to exist. A folder counts with all it holds.
+        hidden: Real paths of files that cannot be opened, nor anything that comes later into a folder on the way to one.
         ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
         keep: Numbers of the descriptors that stay open, as they were opened; all others are closed.
         abi: The Landlock version to build with. Default: the kernel's.
@@ -279,7 +303,7 @@ def build_wall(
     _limit_resources(writable)
     _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
     _drop_capabilities()
-    _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], ports, abi)
+    _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], hidden, ports, abi)
     rules = RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS)
     rules += (_WITHOUT_TRUNCATE if abi < 3 else ()) + (_without_scopes() if abi < LANDLOCK_SCOPES else ())
     _seccomp(rules)

@@ -1,11 +1,11 @@
 """Starts programs behind the wall of `kernel.py`, or says what this machine lacks for it.
 
 Nothing outside the scratch folder and what `Allow` names is written, made, removed or changed; no socket is opened; no signal,
-message or shared memory reaches a process outside. Everything may be read, and locked against others while the process lives.
+message or shared memory reaches a process outside. All but hidden databases may be read, and locked while the process lives.
 
 In the scratch folder, calls that change modes succeed and do nothing; those for owners, times and attributes fail, as
 `shutil.copy2` does. Shared memory of `multiprocessing` needs `Allow(paths=["/dev/shm"])`, and no GPU can be used. A process has
-half of the machine's memory, a file half of the free disk; nothing limits how many there are.
+half of the machine's memory, a file half of the free disk; `resources` limits how many there are.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,7 @@ def start_walled(
     *,
     scratch: Path,
     allow: Allow | None = None,
+    hidden: Collection[Path] = (),
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
@@ -96,17 +97,19 @@ def start_walled(
         scratch: The folder that it may write, which is its `TMPDIR`.
         allow: Paths that may be written too; and hosts, whose ports TCP clients may connect to (of every host: the kernel knows
             no names; without a port all ports), and port 53 for their names. Nothing listens.
+        hidden: SQLite files that it cannot open.
         env, options: As of `subprocess.Popen`.
 
-    Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist, or a port is no number.
-    If the kernel refuses all the same, the process ends with status 1 and the cause on its standard error.
+    Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist or holds a hidden file,
+    or a port is no number. If the kernel refuses all the same, the process ends with status 1 and its standard error says why.
     """
     check_wall()
     allow = allow or Allow()
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    walls: dict[str, Any] = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow)}
+    walls: dict[str, Any] = {"writable": [os.path.realpath(scratch), *_writable(allow, hidden)], "ports": _ports(allow)}
+    walls["hidden"] = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
     walls |= {"keep": [0, 1, 2], "abi": kernel.landlock_abi()}
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
@@ -117,8 +120,12 @@ def check_allowed(allow: Allow) -> None:
     _writable(allow), _ports(allow)
 
 
-def _writable(allow: Allow) -> list[str]:
+def _writable(allow: Allow, hidden: Collection[Path] = ()) -> list[str]:
     for path in allow.paths:
+        if held := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
+            raise ConfigurationError(
+                f"{str(path)!r} holds the replay buffer {held}, which an agent must not read or write: allow a folder beside it"
+            )
         if not os.path.exists(path):
             raise ConfigurationError(
                 f"{str(path)!r} does not exist, and the kernel allows only what does: create it, or allow its folder"

@@ -15,10 +15,10 @@ import logging
 import multiprocessing.synchronize
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -39,6 +39,7 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
+from dreamgym_lg.simulate.context import serve_givers
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.remote_episode import (
     Parent,
@@ -52,6 +53,7 @@ from dreamgym_lg.simulate.remote_episode import (
 )
 from dreamgym_lg.simulate.remote_messages import Message, read_error
 from dreamgym_lg.simulate.user_code import load_agent
+from dreamgym_lg.simulate.wall.resources import WATCHED_EVERY, Use, create_scratch, kill_family, remove_scratch
 from dreamgym_lg.simulate.wall.semaphore import Semaphore
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.text import printable
@@ -65,7 +67,6 @@ LONGEST_LINE = 64 * 2**20
 """Bytes of a message: an episode's steps, or all that a policy is shown."""
 
 _CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
-_SCRATCH = "dreamgym-scratch-"
 _WHERE = "the walled worker"
 
 
@@ -75,16 +76,17 @@ class Worker:
     Args:
         path: The agent, as `load_agent` takes it.
         options: Those of its `SimulatedAgent`, pickled.
-        allow: What may be touched: see `start_walled`.
+        allow, hidden: What may be touched, and what cannot be read: see `start_walled`.
     """
 
-    def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
-        self._scratch = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
+    def __init__(self, path: str, options: bytes, allow: Allow | None, hidden: frozenset[Path]) -> None:
+        self._scratch, self.hidden = create_scratch(), hidden
         try:
             self._process = start_walled(
                 [sys.executable, "-P", "-c", _CHILD],
                 scratch=Path(self._scratch),
                 allow=allow,
+                hidden=hidden,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -92,7 +94,7 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)},
             )
         except BaseException:
-            _remove_scratch(self._scratch)
+            remove_scratch(self._scratch)
             raise
         self.playing = self.taken = 0
         """Episodes that it has to play, now and in all: of `Workers`."""
@@ -228,17 +230,24 @@ class Worker:
                 pipe.flush()
 
     def _wait(self) -> None:
-        """Until the process has ended: then clear away what is left, and tell every episode."""
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        """Until the process has ended, watch what it uses: then clear away what is left, and tell every episode."""
+        use, ending, pause = Use(self.pid, self._scratch), select.poll(), 0.0
+        ending.register(number := os.pidfd_open(self.pid), select.POLLIN)
+        while not ending.poll(1000 * pause):
+            began = time.monotonic()
+            if excess := use.excess():
+                self.end(excess)
+            pause = max(WATCHED_EVERY, 20 * (time.monotonic() - began))
+        os.close(number)
         self.end()  # its children
         with self._lock:
             status, self._reaped = self._process.wait(), True
         self._orders.put(None)
         try:
-            _kill_family(self._scratch)
+            kill_family(self._scratch)
             for thread in self._readers:
                 thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
-            _remove_scratch(self._scratch)
+            remove_scratch(self._scratch)
         finally:  # whatever cannot be cleared away, no episode waits for ever
             self._tell_gone(status)
 
@@ -256,30 +265,6 @@ class Worker:
                 episode.loop.call_soon_threadsafe(episode.hear, gone)
 
 
-def _kill_family(scratch: str) -> None:
-    """Kill what the worker's processes have started in sessions of their own: their environment names its scratch folder."""
-    mark = f"TMPDIR={scratch}\0".encode()
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # another user's, or it has ended
-            if mark in environment.read_bytes():
-                os.kill(int(environment.parent.name), signal.SIGKILL)
-
-
-# --- scratch folders --------------------------------------------------------------------------------------------------------
-
-
-def _remove_scratch(folder: str | Path) -> None:
-    """By `rm`, which does not recurse: an agent may have made it deeper than Python's stack."""
-    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
-
-
-def remove_stale_scratch() -> None:
-    """Remove the folders of processes that were killed; their names hold the process's number."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
-        if not Path(f"/proc/{folder.name.removeprefix(_SCRATCH).partition('-')[0]}").exists():
-            _remove_scratch(folder)
-
-
 # --- in the worker ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +274,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints is no answer
     path, options = pickle.load(orders)
+    serve_givers()
     multiprocessing.synchronize._multiprocessing.SemLock = Semaphore  # type: ignore[attr-defined]
     try:
         graph, options = load_agent(path), _unpickled(options)
