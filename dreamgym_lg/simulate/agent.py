@@ -41,9 +41,8 @@ Verify = Callable[[Task, Any], float | bool]
 ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Function of a task to its real episode's context manager, which resets the real world. It is played and verified inside.
 
-A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous context manager are
-played one after the other, as it cannot wait for another one; asynchronous ones are entered at once and have to give each
-episode a world of its own, or take a lock.
+A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous one are played one
+after the other; asynchronous ones have to give each episode a world of its own, or take a lock.
 """
 
 
@@ -64,20 +63,17 @@ class AgentState(TypedDict, total=False):
 class SimulatedAgent:
     """Plays an unmodified graph with the policy, in the dream or on its own tools.
 
-    The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
-    that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
-    is unknown, and nobody is asked for it.
+    The last step's reward is the episode's outcome, 0 to 1. One that was cut short (recursion limit, the world's step limit,
+    endless interrupts) has reward 0 and no success; nobody is asked for it.
 
     Args:
         graph: As for `simulated`.
         policy: The chat model that is trained.
         payload: The graph's input for a task; by default `agent_input`: its messages, or its instruction as the user's.
-        verify: The outcome, judged from the graph's final state. Without it the environment judges: it is asked the final
-            answer as an action, and its reward and success count.
+        verify: The outcome, judged from the graph's final state. Without it the environment judges the final answer.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
         reset_real: With `real`, the context in which each episode is played and verified.
-        user: With `real`, replies to the agent's messages; in a dream the environment does. None: the first message ends the
-            episode.
+        user: With `real`, replies to the agent's messages. None: the first message ends the episode.
         options: Those of `simulated` (`EpisodeOptions`).
     """
 
@@ -97,10 +93,8 @@ class SimulatedAgent:
             raise ConfigurationError(
                 "real=True needs verify= (of a DreamGym: verify_real=): in the real environment no model judges the outcome"
             )
-        if reset_real is not None and not real:
-            raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
-        if user is not None and not real:
-            raise ConfigurationError("user= with real=False: a dreamed episode's user is the dream's; give Dream(user=...)")
+        if not real and (reset_real is not None or user is not None):
+            raise ConfigurationError("reset_real= or user= with real=False: a dream resets nothing; give it Dream(user=...)")
         check_names(graph, options.get("route"), options.get("pass_through", ()))
         check_context(graph, options.get("context"))
         self.user = user
@@ -119,8 +113,7 @@ class SimulatedAgent:
     ) -> AsyncIterator[AgentState]:
         """Play one episode of `state["task"]` in `context.environment`; yields what was played, then the outcome.
 
-        Raises the cause if the world failed or something real would have been touched, after the steps were yielded, and
-        `ConfigurationError` if there is no environment although the tools are not real.
+        Raises, after the steps were yielded, the cause if the world failed or something real would have been touched.
         """
         task = state["task"]
         if context.environment is None and not self.real:
@@ -168,11 +161,7 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one, the final answer, that carries the reward.
-
-        If the agent ended with a tool call that could not be read, that is the last action, and an invalid one: no experience
-        model is asked what comes of it.
-        """
+        """The steps with a last one, the final answer or an unreadable call, that carries the reward."""
         malformed = malformed_call(final)
         answer = malformed or episode.last_action or final_action(final)
         result, reward, success = episode.last, 0.0, False
@@ -220,17 +209,11 @@ def _verified(verify: Verify, task: Task, final: Any) -> float:
 # --- production ---------------------------------------------------------------------------------------------------------------
 
 
-def with_policy(
-    graph: Graph,
-    policy: BaseChatModel,
-    *,
-    route: Route | None = None,
-    pass_through: Sequence[str] = (),
-) -> Graph:
+def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()) -> Graph:
     """The same graph for production, with `policy` in place of its chat models.
 
-    Tools and checkpointer are its own. It streams, nests, and is served as before; the original is left as it is. Models that a
-    tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
+    It streams, nests, and is served as before; the original is left as it is. Models that a tool asks itself stay its own,
+    unless the tool runs a graph or is named in `pass_through`.
 
     Args:
         graph: What `StateGraph.compile` or `create_agent` returns.
@@ -240,10 +223,8 @@ def with_policy(
 
     Raises `ConfigurationError` for what is no compiled graph or no chat model, and for unknown names.
 
-    Only chat-model and tool classes are patched; the guard of dreams is not installed, and threads are as they were. So a
-    model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
-    `asyncio.to_thread` are fine); nodes that start threads are named in a warning. There, submit
-    `contextvars.copy_context().run` with the call.
+    No guard is installed, and threads are as they were: a model that a node asks in a thread or pool of its own stays the
+    production model, and a warning names the node. There, submit `contextvars.copy_context().run` with the call.
     """
     episode = production_episodes(graph, policy, route=route, pass_through=pass_through)
     return derive(
@@ -281,10 +262,9 @@ def production_episodes(
 
 
 def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
-    """A graph with all parts of `graph`, whose runs go through two functions.
+    """A graph with all parts of `graph`, whose runs go through two functions of (new graph, method, arguments of the run).
 
-    Args: `stream` and `astream`, given the new graph, the method by which `graph` runs, and the arguments of the run. They have
-    to leave a run alone that is part of a dream (`guarded_episode()`).
+    They have to leave a run alone that is part of a dream (`guarded_episode()`).
     """
     kind: type[Any] = type(graph)
 

@@ -53,10 +53,9 @@ class CallOrder:
 
     @contextmanager
     def turn(self, call_id: str | None) -> Iterator[None]:
-        """Wait until this call may ask the environment; the block asks.
+        """Wait until this call may ask the environment; the block asks. On an event loop it waits for no other call.
 
-        On an event loop's thread nothing else goes on while it waits, so it waits for no other call there. Raises
-        `ConfigurationError` where it would wait for ever.
+        Raises `ConfigurationError` where it would wait for ever.
         """
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -92,11 +91,8 @@ class CallOrder:
 
         def take() -> bool:
             waiting = [earlier for earlier in self._earlier.get(call_id or "", ()) if earlier not in self._ended]
-            if any(earlier in self._begun for earlier in waiting):
-                return False
-            if waiting and time.monotonic() - since < ABSENT_SECONDS:
-                return False
-            return self._turn.acquire(blocking=False)
+            may_come = bool(waiting) and time.monotonic() - since < ABSENT_SECONDS
+            return not (may_come or self._begun.intersection(waiting)) and self._turn.acquire(blocking=False)
 
         return take
 

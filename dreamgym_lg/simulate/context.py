@@ -1,7 +1,6 @@
 """Knows the episode that the running code belongs to, and patches methods to ask it.
 
-One ContextVar holds it: LangGraph and asyncio copy the context into every task, so that concurrent episodes stay apart and
-production calls in between see none at all. Threads that an episode's code starts get a copy too.
+One ContextVar holds it: LangGraph and asyncio copy the context into every task, and threads of an episode's code get a copy.
 """
 
 import asyncio
@@ -155,10 +154,9 @@ Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
 
 
 def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
-    """Replace `owner.name` by a method that calls `handler` inside an episode.
+    """Replace `owner.name` by a method that calls `handler` inside an episode, that of `lookup`; idempotent.
 
-    The episode is what `lookup` returns; None calls the original method. Idempotent. Outside episodes it costs one look at a
-    ContextVar. Raises `ConfigurationError` if the installed version has no such method.
+    Raises `ConfigurationError` if the installed version has no such method.
     """
     original = owner.__dict__.get(name)
     if original is None:
@@ -267,10 +265,7 @@ def _give_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args: A
 
 
 def _in_context(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """A thread pool's arguments, its work, initialisers and callbacks as of who gives them.
-
-    They raise what stops an episode as an `Exception`: else the pool's thread ends, and its caller waits for ever.
-    """
+    """A pool's work as of who gives it. It raises `Exception`s alone: else the pool's thread ends, and its caller waits."""
     context = _copy_context()
 
     def owned(value: Any) -> Any:
@@ -375,10 +370,7 @@ def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: A
 
 
 def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` inside `episode`, in a context of its own.
-
-    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
-    """
+    """Call `function` inside `episode`, in a context of its own: to set a variable during a collection crashes Python 3.11."""
     context = copy_context()
     context.run(_current.set, episode)
     return context.run(function, *args, **kwargs)

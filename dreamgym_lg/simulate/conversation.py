@@ -25,10 +25,7 @@ MAX_TURNS = 30
 
 
 class RealUser(Environment):
-    """The user of a real episode, asked as a dream's environment is asked.
-
-    Args: `steps`, returns those of the episode so far.
-    """
+    """The user of a real episode, asked as a dream's environment is asked. `steps` returns those so far."""
 
     has_user = True
 
@@ -48,13 +45,9 @@ class RealUser(Environment):
 
 
 def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
-    """The input by which a graph of messages hears the user's reply.
+    """The user's reply as the graph's next input; with the whole last state where no checkpointer keeps the thread.
 
-    The reply alone where a checkpointer keeps the thread, else all of the last state with the reply behind its messages.
-
-    Args: `payload`, the episode's first input.
-
-    Raises `ConfigurationError` for a graph whose input or state has no messages.
+    Args: `payload`, the episode's first. Raises `ConfigurationError` for a graph whose input or state has no messages.
     """
     has_messages = isinstance(payload, Mapping) and "messages" in payload
     if has_messages and isinstance(getattr(graph, "checkpointer", None), BaseCheckpointSaver):
@@ -76,11 +69,7 @@ def final_answer(state: Any) -> str:
 
 
 def final_action(state: Any) -> str:
-    """The action with which the graph ended: its answer, without a thought.
-
-    Where the last message is a tool's, that is the tool's answer (`return_direct`), or the arguments of the call by which the
-    policy gave a structured response (`ToolStrategy`).
-    """
+    """The action with which the graph ended: its answer without a thought, a structured response, or `return_direct`'s."""
     messages = _messages(state)
     last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
     if not isinstance(last, ToolMessage):

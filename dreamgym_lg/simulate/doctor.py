@@ -278,14 +278,10 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
 
 
 async def try_out(agent: Agent) -> list[Part]:
-    """Play one dreamed episode of an agent, and report what it really did.
+    """Play one dreamed episode of an agent that has a `TrialPolicy`, and report what it really did.
 
-    A policy of no model calls each tool once, with arguments that fit its schema, and then answers; every tool answers as its
-    types say. Code that this does not reach is not reported.
-
-    Args: `agent`, a `WalledAgent` or `SimulatedAgent` with a `TrialPolicy`.
-
-    Raises `ConfigurationError` if the agent cannot be loaded there.
+    Each tool is called once and answers as its types say. Code that this does not reach is not reported. Raises
+    `ConfigurationError` if the agent cannot be loaded.
     """
     acts, error = list[Act](), None
     context = EpisodeContext(environment=_TrialEnvironment())

@@ -85,10 +85,9 @@ def check_context(graph: object, context: object) -> None:
 
 
 def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
-    """Check the names in two of the options against the parts of `graph`.
+    """Raise `ConfigurationError` for a name in `route` that is no node and no agent of `graph` or its subgraphs.
 
-    Raises `ConfigurationError` for a name in `route` that is no node of `graph` or its subgraphs and none of its agents, and
-    for one in `pass_through` that is none of its tools, unless it makes tools while it runs.
+    And for one in `pass_through` that is none of its tools, unless it makes tools while it runs.
     """
     parts = [] if route is None and not pass_through else list(reachable(graph))
     graphs = [part for part in parts if isinstance(part, Pregel)]
@@ -216,16 +215,11 @@ class AgentEpisode(ContextEpisode):
     ) -> tuple[PendingStep, T]:
         if result.terminated or result.truncated:
             self.last = result
-        info = result.info
-        value = read(result.observation, info.get("decided_by") == "recorded" or not info.get("valid", True))
+        answer, place, valid = result.observation, self.call_order.place(call_id), bool(result.info.get("valid", True))
+        reasoning, by = (str(result.info.get(key, "")) for key in ("reasoning", "decided_by"))
+        value = read(answer, by == "recorded" or not valid)
         step = PendingStep(
-            action=action,
-            answer=result.observation,
-            place=self.call_order.place(call_id),
-            valid=bool(info.get("valid", True)),
-            reasoning=str(info.get("reasoning", "")),
-            decided_by=str(info.get("decided_by", "")),
-            line=line,
+            action=action, answer=answer, place=place, valid=valid, reasoning=reasoning, decided_by=by, line=line
         )
         return self._insert(step), value
 

@@ -53,10 +53,8 @@ def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args,
 class GraphTwins:
     """The copies of graphs that one episode runs.
 
-    Args:
-        episode: Answers the simulated nodes.
-        recursion_limit: Supersteps of a run; None: the graph's own limit, or `RECURSION_LIMIT` where it has none.
-        simulate_nodes: Names of nodes whose plain code the environment answers.
+    Args: `recursion_limit`, None for the graph's own, or `RECURSION_LIMIT` where it has none; `simulate_nodes`, names of nodes
+    whose plain code the environment answers.
     """
 
     def __init__(self, episode: AgentEpisode, *, recursion_limit: int | None, simulate_nodes: Collection[str]) -> None:
@@ -120,14 +118,8 @@ def _copy_store(real: BaseStore) -> InMemoryStore:
         index = {**index, "embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
     own = InMemoryStore(index=index)
     if isinstance(real, InMemoryStore):
-        indexed = [
-            PutOp(namespace, item.key, item.value)
-            for namespace, items in real._data.items()
-            for item in items.values()
-            if item.key in real._vectors.get(namespace, {})
-        ]
-        own.batch(indexed)
-        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
+        items = [item for each in list(real._data.values()) for item in list(each.values())]
+        own.batch([PutOp(item.namespace, item.key, item.value) for item in items])
     return own
 
 

@@ -117,11 +117,7 @@ _ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resourc
 
 
 def _is_of_the_process() -> bool:
-    """Tells if Python itself imports a package, caches bytecode or asks about the machine.
-
-    Each process does that once, whoever comes first: a package writes its caches when it is imported, and Python tries
-    which folder takes temporary files.
-    """
+    """Tells if Python itself imports a package, caches bytecode or asks about the machine: once, whoever comes first."""
     for frame in frames():
         if users_frame(frame):
             return False
@@ -227,10 +223,8 @@ def _is_own_pipe(number: int) -> bool:
     pipe = os.fstat(number)
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):  # closed by now
-            if (
-                os.path.samestat(os.fstat(int(name)), pipe)
-                and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-            ):
+            is_same = os.path.samestat(os.fstat(int(name)), pipe)
+            if is_same and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 return True
     return False
 

@@ -191,10 +191,9 @@ _STYLES = {"agenerate": _agenerate, "stream": _stream, "astream": _astream, "_ac
 
 
 def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a production model's call, as the policy takes them.
+    """Keyword arguments of a production model's call, as the policy takes them; a provider's settings are dropped.
 
-    What says how to answer is kept: `tools` (OpenAI's form), `tool_choice` (`auto`, `none`, `required` or a tool's name) and
-    `response_format` (OpenAI's json_schema form). Provider settings, which mean nothing to the policy, are dropped.
+    `tools` and `response_format` are in OpenAI's form, `tool_choice` is `auto`, `none`, `required` or a tool's name.
     """
     bound: dict[str, Any] = {}
     config = kwargs.get("toolConfig") or {}
@@ -250,10 +249,7 @@ def _named(choice: Any) -> str | None:
 
 
 def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Name and JSON schema of the answer that production asked for.
-
-    LangChain's own note of it comes first: `with_structured_output` leaves it with every provider.
-    """
+    """Name and JSON schema of the answer that production asked for; first by LangChain's own note of it."""
     if _noted(kwargs).get("method") == "json_schema":
         return _schema(kwargs["ls_structured_output_format"]["schema"])
     formats = [kwargs.get("response_format"), (kwargs.get("output_config") or {}).get("format")]

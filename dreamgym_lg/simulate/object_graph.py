@@ -123,10 +123,9 @@ _ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, Ba
 
 
 def run_by(roots: Iterable[Any]) -> Iterator[Any]:
-    """The functions that calls of `roots` run, and the objects they refer to.
+    """The functions that calls of `roots` run, and what they refer to. Models, tools and graphs are not opened.
 
-    Of an object of the user's class only the fields and methods count that the code names. Models, tools, graphs,
-    checkpointers and stores are yielded and not opened.
+    Of an object of the user's class only the fields and methods count that the code names.
     """
     return _walk(roots, _run_next)
 
@@ -191,13 +190,10 @@ def has_synchronous_middleware(graph: Any) -> bool:
     """Tells if some middleware has no asynchronous hook, so that the agent cannot be awaited."""
     middleware = sys.modules.get("langchain.agents.middleware.types")
     base = middleware.AgentMiddleware if middleware is not None else ()
-
-    def has_own(cls: type, hook: str) -> bool:
-        return getattr(cls, hook) is not getattr(base, hook)
-
     kinds = {type(each) for each in reachable(graph) if isinstance(each, base)}
-    hooks = ("wrap_model_call", "wrap_tool_call")
-    return any(has_own(kind, hook) and not has_own(kind, f"a{hook}") for kind in kinds for hook in hooks)
+    pairs = (("wrap_model_call", "awrap_model_call"), ("wrap_tool_call", "awrap_tool_call"))
+    own = ([getattr(kind, hook) is not getattr(base, hook) for hook in pair] for kind in kinds for pair in pairs)
+    return [True, False] in own
 
 
 # --- tools that run in a dream too --------------------------------------------------------------------------------------------
@@ -219,11 +215,7 @@ _RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_ev
 
 
 def runs_an_agent(tool: BaseTool) -> bool:
-    """Tells if the tool's body calls a graph, whose own tools are then simulated.
-
-    The code must name both the graph and a way to run it: an object that merely holds one, as an application does, makes no
-    tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
-    """
+    """Tells if the tool's body names a graph and a way to run it. Its own tools are then simulated."""
     function = inspect.unwrap(body(tool))
     if isinstance(function, types.MethodType):  # a tool made of `graph.invoke`
         return _runs_graph(function.__self__)
@@ -268,8 +260,7 @@ _CONSTANTS = (str, bytes, int, float, bool, type(None))
 def changes_state_only(tool: BaseTool) -> bool:
     """Tells if a tool only changes the graph's state or hands over to another node.
 
-    So do LangChain's and deepagents' own, those of langgraph-supervisor and langgraph-swarm, and every function that makes a
-    `Command` of nothing but its arguments. What refers to anything else is simulated: it may act on the world.
+    So does a function that makes a `Command` of nothing but its arguments. What refers to anything else may act on the world.
     """
     function = body(tool)
     if str(getattr(function, "__module__", "")).startswith(_STATE_TOOLS):

@@ -1,8 +1,7 @@
 """Plays an episode in another process, whose policy stays in this one, the parent.
 
-The other process is a walled worker or a Ray actor. What comes up is JSON, one line for each message: a walled worker is not
-trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
-questions of an episode, which may be open at once:
+The other process is a walled worker or a Ray actor. What comes up is lines of JSON, since to unpickle is to run what was sent.
+What goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, open at once:
 
     up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
@@ -10,9 +9,8 @@ questions of an episode, which may be open at once:
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
 
-A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what the agent
-was offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world before
-the episode begins.
+A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what was
+offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world.
 """
 
 import asyncio
@@ -57,10 +55,7 @@ class ParentFailed(Exception):
 
 
 class Parent:
-    """The other end, as one episode sees it: asked by any thread, answered by number.
-
-    Args: `write`, takes a line of JSON to the parent.
-    """
+    """The other end, as one episode sees it: asked by any thread, answered by number. `write` takes a line to it."""
 
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
@@ -266,14 +261,9 @@ async def play_episode(
 
 
 class RemoteEpisode:
-    """An episode in another process, whose questions are answered as they come.
+    """An episode in another process. Its questions are answered in a copy of this context, and in its event loop.
 
-    The answers are given in a copy of the context in which this object is made, and in its event loop.
-
-    Args:
-        send: Takes a pickled answer to the other process.
-        number: The episode's there.
-        environment: None where the other process has its own.
+    Args: `send` takes a pickled answer to the other process; `environment`, None where that one has its own.
     """
 
     def __init__(

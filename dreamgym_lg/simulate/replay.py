@@ -1,7 +1,6 @@
 """Plays recorded episodes of an agent through its graph as it is now.
 
-The policy says again what was recorded and the environment answers as it did. What that shows is exact for any unmodified
-graph: the prompts of its policy, the tools it offers, and which of the calls reach the environment at all.
+Policy and environment say again what was recorded. That shows the prompts, the tools, and which calls reach the environment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -132,10 +131,8 @@ class RecordedPolicy(BaseChatModel):
 async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], str] = str) -> Replayed:
     """Play a recorded episode through an agent again.
 
-    Args:
-        agent: As `World.agent` gives it for the dream, with a `RecordedPolicy`, or a `LocalChatModel` whose engine is a
-            `RecordedEngine` and which so reports the tokens.
-        say: A recorded action as the policy says it: the call of a tool that acts in text. Default: as it is.
+    Args: `agent`, with a `RecordedPolicy`, or a `LocalChatModel` whose `RecordedEngine` reports the tokens; `say`, a recorded
+    action as the policy says it: the call of a tool that acts in text. Default: as it is.
     """
     script = Script(trajectory, say)
     context = EpisodeContext(environment=_RecordedAnswers(script))
@@ -152,11 +149,9 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
-    """A recorded episode as the environment of a dream meets it.
+    """A recorded episode as a dream's environment meets it: with the graph's tools, and the outcome as its only reward.
 
-    The task has the tools of the graph; calls that the graph refuses by itself are left out, so that what was seen before a
-    call is the environment's own last answer; and the outcome is the only reward. Of an episode that the graph does not
-    replay, the invalid calls are left out.
+    Calls that the graph refuses by itself are left out; of an episode that it does not replay, the invalid ones.
     """
     actions = replayed.actions
     if replayed.misfit is not None:

@@ -41,13 +41,8 @@ def parse_answer(
 ) -> Any:
     """The answer in the shape of the tool's own return value. Or as the message that a tool node makes of it.
 
-    Args:
-        arguments: Of the call.
-        graph: Its state is what a `Command` writes.
-        call_id: None where the agent's code calls.
-        exact: The text of a tool message that was recorded, or an error text: a tool node has to write it byte for byte.
-
-    Raises `PredictionFailed` if the body promises a structure that the answer is not.
+    Args: `graph`, whose state a `Command` writes; `call_id`, None where the agent's code calls; `exact`, a text of a record or
+    an error, which a tool node has to write byte for byte. Raises `PredictionFailed` for another structure than promised.
     """
     if returns_command(tool):
         if (update := state_update(tool)) is None:

@@ -151,11 +151,9 @@ class SimulatedEpisode(AgentEpisode):
     # --- running ----------------------------------------------------------------------------------------------------------
 
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph until the user ends the conversation. Without a user, to its first end.
+        """Run the graph until the user ends the conversation; without a user, to its first end. Returns the last state.
 
         Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
-
-        Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
         """
         kwargs = self._with_context(kwargs)
         run = self._run(payload, config)
@@ -316,10 +314,9 @@ def simulated(
 ) -> SimulatedEpisode:
     """Run `graph` in the dream: `with simulated(...) as episode: state = episode.invoke(payload)`, or `async with`.
 
-    Inside the block every run of the graph, by `episode.invoke` or by its own methods, has its chat models answered by
-    `policy`, its tool calls by `environment` (an action is `render_call`'s text), and nothing real touched: the guard raises
-    `RealAccessBlocked` there, and again at the block's end if it was swallowed. What the environment raises ends the block too.
-    Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
+    Inside the block `policy` answers the graph's chat models and `environment` its tool calls (an action is `render_call`'s
+    text). At anything real the guard raises `RealAccessBlocked`, and again at the block's end if that was swallowed. What the
+    environment raises ends the block too. Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
 
     Args:
         graph: A compiled graph, or any object with `invoke` that runs one.

@@ -1,7 +1,6 @@
-"""Lets an active episode's environment answer tool calls in the place of the tools' bodies.
+"""Lets an episode's environment answer tool calls in the place of the tools' bodies.
 
-It is `_run` that is patched, which LangChain calls after its own validation and injection: a wrong argument gets the error of
-production, byte for byte, and callbacks, artifacts and error handling stay as they are.
+`_run` is patched, which LangChain calls after its own validation: a wrong argument gets the error of production.
 """
 
 import json

@@ -115,11 +115,9 @@ def compiled(agent: object) -> object:
 
 
 def load_object(place: str, **arguments: object) -> object:
-    """The object behind `FILE.py:NAME` or `package.module:NAME`.
+    """The object behind `FILE.py:NAME` or `package.module:NAME`; a function is called with those of `arguments` that it names.
 
-    A function is called, with those of `arguments` and `config`, an empty one, that it names; one other positional parameter
-    gets the config, too. Raises `ConfigurationError` if there is no such file, module or name, if the function needs more,
-    and if loading it raises.
+    `config` is an empty one, which one other positional parameter gets, too. Raises `ConfigurationError` if loading fails.
     """
     source, _, name = place.rpartition(":")
     if not source or not name:

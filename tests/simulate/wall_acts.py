@@ -555,7 +555,8 @@ def serve(orders: socket.socket, play: Callable[[str, dict[str, Any]], None] = p
     description = order["scene"] | dict(zip(("inherited", "folder_fd", "connected"), given, strict=True))
     os.environ["TMPDIR"] = description["scratch"]
     if order["walled"]:
-        kernel.build_wall(writable=[description["scratch"]], keep=[1, 2])
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        kernel.build_wall(writable=[description["scratch"]])
     play(order["name"], description)
 
 

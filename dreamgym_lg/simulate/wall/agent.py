@@ -1,7 +1,6 @@
 """Plays dreamed episodes of an agent, given by its path, in processes behind the wall.
 
-The whole simulation, the guard included, runs in the worker as it does in process; policy, world, `TokenRecorder` and replay
-buffer stay as they are in the parent: `rollout` plays a `WalledAgent` as it plays a `SimulatedAgent`.
+The simulation runs in the worker, the guard included. Policy, world, `TokenRecorder` and replay buffer stay in the parent.
 """
 
 import asyncio
@@ -33,9 +32,8 @@ RENEWED_AFTER = 200
 class Workers:
     """The worker processes of an agent. Each plays many episodes at once, as an event loop does.
 
-    One is started when all others play, and lasts: it imports this library and the agent, which takes seconds. One that has
-    begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no more and ends with its last; one that died is
-    replaced, and one from which a replay buffer is not hidden that was opened since. They end with this object.
+    One is started when all others play: it imports the agent, which takes seconds. One that has begun `RENEWED_AFTER` episodes,
+    had one cancelled, or may read a replay buffer that was opened since, ends with its last. They end with this object.
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
@@ -124,13 +122,9 @@ def _pickled(options: dict[str, Any]) -> bytes:
 
 
 class WalledAgent:
-    """Plays an agent for `rollout`, in worker processes that cannot touch the real world.
+    """Plays an agent for `rollout`, in worker processes that cannot touch the real world; policies may share them.
 
-    Args:
-        workers: Where its episodes are played; policies may share them.
-        policy: The chat model that is trained; it stays in this process.
-
-    Raises `ConfigurationError` for a policy that is no chat model.
+    Raises `ConfigurationError` for a policy that is no chat model. It stays in this process.
     """
 
     def __init__(self, workers: Workers, policy: BaseChatModel) -> None:
@@ -148,11 +142,7 @@ class WalledAgent:
         context: EpisodeContext,
         stream_mode: Literal["values"] = "values",
     ) -> AsyncIterator[AgentState]:
-        """Play one episode of `state["task"]` in `context.environment`, as `SimulatedAgent.astream` does.
-
-        Raises what `Worker.play` raises, and `AccessBlocked` for a real access that was stopped. Callbacks of `config`
-        stay here and see nothing of the episode.
-        """
+        """Play one episode, as `SimulatedAgent.astream` does; raises what `Worker.play` raises. `config` is not used."""
         if context.environment is None:
             raise ConfigurationError("a walled agent is simulated, so rollout needs create_environment=")
         with self._workers.lease() as worker:

@@ -1,12 +1,8 @@
 """Puts a process behind a wall of the Linux kernel: it writes only to named folders, and reads no hidden file.
 
-The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall around itself and then
-becomes the command, whose children are behind it too. No root is needed. Three parts:
-
-* Landlock for what has a path, and for TCP ports and signals where its version has them.
-* A seccomp filter for what has none (sockets, messages, namespaces, other processes' limits), and for what Landlock leaves out
-  or its newer versions add (modes, owners, times, attributes; truncating, signals).
-* No new privileges, no capabilities but those that read and write files of other users, no open descriptors.
+The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall and becomes the command,
+whose children are behind it too. No root is needed. Landlock guards what has a path, TCP ports and signals; a seccomp filter
+what has none, and what this kernel's Landlock leaves out.
 """
 
 import contextlib
@@ -29,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(what: str, function: str, *args: object) -> int:
-    """A function of the C library. Raises `OSError` if it fails, with `what` was meant."""
+    """A function of the C library. Raises `OSError`, which names `what`, if it fails."""
     values = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
     result: int = getattr(_libc, function)(*values)
     if result < 0:
@@ -246,20 +242,6 @@ def _drop_capabilities() -> None:
     _call("capabilities", "capset", header, struct.pack("6I", keep, keep, 0, 0, 0, 0))
 
 
-def _close_descriptors(keep: Collection[int]) -> None:
-    """Close all others; of the standard three, which programs expect, those lead nowhere."""
-    kept = sorted({0, 1, 2, *keep})
-    for below, above in zip(kept, [*kept[1:], 2**31 - 1], strict=True):
-        os.closerange(below + 1, above)
-    for number in {0, 1, 2} - set(keep):
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, number)
-        if nowhere != number:
-            os.close(nowhere)
-    for number in kept:
-        os.set_inheritable(number, True)
-
-
 def _limit_resources(writable: Sequence[str]) -> None:
     """Half of the machine's memory for a process, half of what is free on the first disk for a file, and no core dump."""
     limits = {
@@ -275,31 +257,24 @@ def _limit_resources(writable: Sequence[str]) -> None:
 
 
 def build_wall(
-    *,
-    writable: Sequence[str],
-    hidden: Sequence[str] = (),
-    ports: Sequence[int] | None = (),
-    keep: Collection[int] = (),
-    abi: int | None = None,
+    *, writable: Sequence[str], hidden: Sequence[str] = (), ports: Sequence[int] | None = (), abi: int | None = None
 ) -> None:
-    """Put this process, its future threads and children behind the wall, for ever.
+    """Put this process, its future threads and children behind the wall, for ever. Only the standard descriptors stay open.
 
     Args:
-        writable: Folders and files that may be written; they have to exist. A folder counts with all it holds.
+        writable: Folders, with all they hold, and files that may be written; they have to exist.
         hidden: Real paths of files that cannot be opened, nor anything that comes later into a folder on the way to one.
         ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
-        keep: Numbers of the descriptors that stay open, as they were opened; all others are closed.
         abi: The Landlock version to build with. Default: the kernel's.
 
-    Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside. What was
-    built by then stays.
+    Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside.
     """
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise OSError(errno.EBUSY, f"the process has {threads} threads, and the wall is built around one: build it earlier")
     abi = landlock_abi() if abi is None else abi
     if not abi:
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
-    _close_descriptors(keep)
+    os.closerange(3, 2**31 - 1)
     _limit_resources(writable)
     _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
     _drop_capabilities()

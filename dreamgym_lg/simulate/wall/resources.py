@@ -76,7 +76,7 @@ def create_scratch() -> str:
 
 
 def remove_scratch(folder: str | Path) -> None:
-    """By `rm`, which does not recurse: an agent may have made it deeper than Python's stack."""
+    """By `rm`, which does not recurse: it may be deeper than Python's stack."""
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 

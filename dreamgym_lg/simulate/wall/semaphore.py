@@ -11,10 +11,7 @@ from typing import Any
 
 
 class Semaphore:
-    """In place of `_multiprocessing.SemLock`, for one process and its forks.
-
-    Semaphores of `multiprocessing` are files in /dev/shm, which the wall stops; this one is an event of the kernel.
-    """
+    """An event of the kernel in place of `_multiprocessing.SemLock`, a file in /dev/shm; for a process and its forks."""
 
     SEM_VALUE_MAX = 2**31 - 1
 

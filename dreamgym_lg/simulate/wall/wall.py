@@ -2,13 +2,9 @@
 
 Nothing outside the scratch folder and what `Allow` names is written, made, removed or changed; no socket is opened; no signal,
 message or shared memory reaches a process outside. All but hidden databases may be read, and locked while the process lives.
-
-In the scratch folder, calls that change modes succeed and do nothing; those for owners, times and attributes fail, as
-`shutil.copy2` does. Shared memory of `multiprocessing` needs `Allow(paths=["/dev/shm"])`, and no GPU can be used. A process has
-half of the machine's memory, a file half of the free disk; `resources` limits how many there are.
+In scratch, calls that change modes do nothing; those for owners, times and attributes fail. No GPU can be used.
 """
 
-import ipaddress
 import json
 import os
 import platform
@@ -90,7 +86,7 @@ def start_walled(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program behind the wall; its children are behind it too. It costs a start of a bare Python more, some 50 ms.
+    """Start a program behind the wall; its children are behind it too. It costs some 50 ms.
 
     Args:
         command: The program by its whole path, then its arguments.
@@ -100,8 +96,8 @@ def start_walled(
         hidden: SQLite files that it cannot open.
         env, options: As of `subprocess.Popen`.
 
-    Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist or holds a hidden file,
-    or a port is no number. If the kernel refuses all the same, the process ends with status 1 and its standard error says why.
+    Raises `ConfigurationError` if this machine cannot build the wall, and for what cannot be allowed. If the kernel refuses all
+    the same, the process ends with status 1 and its standard error says why.
     """
     check_wall()
     allow = allow or Allow()
@@ -110,13 +106,13 @@ def start_walled(
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
     walls: dict[str, Any] = {"writable": [os.path.realpath(scratch), *_writable(allow, hidden)], "ports": _ports(allow)}
     walls["hidden"] = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
-    walls |= {"keep": [0, 1, 2], "abi": kernel.landlock_abi()}
+    walls["abi"] = kernel.landlock_abi()
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
 
 
 def check_allowed(allow: Allow) -> None:
-    """Raise `ConfigurationError` for a missing path and a port that is no number."""
+    """Raise `ConfigurationError` for a missing path, and a port that is none."""
     _writable(allow), _ports(allow)
 
 
@@ -124,7 +120,7 @@ def _writable(allow: Allow, hidden: Collection[Path] = ()) -> list[str]:
     for path in allow.paths:
         if held := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
             raise ConfigurationError(
-                f"{str(path)!r} holds the replay buffer {held}, which an agent must not read or write: allow a folder beside it"
+                f"{str(path)!r} holds {held} of the replay buffer, which no agent may read: allow a folder beside it"
             )
         if not os.path.exists(path):
             raise ConfigurationError(
@@ -142,13 +138,5 @@ def _ports(allow: Allow) -> list[int] | None:
             return None
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigurationError(f"Allow(hosts=[{host!r}]): {port!r} is no port; give a number, 1 to 65535")
-        ports |= {int(port)} if _is_address(name) else {int(port), _DNS}
+        ports |= {int(port)} if name.replace(".", "").isdecimal() else {int(port), _DNS}
     return sorted(ports)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

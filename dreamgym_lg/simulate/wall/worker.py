@@ -1,9 +1,7 @@
 """A walled process that plays episodes, many at once: its handle in the parent, and its program.
 
-The episode itself is a `SimulatedAgent`, as in process, whose policy and environment are the parent's: only what an episode
-asks of others anyway crosses the wall (`remote_episode`). The parent sends the agent and its options first, and
-`{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes: no worker can keep the caller's
-event loop waiting.
+The episode is a `SimulatedAgent` whose policy and environment are the parent's (`remote_episode`). The parent sends agent and
+options first; `{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes.
 """
 
 import asyncio
@@ -145,9 +143,8 @@ class Worker:
     ) -> AsyncGenerator[AgentState]:
         """Play one episode, answering in a copy of the caller's context. Args: `verified`, its outcome is judged there.
 
-        Raises what the policy or the world raised; `AccessBlocked` for what the guard or the wall stopped; `EnvironmentFailed`
-        for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
-        cannot be loaded.
+        Raises what policy or world raised; `AccessBlocked` for what was stopped; `EnvironmentFailed` for what else the agent
+        raised, and a worker that died or hangs; `ConfigurationError` for an agent that cannot be loaded.
         """
         await asyncio.to_thread(self.check_loaded)
         first = await environment.areset(task)
@@ -173,7 +170,7 @@ class Worker:
             raise error
 
     def check_loaded(self) -> None:
-        """Wait until the agent is loaded. Raises `ConfigurationError` if it cannot be: the wall stops what its import does."""
+        """Wait until the agent is loaded. Raises `ConfigurationError` if it cannot be."""
         if not wait([self._started], timeout=SILENCE).done:
             self.end(f"the agent was not loaded within {SILENCE:g} s")
         if "ready" not in (started := self._started.result()):
