@@ -106,7 +106,7 @@ def doctor(
 def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]"]:
     """Load the agent and try one episode; behind the wall it is loaded there first."""
     from dreamgym_lg.simulate import SimulatedAgent
-    from dreamgym_lg.simulate.doctor import Part, TrialPolicy, try_out
+    from dreamgym_lg.simulate.doctor import Part, TrialPolicy, examine, try_out
     from dreamgym_lg.simulate.episode import required_context
     from dreamgym_lg.simulate.user_code import load_agent
     from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
@@ -118,6 +118,8 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
     if missing := required_context(graph):
         advice = f"an episode needs context= with {', '.join(missing)}, so that none was tried"
         return graph, [Part("code", "the tried episode", "raised", advice)]
+    if workers is None and any(part.handling == "could leak" for part in examine(graph, **names).parts):
+        return graph, []  # which the trial would really do
     policy = TrialPolicy()
     return graph, asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
 

@@ -76,10 +76,7 @@ def guarded_episode() -> ContextEpisode | None:
 
 
 def answering_episode() -> ContextEpisode | None:
-    """As `guarded_episode`, where a model, a tool or a graph is called.
-
-    Raises `OwnerUnknown` where the episode has ended: the old policy would answer, perhaps to production.
-    """
+    """As `guarded_episode`, for a model, tool or graph. Raises `OwnerUnknown` for one that has ended: another run may ask."""
     episode = _current.get()
     if episode is not None and episode.ended:
         raise OwnerUnknown(

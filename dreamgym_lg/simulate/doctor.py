@@ -225,6 +225,8 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
 
 
 _DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc", "pycurl")
+_DIALLING = {"connect", "Connection", "AsyncConnection", "ConnectionPool", "Curl", "CurlMulti"}
+"""Names by which code opens a connection of psycopg, psycopg2 and pycurl."""
 _POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "sessionmaker")
 
 
@@ -241,9 +243,12 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
         yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
     elif kind := _held_open(each, package):
         named_file = f"{getattr(each, 'name', name)} open in {place}"
-        fix = "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
-        advice = f"no guard sees what is written to an open {kind}: {fix}"
+        advice = f"no guard sees what is written to an open {kind}: {_fix(place)}"
         yield Part(kind, named_file if kind == "file" else here, "could leak", advice)
+
+
+def _fix(place: str) -> str:
+    return "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
 
 
 def _held_open(each: Any, package: str) -> str:
@@ -265,8 +270,12 @@ def _held_open(each: Any, package: str) -> str:
 
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Ways by which tools are called and no class is asked."""
+    """Ways by which tools are called and no class is asked, and connections are opened that no guard sees."""
     referred = list(function_references(function))
+    homes = {str(getattr(each, "__name__" if isinstance(each, types.ModuleType) else "__module__", "")) for each in referred}
+    packages = {each.partition(".")[0] for each in homes | named(function)} & {"psycopg", "psycopg2", "pycurl"}
+    for package in sorted(packages if named(function) & _DIALLING else ()):
+        yield Part("connection", f"{package} in {place}", "could leak", f"no guard sees compiled code connect: {_fix(place)}")
     referred += [part for each in referred if isinstance(each, list | tuple | dict) for part in references(each)]
     for name in sorted(named(function) & {"func", "coroutine"} if any(isinstance(each, BaseTool) for each in referred) else ()):
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"

@@ -1,8 +1,7 @@
 """Stops what would touch the real world in a dreamed episode; it fails closed.
 
 Python raises an audit event before it happens; the few functions without one are wrapped. What the guard raises is no
-`Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
-that still fails its episode. Not seen: what is written to a file or a database that was open before, and native code.
+`Exception`, and what it stopped is kept, so that code which swallows even that still fails its episode. Not seen: native code.
 """
 
 import _posixsubprocess

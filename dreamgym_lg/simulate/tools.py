@@ -169,10 +169,7 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
 
 @contextmanager
 def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
-    """Around `run`, or a subclass's `invoke`: `record` takes the result and records the step.
-
-    What fails before the body is reached was an invalid action.
-    """
+    """Around `run`, or a subclass's `invoke`: `record` takes its result. What fails before the body was an invalid action."""
     arguments = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
     call_id = kwargs.get("tool_call_id")
     if isinstance(arguments, dict) and arguments.get("type") == "tool_call":

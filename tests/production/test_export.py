@@ -19,6 +19,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.production.export import MANIFEST, export_policy, load_exported, read_manifest, write_manifest
 from dreamgym_lg.production.provenance import provenance
+from dreamgym_lg.statistics import wilson
 from dreamgym_lg.token_recorder import TokenRecorder
 
 CANARY = "canary-5f1e0b9c"
@@ -356,6 +357,31 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     gym.world.assisted = True
     gym.export(tmp_path / "assisted", policy=trained)
     assert "* Dream: `world-1`, assisted by the world's rules.\n" in (tmp_path / "assisted" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("successes", "claim"), [(135, "not proven: trained − filtered imitation, no dream -0.01"), (150, "proven: ")]
+)
+def test_where_imitation_is_as_good_the_card_says_so_and_claims_no_dream(
+    successes: int, claim: str, gym: DreamGym, tmp_path: Path
+) -> None:
+    """Of 150 held-out tasks the base policy did 104, filtered imitation 136."""
+    gym.experiment.open()
+    for number, name in enumerate(("filtered", "trained")):
+        policy = tiny(temperature=number)
+        save_model(policy.model, policy.tokenizer, gym.experiment.models / name)
+        version = (gym.experiment.models / name / "version").read_text()
+        played: dict[str, Any] = {"source": "real", "policy_version": version, "run": gym.experiment.run_name(f"{name}/real")}
+        gym.replay_buffer.add(episode("t", split="test", **played))
+    rates = {"base": 104, "filtered": 136, "trained": successes}
+    real = {name: {"sampled": {"successes": n, "episodes": 150, "interval": wilson(n, 150)}} for name, n in rates.items()}
+    (gym.experiment.out / "result.json").write_text(json.dumps({"real": real, "filtered": 251}))
+    for name in ("filtered", "trained"):
+        gym.export(tmp_path / name, policy=gym.experiment.policy(name, 0))
+        card = (tmp_path / name / "README.md").read_text()
+        assert f"The trained policy against the best one without a dream: {claim}" in card
+        assert ("imitation of your traces is enough" in card) == (successes == 135)
+        assert ("dream: proven" in card) == (successes == 150) and "roven in the real" not in card
 
 
 def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path) -> None:

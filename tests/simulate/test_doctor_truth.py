@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import importlib
 import io
+import logging.handlers
 import queue
 import socket
 import sqlite3
@@ -121,6 +123,109 @@ def redis_client(folder: Path) -> Opened:
 
 
 @contextmanager
+def listener() -> Iterator[tuple[int, Callable[[], bool]]]:
+    """A port, and whether somebody has connected to it."""
+    connected = threading.Event()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                server.accept()[0].close()
+                connected.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1], lambda: connected.wait(0.2)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+COMPILED = """
+import ctypes, re, socket, struct
+
+def connect(text):
+    libc, port = ctypes.CDLL(None), int(re.search(r"(?:port=|:)(\\d+)", text).group(1))
+    number = libc.socket(2, 1, 0)
+    libc.connect(number, struct.pack("=HH4s8x", 2, socket.htons(port), bytes((127, 0, 0, 1))), 16)
+    libc.close(number)
+
+class Curl:
+    URL = "url"
+    def setopt(self, name, value): self.url = value
+    def perform(self): connect(self.url)
+"""
+
+
+@contextmanager
+def compiled_client(name: str) -> Iterator[types.ModuleType]:
+    """The installed package; else one of its name, which connects below Python too."""
+    with contextlib.suppress(ImportError):
+        yield importlib.import_module(name)
+        return
+    sys.modules[name] = package_of(name, COMPILED)
+    yield sys.modules[name]
+    del sys.modules[name]
+
+
+@contextmanager
+def postgres_client(name: str) -> Opened:
+    with compiled_client(name) as driver, listener() as (port, connected):
+
+        def act() -> None:
+            with contextlib.suppress(Exception):  # no server of its kind
+                driver.connect(f"host=127.0.0.1 port={port} connect_timeout=2")
+
+        yield act, connected
+
+
+def psycopg(folder: Path) -> Any:
+    return postgres_client("psycopg")
+
+
+def psycopg2(folder: Path) -> Any:
+    return postgres_client("psycopg2")
+
+
+@contextmanager
+def pycurl(folder: Path) -> Opened:
+    with compiled_client("pycurl") as library, listener() as (port, connected):
+
+        def act() -> None:
+            with contextlib.suppress(Exception):
+                request = library.Curl()
+                request.setopt(request.URL, f"http://127.0.0.1:{port}/")
+                request.perform()
+
+        yield act, connected
+
+
+@contextmanager
+def http_log(folder: Path) -> Opened:
+    with listener() as (port, connected):
+        log = logging.getLogger("agents.own")
+        log.addHandler(handler := logging.handlers.HTTPHandler(f"127.0.0.1:{port}", "/"))
+        yield lambda: log.warning("harm"), connected
+        log.removeHandler(handler)
+
+
+class Goodbye:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        self.path.mkdir()
+
+
+@contextmanager
+def deleted(folder: Path) -> Opened:
+    def act() -> None:
+        Goodbye(folder / "made")
+
+    yield act, (folder / "made").exists
+
+
+@contextmanager
 def queue_worker(folder: Path) -> Opened:
     jobs: queue.Queue[Any] = queue.Queue()
     thread = threading.Thread(
@@ -162,11 +267,12 @@ REALLY_RUN = [queue_worker, plain_function, local_model]
 
 CASES = {
     "passes through": [database_in_memory, database_in_memory_made_there, text_in_memory, pure_function, *REALLY_RUN],
-    "could leak": [database, open_file, shell],
-    "stopped": [redis_client, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS)],
+    "could leak": [database, open_file, shell, psycopg, psycopg2, pycurl],
+    "stopped": [redis_client, http_log, deleted, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS)],
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what stops a finaliser
 @pytest.mark.parametrize(("said", "opened"), [(said, opened) for said, cases in CASES.items() for opened in cases])
 def test_the_verdict_is_what_happens(said: str, opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):

@@ -297,6 +297,18 @@ async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
             await played(agent, Answers())
 
 
+@pytest.mark.parametrize(("kind", "fails"), [("swallows_pythons", True), ("swallows_natives", False)])
+async def test_what_is_stopped_and_swallowed_has_no_effect_and_fails_where_python_was_asked(
+    kind: str, fails: bool, tmp_path: Path
+) -> None:
+    """The page says which of both succeeds all the same."""
+    async with walled(kind, tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+    assert not list(tmp_path.iterdir()) and str(episode.error).startswith("AccessBlocked: ") == fails
+    page = Path(__file__).parents[2].joinpath("docs/concepts/wall.md").read_text()
+    assert "of native code that is swallowed is not seen" in page and "can lie about what `verify_dream=` judges" in page
+
+
 @pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), pytest.param("dies", 3, marks=pytest.mark.slow)])
 async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(kind: str, rounds: int, tmp_path: Path) -> None:
     told = list[str]()

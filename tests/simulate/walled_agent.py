@@ -1,6 +1,7 @@
 """Ordinary agents, as users write them, for `test_walled_agent`: imported in a worker, behind the wall, and never here."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import queue
@@ -60,6 +61,25 @@ def native() -> None:
 
 
 writes = _node(native)
+
+
+def swallow_pythons() -> None:
+    for swallowed in (Exception, BaseException):
+        with contextlib.suppress(swallowed):
+            Path(OUTSIDE, "python").write_text("x")
+
+
+def swallow_natives() -> None:
+    import sqlite3
+
+    with contextlib.suppress(Exception), contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("ATTACH ? AS other", (os.path.join(OUTSIDE, "attached.db"),)).execute("CREATE TABLE other.t (a)")
+    with contextlib.suppress(Exception):
+        native()
+
+
+swallows_pythons = _node(swallow_pythons)
+swallows_natives = _node(swallow_natives)
 
 
 def post() -> None:

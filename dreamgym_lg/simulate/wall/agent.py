@@ -38,10 +38,10 @@ class Workers:
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
         count: The most processes that take episodes. Default: one for each core of this process.
-        allow: What may be touched: see `start_walled` for what that means for hosts.
-        options: `payload`, `verify` and the options of `simulated`. They are pickled: functions of a module, no lambdas.
+        allow: What may be touched, as of `start_walled`.
+        options: `payload`, `verify` and those of `simulated`. They are pickled: functions of a module, no lambdas.
 
-    Raises `ConfigurationError` if this machine cannot build the wall or an option cannot be sent to another process.
+    Raises `ConfigurationError` if this machine cannot build the wall, or an option cannot be sent.
     """
 
     def __init__(self, path: str, *, count: int | None = None, allow: Allow | None = None, **options: Any) -> None:

@@ -71,10 +71,8 @@ _WHERE = "the walled worker"
 class Worker:
     """A walled process with its pipes and its scratch folder. It starts in the background, which takes some seconds.
 
-    Args:
-        path: The agent, as `load_agent` takes it.
-        options: Those of its `SimulatedAgent`, pickled.
-        allow, hidden: What may be touched, and what cannot be read: see `start_walled`.
+    Args: `path`, the agent, as `load_agent` takes it; `options`, of its `SimulatedAgent`, pickled; `allow` and `hidden`, as of
+    `start_walled`.
     """
 
     def __init__(self, path: str, options: bytes, allow: Allow | None, hidden: frozenset[Path]) -> None:
