@@ -94,7 +94,9 @@ class SimulatedAgent:
                 "real=True needs verify= (of a DreamGym: verify_real=): in the real environment no model judges the outcome"
             )
         if not real and (reset_real is not None or user is not None):
-            raise ConfigurationError("reset_real= or user= with real=False: a dream resets nothing; give it Dream(user=...)")
+            raise ConfigurationError(
+                "reset_real= or user= with real=False: a dream has no real world to reset; give it Dream(user=...)"
+            )
         check_names(graph, options.get("route"), options.get("pass_through", ()))
         check_context(graph, options.get("context"))
         self.user = user

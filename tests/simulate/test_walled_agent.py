@@ -373,13 +373,16 @@ async def test_a_worker_that_takes_too_much_is_ended_and_the_next_one_plays(
     monkeypatch.setattr(resources, "WATCHED_EVERY", 0.05)
     if kind == "writes_much":
         monkeypatch.setattr(resources.os, "statvfs", lambda _: SimpleNamespace(f_frsize=1, f_bavail=2**21))
-    async with walled("takes_by_turns", tmp_path) as agent:
+    for folder in ("tmp", "outside"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    async with walled("takes_by_turns", tmp_path / "outside") as agent:
         with pytest.raises(EnvironmentFailed, match=f"status -9: it.* had {cause}"):
             await played(agent, Answers(), replace(TASK, instruction=kind))
         deadline = time.monotonic() + 10
         while sleeping() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        assert not sleeping() and not list(Path(tempfile.gettempdir()).glob(f"dreamgym-scratch-{os.getpid()}-*"))
+        assert not sleeping() and not list((tmp_path / "tmp").iterdir())
         assert (await played(agent, Answers()))["success"]
 
 
