@@ -341,9 +341,16 @@ def test_the_base_policy_is_evaluated_three_times_and_the_best_is_kept(
     gym.train_base(tiny())
     assert [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
     assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 10 of 10 steps: real 2/4"
+    assert said[-1].startswith("the base policy wins 3 of ") and said[-1].endswith("prove() tells whether it did")
     kept = gym.experiment.policy("base").model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
     assert not torch.equal(kept["model.embed_tokens.weight"], weights[2]["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(("successes", "then"), [(0, "import more successes"), (3, "may add"), (4, "nothing left")])
+def test_what_imitation_reached_is_said_with_what_it_means_for_a_dream(successes: int, then: str) -> None:
+    advice = imitation._advice("base", successes, 4)
+    assert advice.startswith(f"the base policy wins {successes} of 4 validation tasks: ") and then in advice
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

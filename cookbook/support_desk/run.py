@@ -83,9 +83,8 @@ def main() -> None:
     # as a judge a small experience model is refused by the gate: recorded successes judge, and for what else it answers a
     # short training and one similar recorded step are enough
     options: dict[str, Any] = {"references_only": not arguments.truthful, "experience_steps": 60, "retrieved": 1}
-    options |= {"iterations": arguments.iterations, "model": arguments.model, "base_steps": 50, "batch_size": 8}
-    options |= {"evaluate_every": 3}
-    settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 16, "test": 40}
+    options |= {"iterations": arguments.iterations, "model": arguments.model, "num_tasks": 4, "evaluate_every": 3}
+    settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 12, "test": 32}
     if arguments.quick:
         settings = quick(settings)
         held_out = {"validation": 2, "test": 4}

@@ -77,6 +77,19 @@ def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: 
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
     shutil.rmtree(last, ignore_errors=True)
+    for row in work.replay_buffer.metrics(best.run):
+        work.say(_advice(name, int(row["successes"]), len(work.validation_tasks())))
+
+
+def _advice(name: str, successes: int, tasks: int) -> str:
+    """What these successes of imitation mean for a dream."""
+    if not successes:
+        then = "episodes that all fail teach a dream nothing, so import more successes, or take a larger model"
+    elif successes == tasks:
+        then = "there is nothing left on them that a dream could add"
+    else:
+        then = "train() may add to it, and prove() tells whether it did"
+    return f"the {name} policy wins {successes} of {tasks} validation tasks: {then}"
 
 
 def _name_of_best(work: Workspace, name: str) -> str:
