@@ -82,7 +82,7 @@ def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: 
 
 
 def _advice(name: str, successes: int, tasks: int) -> str:
-    """What these successes of imitation mean for a dream."""
+    """A sentence on what these successes of imitation mean for a dream."""
     if not successes:
         then = "episodes that all fail teach a dream nothing, so import more successes, or take a larger model"
     elif successes == tasks:
@@ -125,7 +125,7 @@ def _can_evaluate(work: Workspace, name: str) -> bool:
 
 
 def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: Any, tokenizer: Any, step: int) -> None:
-    """Play the validation tasks after each `EVALUATIONS`th of the steps, and offer the policy as the best.
+    """Play the validation tasks `EVALUATIONS` times while the policy is trained, and keep the best.
 
     Success is real unless `real_budget` is 0, else in the dream.
     """

@@ -163,7 +163,7 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one, the final answer or an unreadable call, that carries the reward."""
+        """The steps with a last one that carries the reward: the final answer or an unreadable call."""
         malformed = malformed_call(final)
         answer = malformed or episode.last_action or final_action(final)
         result, reward, success = episode.last, 0.0, False
@@ -264,7 +264,9 @@ def production_episodes(
 
 
 def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
-    """A graph with all parts of `graph`, whose runs go through two functions of (new graph, method, arguments of the run).
+    """A graph with all parts of `graph`, whose runs go through two functions.
+
+    They get the new graph, the method and the arguments of the run.
 
     They have to leave a run alone that is part of a dream (`guarded_episode()`).
     """

@@ -211,7 +211,7 @@ def patch_threads() -> None:
 
 
 def serve_givers() -> None:
-    """Let any thread or task do a queue's work of the only episode in flight; of a process in which no production runs."""
+    """Let any thread or task do a queue's work of the only episode in flight."""
     kinds: tuple[type, ...] = queue.Queue, queue.LifoQueue, queue.PriorityQueue
     for kind in (*kinds, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue):
         dispatch(kind, "_get", _take, lambda: True)
@@ -314,7 +314,7 @@ _BY_ITS_PATH = "give the agent by its path (FILE.py:NAME): in a worker behind th
 
 
 def _take(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The thread or task that takes work goes on as of the episode that has given it."""
+    """The thread or task that takes work goes on as that of the work's episode."""
     item, current = original(jobs), _current.get()
     _, giver = vars(jobs).get(_GIVERS, {}).pop(id(item), (None, current))
     if giver is not current and current in in_flight:

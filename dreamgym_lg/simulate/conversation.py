@@ -45,7 +45,7 @@ class RealUser(Environment):
 
 
 def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
-    """The user's reply as the graph's next input; with the whole last state where no checkpointer keeps the thread.
+    """The user's reply as the graph's next input. With the whole last state where no checkpointer keeps the thread.
 
     Args: `payload`, the episode's first. Raises `ConfigurationError` for a graph whose input or state has no messages.
     """

@@ -270,7 +270,7 @@ def _held_open(each: Any, package: str) -> str:
 
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Ways by which tools are called and no class is asked, and connections are opened that no guard sees."""
+    """Calls of tools that no class sees, and connections that no guard sees."""
     referred = list(function_references(function))
     homes = {str(getattr(each, "__name__" if isinstance(each, types.ModuleType) else "__module__", "")) for each in referred}
     packages = {each.partition(".")[0] for each in homes | named(function)} & {"psycopg", "psycopg2", "pycurl"}
@@ -287,7 +287,7 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
 
 
 async def try_out(agent: Agent) -> list[Part]:
-    """Play one dreamed episode of an agent that has a `TrialPolicy`, and report what it really did.
+    """Play one dreamed episode with a `TrialPolicy`, and report what the agent really did.
 
     Each tool is called once and answers as its types say. Code that this does not reach is not reported. Raises
     `ConfigurationError` if the agent cannot be loaded.

@@ -85,7 +85,7 @@ def check_context(graph: object, context: object) -> None:
 
 
 def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
-    """Raise `ConfigurationError` for a name in `route` that is no node and no agent of `graph` or its subgraphs.
+    """Raise `ConfigurationError` for a name in `route` that `graph` and its subgraphs lack.
 
     And for one in `pass_through` that is none of its tools, unless it makes tools while it runs.
     """

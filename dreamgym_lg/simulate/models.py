@@ -191,7 +191,7 @@ _STYLES = {"agenerate": _agenerate, "stream": _stream, "astream": _astream, "_ac
 
 
 def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a production model's call, as the policy takes them; a provider's settings are dropped.
+    """Keyword arguments of a production model's call, as the policy takes them. A provider's settings are dropped.
 
     `tools` and `response_format` are in OpenAI's form, `tool_choice` is `auto`, `none`, `required` or a tool's name.
     """
@@ -249,7 +249,7 @@ def _named(choice: Any) -> str | None:
 
 
 def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Name and JSON schema of the answer that production asked for; first by LangChain's own note of it."""
+    """Name and JSON schema of the answer that production asked for."""
     if _noted(kwargs).get("method") == "json_schema":
         return _schema(kwargs["ls_structured_output_format"]["schema"])
     formats = [kwargs.get("response_format"), (kwargs.get("output_config") or {}).get("format")]

@@ -151,7 +151,7 @@ class SimulatedEpisode(AgentEpisode):
     # --- running ----------------------------------------------------------------------------------------------------------
 
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph until the user ends the conversation; without a user, to its first end. Returns the last state.
+        """Run the graph until the user ends the conversation. Without a user, to its first end. Returns the last state.
 
         Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
         """

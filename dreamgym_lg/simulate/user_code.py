@@ -115,7 +115,7 @@ def compiled(agent: object) -> object:
 
 
 def load_object(place: str, **arguments: object) -> object:
-    """The object behind `FILE.py:NAME` or `package.module:NAME`; a function is called with those of `arguments` that it names.
+    """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called with those of `arguments` that it names.
 
     `config` is an empty one, which one other positional parameter gets, too. Raises `ConfigurationError` if loading fails.
     """

@@ -26,7 +26,7 @@ def adapter_layers(model: torch.nn.Module) -> dict[str, BaseTunerLayer]:
 
 
 def loaded_adapters(model: torch.nn.Module) -> PeftModel | None:
-    """PEFT's view of a model whose adapters are part of the policy; None where they are not, or there are none."""
+    """PEFT's view of a model whose adapters are part of the policy; else None."""
     return vars(model).get("_adapted")
 
 
@@ -36,7 +36,7 @@ def keep_adapters(model: PreTrainedModel, view: PeftModel) -> None:
 
 
 def base_of(folder: str | Path) -> str | None:
-    """The folder or hub name of the base that a folder's adapters belong to; None for a folder without adapters."""
+    """The folder or hub name of the base of a folder's adapters. None for a folder without adapters."""
     config = Path(folder) / _CONFIG
     if not config.is_file():
         return None

@@ -176,7 +176,7 @@ class Row:
 
 
 def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: int) -> int:
-    """Read most of a long new text alone; in the batch all rows are padded to the longest.
+    """Read most of a long new text alone. In the batch all rows are padded to the longest.
 
     Known beginnings of conversations are not read again. Args: `room`, bytes that the keys and values may take, beside those
     of the batch. Returns how many they take; 0 where nothing is read.
@@ -303,7 +303,7 @@ class Batch:
         return tokens
 
     def _finished(self, i: int, row: Row) -> bool:
-        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
+        """Answer the row if it is at its end. Its place in the batch is given up at the next shrinking."""
         if row.future.done():
             return True
         ended, request = row.sampled[-1] in self.decoder.ends, row.request

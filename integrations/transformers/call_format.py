@@ -191,7 +191,7 @@ def call_text(function: dict[str, Any]) -> str:
 
 
 def rendered_call(template: ChatTemplate, function: dict[str, Any], ends: Iterable[str]) -> tuple[str, str] | None:
-    """A reply with one call, as the template writes it, without its end; None if it writes none.
+    """A reply with one call, as the template writes it, without its end. None if it writes none.
 
     Before it the space with which a prompt ends, where the template leaves that out once the reply is there.
     """

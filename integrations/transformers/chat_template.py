@@ -83,7 +83,7 @@ class ChatTemplate:
 
     @cached_property
     def end(self) -> int | None:
-        """The token that ends an assistant's turn; the tokenizer's end token where the template shows none."""
+        """The token that ends an assistant's turn. The tokenizer's end token where the template shows none."""
         answered = self.fitted([_user("?"), {"role": "assistant", "content": _MARK}])
         text = apply_template(self.tokenizer, answered, prompt=False).partition(_MARK)[2]
         special = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}

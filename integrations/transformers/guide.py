@@ -79,7 +79,7 @@ def mask(matcher: Any, logits: torch.Tensor) -> None:
 
 
 def lark_grammar(tokenizer: PreTrainedTokenizerBase, guide: Guide) -> str:
-    """The guide in llguidance's grammar language; a trigger that is a special token is named by its number."""
+    """The guide in llguidance's grammar language. A trigger that is a special token is named by its number."""
     tokens = tokenizer.added_tokens_decoder.items()
     special = next((number for number, token in tokens if token.special and token.content == guide.trigger), None)
     trigger = json.dumps(guide.trigger) if special is None else f"<[{special}]>"

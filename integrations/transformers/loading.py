@@ -1,4 +1,4 @@
-"""Load a causal language model and its tokenizer from a folder, the hub, or a GGUF file."""
+"""Load a causal language model and its tokenizer: a folder, hub name or GGUF file."""
 
 import logging
 import os
@@ -191,7 +191,7 @@ def _installed_smollm2() -> Path:
 
 
 def _converted(file: Path) -> Path:
-    """The folder of the file's weights in bfloat16, tokenizer and chat template; converts it if there is none yet."""
+    """The folder of the file's weights in bfloat16, tokenizer and chat template. Converts it if there is none yet."""
     state = file.stat()
     name = f"{file.stem}-{blake2b(f'{state.st_size} {state.st_mtime_ns}'.encode(), digest_size=4).hexdigest()}"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dreamgym-lg" / name

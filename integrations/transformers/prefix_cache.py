@@ -94,7 +94,7 @@ class PrefixCache:
     def encode(
         self, tokenizer: PreTrainedTokenizerBase, request: Request, max_tokens: int
     ) -> tuple[str, list[int], Prefix | None]:
-        """The conversation as text and as tokens, those of earlier replies as they were sampled; and its known beginning.
+        """The conversation as text and tokens, and its known beginning. Tokens of earlier replies are those that were sampled.
 
         Raises `ContextExceeded` if it may grow beyond `max_tokens`.
         """

@@ -51,7 +51,7 @@ class Request:
     """Called from the engine's thread with each new piece of text."""
 
     def reply(self, tokenizer: PreTrainedTokenizerBase, sampled: Sequence[int]) -> tuple[str, bool]:
-        """The text of a reply of these tokens, cut before the first stop string; and whether it was cut."""
+        """The text of a reply, cut before the first stop string. And True if it was cut."""
         skipped = self.skipped_ids
         if skipped is None:
             text = self.forced + tokenizer.decode(sampled, skip_special_tokens=True)

@@ -52,7 +52,7 @@ def with_raw(model: Runnable[Any, Any], parser: Runnable[AIMessage, Any]) -> Run
 
 
 def json_section(response_format: ResponseFormat) -> str | None:
-    """The instruction for the system message to answer in JSON, with its schema; None if the answer is free text.
+    """The system message's instruction to answer in JSON, with its schema. None if the answer is free text.
 
     Raises `ConfigurationError` for an unknown type of response format.
     """

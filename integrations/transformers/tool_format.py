@@ -297,7 +297,7 @@ def to_entry(message: BaseMessage) -> Message:
 
 
 def _entry(message: BaseMessage, names: dict[str, str]) -> Message:
-    """A message with its tool calls or result; `names` are those of the tools called, by the call's id."""
+    """A message with its tool calls or result. `names`: the tools called, by the call's id."""
     entry = to_entry(message)
     if isinstance(message, ToolMessage):
         name = message.name or names.get(message.tool_call_id, "")

@@ -15,7 +15,7 @@ from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS
 
 
 def default_adapters() -> LoraConfig:
-    """Rank 16, alpha 32, on every linear layer but the output's; no dropout, which would change probabilities in training."""
+    """Rank 16, alpha 32, on every linear layer but the output's. No dropout, which would change probabilities in training."""
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 

@@ -1,4 +1,4 @@
-"""GRPO, RLOO, RFT and DPO, and all learners by their names; PPO has a file of its own."""
+"""GRPO, RLOO, RFT and DPO, and all learners by their names. PPO has a file of its own."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -123,7 +123,7 @@ class DPOLearner(PolicyLearner):
         return preference_pairs(groups)
 
     def _rows(self, parts: Sequence[Pair]) -> tuple[list[TrainingRow], dict[str, float]]:
-        """Metrics are those of TRL's `DPOTrainer`; `loss` is the linear one that has the same gradient."""
+        """Metrics are those of TRL's `DPOTrainer`. `loss` is the linear one that has the same gradient."""
         episodes = [episode for pair in parts for episode in (pair.chosen, pair.rejected)]
         ratios = iter(self._trainer.log_ratios([segment for episode in episodes for segment in trainable_segments(episode)]))
         totals = iter([sum(next(ratios) for _ in trainable_segments(episode)) for episode in episodes])

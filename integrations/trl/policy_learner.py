@@ -112,7 +112,7 @@ class PolicyLearner:
         self._failure: BaseException | None = None
 
     def _begin(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
-        """Put the weights in place that a training in this folder begins with; returns those of the reference.
+        """Put the weights in place that training begins with. Returns those of the reference.
 
         A second learner of this process on the same path, as the real part of a training has, begins where the first began.
         """
@@ -141,12 +141,12 @@ class PolicyLearner:
         return self._credit(groups)
 
     def _rows(self, parts: Sequence[Any]) -> tuple[Sequence[TrainingRow], dict[str, float]]:
-        """The rows of one optimiser step, of its share of the parts, and further metrics; called when its turn has come."""
+        """The rows of one optimiser step, and further metrics. Called when its turn has come."""
         return parts, {}
 
     @property
     def iteration(self) -> int:
-        """Number of iterations in the weights, skipped ones included; after a restart, in the last checkpoint."""
+        """Number of iterations in the weights, skipped ones included. After a restart, in the last checkpoint."""
         return int(self._progress["iteration"])
 
     @property

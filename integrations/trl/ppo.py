@@ -42,7 +42,7 @@ class _PPOTrainer(TokenTrainer):
 
     @torch.no_grad()
     def values(self, segments: Sequence[Segment]) -> list[list[float]]:
-        """The expected reward before each token of each segment (a `Critic`); 0 before those that were not sampled."""
+        """The expected reward before each token of each segment (a `Critic`). 0 before those that were not sampled."""
         expected = [[0.0] * len(segment.token_ids) for segment in segments]
         self.model.eval()
         for part in self.passes(segments):

@@ -92,7 +92,7 @@ def reply_lengths(row: TokenizedConversation) -> list[int]:
 def weigh_first_lines(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, weight: float, lines: int = 2
 ) -> list[TokenizedConversation]:
-    """The rows with `weight` on each reply's first lines and 1 elsewhere; rows with weights keep theirs."""
+    """The rows with `weight` on each reply's first lines and 1 elsewhere. Rows with weights keep theirs."""
     breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
     weighed: list[TokenizedConversation] = []
     for row in rows:

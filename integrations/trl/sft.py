@@ -126,7 +126,7 @@ def train_sft(
     checkpoints: Path | None = None,
     bf16: bool | None = None,
 ) -> float:
-    """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
+    """Train `model` in place for `steps` optimiser steps. Returns the mean loss of the last tenth.
 
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
     where it is.

@@ -23,7 +23,7 @@ class SharedPrefix(NamedTuple):
     """By which the model takes them."""
 
     def inputs(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """The model's inputs for (rows, tokens) `ids`, padded on the right; its outputs begin at token `length`."""
+        """The model's inputs for (rows, tokens) `ids`, padded on the right. Its outputs begin at token `length`."""
         inputs: dict[str, Any] = {"input_ids": ids[:, self.length :], "use_cache": False}
         if self.past is None:  # no token attends to what is behind it, padding included; a mask would cost half as much again
             return inputs

@@ -26,7 +26,7 @@ SAMPLING = "sampling/"
 
 
 class Batch(NamedTuple):
-    """The rows of one pass, padded on the right; numbers are of the scored tokens alone, row after row."""
+    """The rows of one pass, padded on the right. Numbers are of the scored tokens alone, row after row."""
 
     ids: torch.Tensor
     """(rows, tokens), as are the next two."""
@@ -163,7 +163,7 @@ class TokenTrainer:
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, **{name: sums[name] / weight for name in sorted(sums)}}
 
     def _backward(self, rows: Sequence[TrainingRow], scale: float) -> dict[str, float]:
-        """Add up the gradients of all passes; returns the loss, and sums of the figures by weight."""
+        """Add up the gradients of all passes. Returns the loss, and sums of the figures by weight."""
         sums: dict[str, float] = defaultdict(float)
         passes = self.passes([row.segment for row in rows])
         self.model.train()

@@ -122,7 +122,7 @@ def _pickled(options: dict[str, Any]) -> bytes:
 
 
 class WalledAgent:
-    """Plays an agent for `rollout`, in worker processes that cannot touch the real world; policies may share them.
+    """Plays an agent for `rollout`, in worker processes that cannot touch the real world. Policies may share them.
 
     Raises `ConfigurationError` for a policy that is no chat model. It stays in this process.
     """

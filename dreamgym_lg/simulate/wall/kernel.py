@@ -73,7 +73,7 @@ def _landlock(writable: Sequence[str], hidden: Sequence[str], ports: Sequence[in
 
 
 def _readable(hidden: Sequence[str]) -> Iterator[int]:
-    """Open all that lies beside a hidden file, or a folder on the way to it, but links and other names of these."""
+    """Allow reading of all that lies beside a hidden file and the folders above it. Not of links and other names of these."""
     ways = {path[:end] or "/" for path in hidden for end, letter in enumerate(path) if letter == "/"}
     closed = {os.stat(path)[1:3] for path in (*hidden, *ways) if os.path.exists(path)}  # inode and device
     for folder in ways:
@@ -243,7 +243,7 @@ def _drop_capabilities() -> None:
 
 
 def _limit_resources(writable: Sequence[str]) -> None:
-    """Half of the machine's memory for a process, half of what is free on the first disk for a file, and no core dump."""
+    """Limit a process to half of the memory, a file to half of the free disk. No core dump."""
     limits = {
         resource.RLIMIT_CORE: 1,  # of a crashed process nothing is written, nor piped, as with 0
         resource.RLIMIT_DATA: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,

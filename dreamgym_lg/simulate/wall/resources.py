@@ -16,7 +16,7 @@ _SCRATCH = "dreamgym-scratch-"
 
 
 class Use:
-    """What a worker uses of the machine."""
+    """Resources of the machine that a worker uses."""
 
     def __init__(self, worker: int, scratch: str) -> None:
         disk = os.statvfs(scratch)
@@ -24,7 +24,9 @@ class Use:
         self._tasks = _count_tasks()
 
     def excess(self) -> str:
-        """What there is too much of, in words; else "". Its processes are counted where the machine has many new ones."""
+        """The resource that is over its limit, in words; else "".
+
+        Its processes are counted where the machine has many new ones."""
         tasks = _count_tasks()
         self._tasks = min(self._tasks, tasks)
         if tasks - self._tasks > MAX_PROCESSES:
@@ -61,7 +63,7 @@ def _family(scratch: str, worker: int | None = None) -> list[int]:
 
 
 def kill_family(scratch: str) -> None:
-    """Kill what the worker's processes have started in sessions of their own, and what those start meanwhile."""
+    """Kill processes that the worker started in other sessions, and those that they start meanwhile."""
     for _ in range(100):
         for number in (family := _family(scratch)):
             with contextlib.suppress(OSError):

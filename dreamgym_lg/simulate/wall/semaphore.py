@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Semaphore:
-    """An event of the kernel in place of `_multiprocessing.SemLock`, a file in /dev/shm; for a process and its forks."""
+    """An event of the kernel in place of `_multiprocessing.SemLock`, which is a file in /dev/shm."""
 
     SEM_VALUE_MAX = 2**31 - 1
 

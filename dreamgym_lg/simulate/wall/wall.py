@@ -58,7 +58,7 @@ def limits_of_wall() -> list[str]:
 
 
 def promises_of(isolation: Isolation) -> str:
-    """What an isolation promises on this machine, in a sentence."""
+    """The promises of an isolation on this machine, in a sentence."""
     if isolation == "guard":
         return f"Dreamed episodes run under a guard, which {GUARD_LIMITS}."
     but = "".join(f"; {each}" for each in limits_of_wall())
