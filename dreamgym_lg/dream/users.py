@@ -94,7 +94,7 @@ class Goal:
 
 
 def goal_of(task: Task) -> Goal:
-    """The goal that the task holds, else of a user who knows nothing but what they have said."""
+    """The task's goal. Else that of a user who knows nothing but what they have said."""
     return Goal(**task.goal) if task.goal else Goal(goal=first_observation(task))
 
 
