@@ -243,7 +243,7 @@ def _drop_capabilities() -> None:
 
 
 def _limit_resources(writable: Sequence[str]) -> None:
-    """Limit a process to half of the memory, a file to half of the free disk. No core dump."""
+    """Limit a process to half the memory, a file to half the free disk. No core dump."""
     limits = {
         resource.RLIMIT_CORE: 1,  # of a crashed process nothing is written, nor piped, as with 0
         resource.RLIMIT_DATA: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
