@@ -17,7 +17,9 @@ from dreamgym_lg import Trajectory
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.evaluation import validate
+from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -130,6 +132,16 @@ def test_a_truthful_server_needs_no_experience_model_to_be_validated_against(des
     policy = desk.old_policy.OldPolicy(habit="wrong_argument")
     figures = validate(desk.gym.experiment, policy, desk.gym.experiment.dream(), 0)
     assert 0 < figures["eval_real_successes"] == figures["eval_dream_successes"] < VALIDATION == figures["eval_real_episodes"]
+
+
+def test_a_truthful_server_is_measured_on_calls_that_the_graph_refused(desk: Any) -> None:
+    """The tool itself raised for them, which ended a training at its first validation."""
+    _, (played, *_) = desk.gym.evaluate(desk.old_policy.OldPolicy(habit="good"), real=True, tasks=desk.tasks[TRAIN : TRAIN + 1])
+    call = '{"arguments": {"order_id": "K1000", "reason": "urgent"}, "name": "escalate"}'
+    refused = replace(played.steps[0], action=call, next_observation="Error invoking tool 'escalate'", valid=False)
+    figures = run_lasting(measure_steps(desk.gym.experiment.dream(), [replace(played, steps=[refused, *played.steps])]))
+    assert figures.invalid_recall is not None and figures.invalid_recall.value == 1.0
+    assert figures.reward_right is not None and figures.reward_right.value == 1.0
 
 
 def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:

@@ -12,7 +12,7 @@ from tickets import Shop
 
 from dreamgym_lg import Answer, Dream, Episode, Step, Verdict
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.dream import ScriptedUser
+from dreamgym_lg.dream import Schemas, ScriptedUser
 
 
 class TruthfulServer:
@@ -67,4 +67,7 @@ def _messages(steps: Sequence[Step]) -> Iterator[BaseMessage]:
 def truthful_dream(shop: Shop, *, talking: bool = False) -> Dream:
     """The dream in which only the agent's policy can be wrong. Args: `talking`, with the real customers."""
     server = TruthfulServer(shop, talking=talking)
-    return Dream([server], ScriptedUser(reply) if talking else None, [server])
+    schemas = Schemas(
+        list(server.tools.values())
+    )  # what a graph refuses by itself, for those who measure the dream without one
+    return Dream([schemas, server], ScriptedUser(reply) if talking else None, [server])
