@@ -81,7 +81,7 @@ def doctor(
         isolation = isolation or ("guard" if missing else "process")
         names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
-            graph, tried = _tried(agent, isolation, names)
+            graph, tried, prompts = _tried(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
             examination = examine(
                 graph,
@@ -91,20 +91,26 @@ def doctor(
                 isolation=isolation,
             )
         examination = replace(examination, parts=[*examination.parts, *tried])
+        components = {f"system message of {node or 'the model'}": text for node, text in prompts.items()}
+        components |= {f"description of {tool.name}": tool.description for tool in examination.tools}
     if as_json:
         parts = [part._asdict() for part in examination.parts]
         can = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
-        print(json.dumps({"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts}, indent=2))
+        shown = {"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts, "components": components}
+        print(json.dumps(shown, indent=2))
     else:
         _show(agent, examination)
+        say("What a prompt learner would change (--json has the texts):")
+        for name, text in components.items():
+            say(f"    {name}: {' '.join(text.split())[:80]}")
         lacks = f"no wall of the kernel, which needs {'; and '.join(missing)}. " if missing else ""
         say(f"Isolation: {lacks}{promises_of(isolation)}")
     if examination.problems:
         raise typer.Exit(1)
 
 
-def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]"]:
-    """Load the agent and try one episode; behind the wall it is loaded there first."""
+def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]", dict[str, str]]:
+    """Load the agent and try one episode: its findings and system prompts. Behind the wall it is loaded there first."""
     from dreamgym_lg.simulate import SimulatedAgent
     from dreamgym_lg.simulate.doctor import Part, TrialPolicy, examine, try_out
     from dreamgym_lg.simulate.episode import required_context
@@ -117,11 +123,11 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
     graph: Any = load_agent(agent)
     if missing := required_context(graph):
         advice = f"an episode needs context= with {', '.join(missing)}, so that none was tried"
-        return graph, [Part("code", "the tried episode", "raised", advice)]
+        return graph, [Part("code", "the tried episode", "raised", advice)], {}
     if workers is None and any(part.handling == "could leak" for part in examine(graph, **names).parts):
-        return graph, []  # which the trial would really do
+        return graph, [], {}  # which the trial would really do
     policy = TrialPolicy()
-    return graph, asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
+    return graph, *asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
 
 
 def _show(agent: str, examination: "Examination") -> None:

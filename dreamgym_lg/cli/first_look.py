@@ -12,13 +12,14 @@ import typer
 
 from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Source, Writes
 from dreamgym_lg.cli.console import errors_shown, say
-from dreamgym_lg.cli.play import own_policy, show_episode
+from dreamgym_lg.cli.play import show_episode
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.responder import compiled_dream
 from dreamgym_lg.dream import Dream, Recorded, References, Schemas
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import parse_action, parse_call, render_answer, render_call, tool_line
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
@@ -23,14 +22,13 @@ from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, RunStopped
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.experience_models import is_local_model
+from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted import EXAMPLE_MODEL, load_chat_model
+from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate.object_graph import reachable
 from dreamgym_lg.simulate.user_code import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import agent_input, is_tool_task, schemas
@@ -225,7 +223,10 @@ def play_agent(
     if (record or task) and buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
     own = AgentWorld(path, payload=_payload, **world)
-    agent = own.agent(own_policy(policy, graph), real=False)
+    acting = own_policy(policy, graph)
+    if policy is None:
+        say(f"The agent's own model, {type(acting).__name__}, is really asked.")
+    agent = own.agent(acting, real=False)
     say(HELP_WORLD)
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
         try:
@@ -319,22 +320,6 @@ def show_episode(episode: Trajectory) -> None:
     else:
         outcome = "success" if episode.success else "cut short" if episode.steps[-1].truncated else "failure"
         say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
-
-
-def own_policy(name: str | None, graph: object) -> BaseChatModel:
-    """The chat model that acts: the named one, else the agent's own."""
-    if name is None:
-        models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
-        if len(models) == 1:
-            say(f"The agent's own model, {type(models[0]).__name__}, is really asked.")
-            return models[0]
-        names = ", ".join(sorted(type(each).__name__ for each in models)) or "made while it runs"
-        raise ConfigurationError(f"the agent has not one model ({names}): name one --policy for all")
-    if not is_local_model(name):
-        return load_chat_model(name)
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-    return LocalChatModel.from_path(name, temperature=0)
 
 
 def _payload(task: Task) -> Any:

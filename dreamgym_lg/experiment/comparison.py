@@ -1,43 +1,62 @@
-"""A change test: two versions of an agent, compared on the same tasks."""
+"""A change test: two versions of an agent, compared on the same tasks in the same dream."""
 
+import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from math import sqrt
+from pathlib import Path
+from random import Random
+from statistics import NormalDist, mean, stdev
+from threading import Lock
+from typing import Any
+from uuid import UUID
 
-from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.outputs import LLMResult
 
-from dreamgym_lg.environment import CreateEnvironment
+from dreamgym_lg.compiled.responder import Compiled, compiled_dream
+from dreamgym_lg.dream import Dream, Model, usual_dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.rollout import Agent, check_played, rollout
-from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.experience_models import load_experience_model, own_policy
+from dreamgym_lg.experiment.workspace import logger
+from dreamgym_lg.progress import OnProgress, counter
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import check_played, rollout
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task
 
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
 """Confidence of a difference's interval. Of comparisons without a difference, one in fifty claims one."""
+_POWER = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """How one version of an agent did."""
+    """How one version of an agent did. All but `success` are means of an episode."""
 
     name: str
     success: Rate
     """With its 95 % interval; episodes of one task count as alike."""
-    rewards: tuple[float, ...]
-    """Mean reward of each task, 0 to 1."""
+    successes: tuple[float, ...]
+    """Share of successes of each task."""
     actions: float
-    """Mean number of actions of an episode."""
+    calls: float
+    """Answers of the agent's chat model."""
     seconds: float
-    """Mean seconds of an episode, others playing beside it."""
-    tokens: int
-    """Of the agent's chat models over all episodes, where these report them."""
+    """That these calls took, others beside them."""
+    input_tokens: float
+    """Of these calls, as is `output_tokens`. 0 where the model reports none."""
+    output_tokens: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """The second version minus the first, in mean reward."""
+    """Success of the second version minus that of the first, paired by task."""
 
     before: Version
     after: Version
@@ -57,50 +76,153 @@ class Comparison:
         return low > 0 or high < 0
 
     @property
-    def _differences(self) -> list[float]:
-        return [b - a for a, b in zip(self.before.rewards, self.after.rewards, strict=True)]
+    def detectable(self) -> float:
+        """The difference that four in five such comparisons would show, 0 to 1."""
+        n = len(self._differences)
+        return min(1.0, _POWER * stdev(self._differences) / sqrt(n)) if n >= FEW_EPISODES else 1.0
 
-    def __str__(self) -> str:
+    @property
+    def _differences(self) -> list[float]:
+        return [b - a for a, b in zip(self.before.successes, self.after.successes, strict=True)]
+
+    def __repr__(self) -> str:
         low, high = self.interval
         claim = "no difference is shown" if not self.differs else "better" if low > 0 else "worse"
-        return f"{claim}: {self.difference:+.3f} [{low:+.3f}, {high:+.3f}] over {len(self.before.rewards)} tasks"
+        return f"{claim}: {self.difference:+.3f} [{low:+.3f}, {high:+.3f}] over {len(self._differences)} tasks"
 
 
-async def play_version(
-    name: str,
-    agent: Agent,
-    tasks: Sequence[Task],
-    create_environment: CreateEnvironment,
-    *,
-    num_generations: int,
-    seed: int = 0,
-    on_episode: Callable[[], None] = lambda: None,
-) -> Version:
-    """Play every task `num_generations` times. Raises `EpisodesMissing` for episodes that could not be played."""
-    if not tasks:
-        raise ConfigurationError("there is no task to compare on: import traces first")
-    start = time.perf_counter()
-    with get_usage_metadata_callback() as usage:
-        episodes = await rollout(
-            agent,
+class SharedDream:
+    """Recorded tasks and one dream of them, in which versions of an agent play.
+
+    The same call behind the same steps has the same answer for each version, as far as their tools are the same.
+
+    Args:
+        replay_buffer: Real traces.
+        experience_model: Answers where traces do not, and judges: as of `DreamGym`.
+        world: Folder of `compile_world`, which answers before the experience model.
+        policy: A chat model or its name, which acts in every version. Default: each agent's own model.
+        tasks: Ids of recorded tasks, or how many are drawn, at least 10. Without an experience model, of those that recorded
+            successes decide.
+        episodes: Of each task and version.
+        seed: Decides tasks and samples.
+        on_progress: (label, number done, total).
+        options: Of `AgentWorld`.
+
+    Raises `ConfigurationError` without experience model and world, and for unknown ids.
+    """
+
+    def __init__(
+        self,
+        replay_buffer: ReplayBuffer,
+        *,
+        experience_model: Model | BaseChatModel | str | None = None,
+        world: str | Path | None = None,
+        policy: BaseChatModel | str | None = None,
+        tasks: int | Sequence[str] = 200,
+        episodes: int = 4,
+        seed: int = 0,
+        on_progress: OnProgress = lambda label, done, total: None,
+        **options: Any,
+    ) -> None:
+        if experience_model is None and world is None:
+            raise ConfigurationError("nothing answers what the traces do not: give an experience model or a compiled world")
+        self._buffer, self._world, self._policy = replay_buffer, world, policy
+        self._model = None if experience_model is None else load_experience_model(experience_model, replay_buffer)
+        self._wanted, self._episodes, self._seed = tasks, episodes, seed
+        self._on_progress, self._options = on_progress, options
+        self._tasks: list[Task] | None = None
+
+    def compare(self, agent: Any, new_agent: Any) -> Comparison:
+        """Play both versions. Args: as of `play`."""
+        return Comparison(before=self.play(agent), after=self.play(new_agent))
+
+    def play(self, agent: Any) -> Version:
+        """Play every task with an agent, a graph or where it is written. All versions play the tasks that the first decides.
+
+        Raises `ConfigurationError` as `AgentWorld` does, and without a task; `EpisodesMissing` for episodes that could not be
+        played.
+        """
+        own = AgentWorld(agent, **self._options)
+        dream = self._dream(own)
+        self._tasks = self._tasks or self._draw(dream, judged=self._model is not None or own.verify_dream is not None)
+        tasks, meter, name = [own.with_tools(task) for task in self._tasks], _Meter(), own.path or type(own.graph).__name__
+        total = len(tasks) * self._episodes
+        count = counter(self._on_progress, name, total)
+        playing = rollout(
+            own.agent(meter.attached(own_policy(self._policy, own.graph)), real=False),
             tasks,
-            create_environment,
+            dream.create_environment,
             source="synthetic",
-            num_generations=num_generations,
-            seed=seed,
+            num_generations=self._episodes,
+            seed=self._seed,
             concurrency=_CONCURRENCY,
             attempts=3,
-            on_episode=lambda _: on_episode(),
+            on_episode=lambda _: count(),
         )
-    check_played(episodes, again="dreamgym compare")
-    success = clustered_rate((episode.task.id, episode.success) for episode in episodes)
-    assert success is not None  # there is a task
-    groups = [episodes[i : i + num_generations] for i in range(0, len(episodes), num_generations)]
-    return Version(
-        name=name,
-        success=success,
-        rewards=tuple(mean(episode.reward for episode in group) for group in groups),
-        actions=mean(len(episode.steps) for episode in episodes),
-        seconds=(time.perf_counter() - start) * min(_CONCURRENCY, len(episodes)) / len(episodes),
-        tokens=sum(each["total_tokens"] for each in usage.usage_metadata.values()),
-    )
+        episodes = check_played(run_lasting(playing), again="the same comparison")
+        success = clustered_rate((episode.task.id, episode.success) for episode in episodes)
+        assert success is not None  # there is a task
+        groups = (episodes[i : i + self._episodes] for i in range(0, total, self._episodes))
+        return Version(
+            name=name,
+            success=success,
+            successes=tuple(mean(episode.success for episode in group) for group in groups),
+            actions=mean(len(episode.steps) for episode in episodes),
+            **{key: value / total for key, value in meter.sums.items()},
+        )
+
+    def _dream(self, own: AgentWorld) -> Dream:
+        """Schemas and recorded answers, then the compiled world, then the experience model."""
+        index = own.index(self._buffer)
+        if self._model is None:
+            assert self._world is not None
+            return compiled_dream(self._world, index, user=own.user)
+        dream = usual_dream(self._model, index, user=own.user)
+        *before, last = dream.responders
+        middle = [] if self._world is None else [Compiled(self._world)]
+        return Dream([*before, *middle, last], dream.user, dream.judges, version=dream.version)
+
+    def _draw(self, dream: Dream, *, judged: bool) -> list[Task]:
+        stored = {task.id: task for task in self._buffer.tasks(origin="real")}
+        if not isinstance(self._wanted, int):
+            for id in self._wanted:
+                if id not in stored:
+                    raise ConfigurationError.unknown("task", id, stored)
+            return [stored[id] for id in self._wanted]
+        decided = [task for task in stored.values() if judged or dream.decides_by_traces(task)]
+        if len(decided) < len(stored):
+            logger.warning(
+                "recorded successes decide %d of %d tasks; an experience model judges all", len(decided), len(stored)
+            )
+        if len(decided) < 10:
+            raise ConfigurationError(f"{len(decided)} tasks to compare on, and 10 are needed: import traces first")
+        return Random(self._seed).sample(decided, min(self._wanted, len(decided)))
+
+
+class _Meter(BaseCallbackHandler):
+    """Sums the answers of a chat model, their tokens and seconds."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(("calls", "seconds", "input_tokens", "output_tokens"), 0.0)
+        self._began, self._lock = dict[UUID, float](), Lock()
+
+    def attached(self, model: BaseChatModel) -> BaseChatModel:
+        """The model, listened to. Episodes do not see their caller's callbacks."""
+        metered = copy.copy(model)
+        own: Any = getattr(model.callbacks, "handlers", model.callbacks)  # a list or a manager
+        metered.callbacks = [*(own or ()), self]
+        return metered
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> None:
+        self._began[run_id] = time.perf_counter()
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        answers = [getattr(each, "message", None) for each in response.generations[0]]
+        usages: list[Any] = [getattr(each, "usage_metadata", None) or {} for each in answers]
+        with self._lock:
+            self.sums["calls"] += 1
+            self.sums["seconds"] += time.perf_counter() - self._began.pop(run_id)
+            for key in ("input_tokens", "output_tokens"):
+                self.sums[key] += sum(usage.get(key, 0) for usage in usages)

@@ -8,8 +8,9 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream.model import Context, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
-from dreamgym_lg.hosted import name_of
+from dreamgym_lg.hosted import load_chat_model, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate.object_graph import reachable
 
 _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
 """Settings that a folder's model was trained with, and is prompted with again."""
@@ -18,6 +19,26 @@ _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
 def is_local_model(name: str) -> bool:
     """True for the name of a folder or of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
     return Path(name).is_dir() or ("/" in name and ":" not in name)
+
+
+def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
+    """The chat model that acts: the given or named one, else the agent's only one.
+
+    Raises `ConfigurationError` for an agent that has not one model, and what `load_chat_model` raises.
+    """
+    if policy is None:
+        models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
+        if len(models) == 1:
+            return models[0]
+        names = ", ".join(sorted(type(each).__name__ for each in models)) or "made while it runs"
+        raise ConfigurationError(f"the agent has not one model ({names}): name one --policy for all")
+    if isinstance(policy, BaseChatModel):
+        return policy
+    if not is_local_model(policy):
+        return load_chat_model(policy)
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    return LocalChatModel.from_path(policy, temperature=0)
 
 
 def load_experience_model(

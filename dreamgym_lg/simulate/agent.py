@@ -53,10 +53,11 @@ class AgentInput(TypedDict):
 
 
 class AgentState(TypedDict, total=False):
-    """The steps of an agent in `rollout` so far, and with the last the outcome."""
+    """Steps so far of an agent in `rollout`, its system prompts by node, the outcome at last."""
 
     steps: list[Step]
     acts: list[Act]
+    prompts: dict[str, str]
     success: bool
 
 
@@ -139,7 +140,7 @@ class SimulatedAgent:
                 failure = AccessBlocked(str(error))
             except BaseExceptionGroup as error:
                 failure = EnvironmentFailed(str(error))
-            yield {"steps": episode.steps, "acts": episode.acts}
+            yield {"steps": episode.steps, "acts": episode.acts, "prompts": episode.prompts}
             if failure is None:
                 yield await self._outcome(episode, task, final)
         if failure is not None:  # outside, where no context manager of the user's can swallow it
@@ -188,7 +189,7 @@ class SimulatedAgent:
             decided_by=decided_by,
             judged_by=judged_by,
         )
-        return {"steps": [*steps, last], "acts": episode.acts, "success": success}
+        return {"steps": [*steps, last], "acts": episode.acts, "prompts": episode.prompts, "success": success}
 
 
 async def run_graph(episode: SimulatedEpisode, payload: Any, config: RunnableConfig, *, is_sync: bool, **arguments: Any) -> Any:

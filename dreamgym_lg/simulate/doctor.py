@@ -286,17 +286,17 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
 # --- one tried episode --------------------------------------------------------------------------------------------------------
 
 
-async def try_out(agent: Agent) -> list[Part]:
-    """Play one dreamed episode with a `TrialPolicy`, and report what the agent really did.
+async def try_out(agent: Agent) -> tuple[list[Part], dict[str, str]]:
+    """Play one dreamed episode with a `TrialPolicy`: what the agent really did, its system prompts.
 
     Each tool is called once and answers as its types say. Code that this does not reach is not reported. Raises
     `ConfigurationError` if the agent cannot be loaded.
     """
-    acts, error = list[Act](), None
+    acts, prompts, error = list[Act](), dict[str, str](), None
     context = EpisodeContext(environment=_TrialEnvironment())
     try:
         async for state in agent.astream({"task": _TASK}, None, context=context, stream_mode="values"):
-            acts = state.get("acts", acts)
+            acts, prompts = state.get("acts", acts), state.get("prompts", prompts)
     except ConfigurationError:
         raise
     except Exception as failure:
@@ -307,8 +307,9 @@ async def try_out(agent: Agent) -> list[Part]:
     elif error is not None and not stopped:
         raising = next((act for act in acts if act.kind == "raised"), None)
         place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
-        return [Part("code", place, "raised", f"{text}; the agent was given a message alone, and tools that say nothing")]
-    return stopped
+        said = f"{text}; the agent was given a message alone, and tools that say nothing"
+        stopped = [Part("code", place, "raised", said)]
+    return stopped, prompts
 
 
 _TASK = Task(id="doctor", instruction="Help me.", environment="doctor")

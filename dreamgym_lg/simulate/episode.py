@@ -157,7 +157,8 @@ class AgentEpisode(ContextEpisode):
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
         self._tools: dict[str, dict[str, Any]] = {}
-        self._prompted = False
+        self.prompts: dict[str, str] = {}
+        """The policy's first system prompt by node."""
         self._lock = threading.RLock()  # the guard's, too: what it stops may be a finaliser's doing, at any moment
 
     # --- who answers what -------------------------------------------------------------------------------------------------
@@ -247,10 +248,12 @@ class AgentEpisode(ContextEpisode):
                 self._check_running()
                 self._environment.show_tools(list(self._tools.values()))
 
-    def register_prompt(self, text: str) -> None:
-        """Show the environment the policy's first system prompt."""
-        if self._environment is not None and text and not self._prompted:
-            self._prompted = True
+    def register_prompt(self, text: str, node: str) -> None:
+        """Keep a node's first system prompt, and show the environment the very first."""
+        is_first = text and not self.prompts
+        if text:
+            self.prompts.setdefault(node, text)
+        if self._environment is not None and is_first:
             with self._asking_environment():
                 self._environment.show_prompt(text)
 

@@ -82,7 +82,8 @@ def _answer(name: str) -> Handler:
         bound = _in_own_form(policy, bound)
         if episode.task is not None and args:
             args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
-        episode.register_prompt(_system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input"))))
+        prompt = _system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input")))
+        episode.register_prompt(prompt, call.node)
         return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated

@@ -29,6 +29,9 @@ LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parents[1])})
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""
 
+_roots: set[Path] = set()
+"""Folders that agents were loaded from."""
+
 started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
 """The user's line that started this thread or task, or gave it its work."""
 
@@ -155,6 +158,7 @@ def _from_file(path: Path) -> types.ModuleType:
     while (root / "__init__.py").exists():  # in a package: its relative imports need the whole name
         root, name = root.parent, f"{root.name}.{name}"
     sys.path.insert(0, str(root))
+    _forget_others(root)
     if "." in name:
         return importlib.import_module(name.removesuffix(".__init__"))
     loaded = sys.modules.get(name)
@@ -170,6 +174,17 @@ def _from_file(path: Path) -> types.ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _forget_others(root: Path) -> None:
+    """Forget modules of other agents' folders that this one has its own of. Two checkouts do."""
+    others = tuple(f"{each}{os.sep}" for each in _roots - {root})
+    for name, module in list(sys.modules.items()):
+        file, top = getattr(module, "__file__", None) or "", root / name.partition(".")[0]
+        foreign = file.startswith(others) and not file.startswith(f"{root}{os.sep}") and not of_library(file)
+        if foreign and (top.is_dir() or top.with_suffix(".py").is_file()):
+            del sys.modules[name]
+    _roots.add(root)
 
 
 def _from_module(name: str) -> types.ModuleType:

@@ -57,11 +57,6 @@ class TextGame(Environment):
         """
         return None
 
-    @property
-    def playing(self) -> bool:
-        """True from `reset` to the end of the episode."""
-        return bool(self._seen)
-
     def begin(self, observation: str) -> str:
         """The first observation of an episode; every `reset` ends with it."""
         self._seen, self._steps = [observation], 0

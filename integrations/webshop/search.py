@@ -88,11 +88,6 @@ class SearchIndex(NamedTuple):
     size: int
     """Number of documents, the empty ones included."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays; the terms' own strings are not counted."""
-        return self.starts.nbytes + self.documents.nbytes + self.scales.nbytes + self.idf.nbytes
-
     def search(self, query: str) -> list[int]:
         """Numbers of the `RESULTS` best documents, the best first. Of equal scores the lower number comes first."""
         counts = Counter(term for term in analyse(query) if term in self.terms)

@@ -115,6 +115,51 @@ def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     assert code == 0, "its model binds no tools, so that the tried episode calls none"
 
 
+TWO_NODES = """
+from langchain.agents import create_agent
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import SystemMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+
+class Model(GenericFakeChatModel):
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=tools, **kwargs)
+
+
+def book(city: str) -> str:
+    'Book a room.'
+    raise AssertionError("the real tool ran")
+
+
+def plan(state):
+    return {"messages": model.invoke([SystemMessage("Plan first."), *state["messages"]])}
+
+
+model = Model(messages=iter(()))
+desk = create_agent(model, [book], system_prompt="You book rooms.")
+graph = StateGraph(MessagesState).add_node(plan).add_node("desk", desk)
+graph = graph.add_edge(START, "plan").add_edge("plan", "desk").compile()
+"""
+
+
+@pytest.mark.parametrize("isolation", ["guard", pytest.param("process", marks=pytest.mark.slow)])
+def test_it_lists_what_a_prompt_learner_would_change(folder: Path, isolation: str) -> None:
+    if isolation == "process" and missing_for_wall():
+        pytest.skip("it needs the wall")
+    (folder / "two_nodes.py").write_text(TWO_NODES)
+    code, shown = run("doctor", "two_nodes.py:graph", "--json", "--isolation", isolation)
+    assert code == 0, shown
+    assert json.loads(shown)["components"] == {
+        "system message of plan": "Plan first.",
+        "system message of model": "You book rooms.",
+        "description of book": "Book a room.",
+    }
+    if isolation == "guard":
+        _, shown = run("doctor", "two_nodes.py:graph", "--isolation", isolation)
+        assert "would change" in shown and "    system message of plan: Plan first." in shown
+
+
 LEAKS = """
 from langgraph.graph import START, StateGraph
 

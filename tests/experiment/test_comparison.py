@@ -1,64 +1,282 @@
 """The change test: it finds a planted loss, claims nothing without one, and plays both versions in the same worlds."""
 
+import json
 import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
-from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dreamgym_lg import ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.comparison import Comparison, Version, play_version
+from dreamgym_lg.experiment.comparison import Comparison, SharedDream, Version
+from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.statistics import Rate, mean_interval
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "hosted"))
+
+from chat_server import ChatServer
+
+pytest_plugins = "pytester"
 DESK = Path(__file__).parents[2] / "cookbook" / "support_desk"
 
-
-def version(rates: list[float], rng: Random, episodes: int = 4) -> Version:
-    rewards = tuple(sum(rng.random() < rate for _ in range(episodes)) / episodes for rate in rates)
-    return Version(name="v", success=Rate.of(1, 2), rewards=rewards, actions=1, seconds=1, tokens=0)
+# --- the statistics ----------------------------------------------------------------------------------------------------------
 
 
-def claims(loss: float, *, tasks: int, runs: int) -> int:
-    """How many of so many simulated comparisons claim a difference; each task has its own difficulty."""
-    rng, number = Random(f"{loss}/{tasks}"), 0
+def version(successes: Any) -> Version:
+    shares = tuple(float(each) for each in successes)
+    return Version(
+        name="v", success=Rate.of(1, 2), successes=shares, actions=1, calls=1, seconds=1, input_tokens=0, output_tokens=0
+    )
+
+
+def claims(loss: float, *, tasks: int, episodes: int, runs: int, rates: tuple[float, float]) -> tuple[int, int]:
+    """How many of so many simulated comparisons claim a difference, and how many fail at 0; each task has its own rate.
+
+    Args: `rates`, the parameters of the beta distribution that the tasks' rates are drawn from.
+    """
+    rng, differ, fail = np.random.default_rng([tasks, episodes, round(100 * loss)]), 0, 0
     for _ in range(runs):
-        rates = [rng.betavariate(1.5, 1) for _ in range(tasks)]
-        worse = [max(0.0, rate - loss) for rate in rates]
-        number += Comparison(before=version(rates, rng), after=version(worse, rng)).differs
-    return number
+        before = rng.beta(*rates, tasks)
+        after = np.clip(before - loss, 0, 1)
+        played = (version(rng.binomial(episodes, each) / episodes) for each in (before, after))
+        comparison = Comparison(before=next(played), after=next(played))
+        differ, fail = differ + comparison.differs, fail + (comparison.interval[1] < 0)
+    return differ, fail
 
 
+MIXED, EASY = (1.5, 1), (30, 1)
+"""Of a rate of 0.6 in the mean, and of 0.97."""
+
+
+@pytest.mark.parametrize("rates", [MIXED, EASY], ids=["mixed", "easy"])
+@pytest.mark.parametrize("episodes", [1, 4])
 @pytest.mark.parametrize("tasks", [12, 40, 200])
-def test_an_agent_does_not_differ_from_itself(tasks: int) -> None:
-    assert claims(0.0, tasks=tasks, runs=1000) <= 50
+def test_an_agent_does_not_differ_from_itself(tasks: int, episodes: int, rates: tuple[float, float]) -> None:
+    differ, fail = claims(0.0, tasks=tasks, episodes=episodes, runs=1000, rates=rates)
+    assert differ <= 50
+    assert fail <= 25, "with --fail-below 0, the strictest that a change without effect can pass"
 
 
 def test_ten_points_are_found_with_200_tasks() -> None:
-    assert claims(0.1, tasks=200, runs=200) >= 160
+    differ, fail = claims(0.1, tasks=200, episodes=4, runs=1000, rates=MIXED)
+    assert differ >= 800 and fail == differ
+
+
+def test_what_could_have_been_found_is_said() -> None:
+    rng = np.random.default_rng(0)
+    same = rng.beta(*MIXED, 200)
+    comparison = Comparison(**{side: version(rng.binomial(4, same) / 4) for side in ("before", "after")})
+    assert 0.05 < comparison.detectable < 0.1
+    differ, _ = claims(comparison.detectable * 1.1, tasks=200, episodes=4, runs=300, rates=(5, 3))  # few rates below the loss
+    assert 0.7 < differ / 300 < 0.97
 
 
 def test_a_difference_has_its_sign() -> None:
-    rng, rates = Random(0), [0.9] * 50
-    better = Comparison(before=version([0.1] * 50, rng), after=version(rates, rng))
+    better = Comparison(before=version([0.0, 0.25] * 25), after=version([1.0, 0.75] * 25))
     assert better.interval[0] > 0
-    assert str(better).startswith("better: +0.")
-    assert str(Comparison(before=better.after, after=better.before)).startswith("worse: -0.")
+    assert str(better).startswith("better: +0.750")
+    assert str(Comparison(before=better.after, after=better.before)).startswith("worse: -0.750")
 
 
 def test_few_tasks_prove_nothing() -> None:
     assert mean_interval([1.0] * 9) == (-1.0, 1.0)
     low, high = mean_interval([0.0, 1.0] * 50)
     assert 0.4 < low < 0.5 < high < 0.6
+    few = Comparison(before=version([0.0]), after=version([1.0]))
+    assert not few.differs and few.detectable == 1
 
 
-async def test_no_task_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="import traces first"):
-        await play_version("v", None, [], None, num_generations=1)  # type: ignore[arg-type]
+# --- a real graph, a buffer on disk and a model over HTTP --------------------------------------------------------------------
+
+AGENTS = """
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+
+@tool
+def look(booking: int) -> str:
+    'Look at a booking.'
+    raise AssertionError("the real tool ran")
+
+
+@tool
+def cancel(booking: int) -> str:
+    'Cancel a booking.'
+    raise AssertionError("the real tool ran")
+
+
+def create(prompt):
+    return create_agent(ChatOpenAI(model="production", base_url={url!r}, api_key="none"), [look, cancel], system_prompt=prompt)
+
+
+graph = create("Look at the booking, then cancel it.")
+new_graph = create("Be brief.")
+"""
+
+
+class Models(ChatServer):
+    """The agents' model, which does as its prompt says, and the experience model."""
+
+    def _body(self, body: dict[str, Any], headers: dict[str, str], fault: str) -> tuple[int, str]:
+        status, text = super()._body(body, headers, fault)
+        system, user, *rest = body["messages"]
+        names = ["look", "cancel"][sum(each["role"] == "tool" for each in rest) :]
+        if "then cancel it" in system["content"] and names:
+            arguments = json.dumps({"booking": int(user["content"].split()[-1])})
+            call = {"id": names[0], "type": "function", "function": {"name": names[0], "arguments": arguments}}
+            answer = json.loads(text)
+            answer["choices"][0]["message"] |= {"content": None, "tool_calls": [call]}
+            text = json.dumps(answer)
+        return status, text
+
+    def calls(self, model: str) -> int:
+        return sum(request["model"] == model for request in self.requests)
+
+
+def say(messages: list[dict[str, Any]]) -> str:
+    if not messages[-1]["content"].startswith("{"):
+        return "Done."
+    verdict = {"reasoning": "it is there", "valid": True, "reward": 0, "terminated": False, "success": False}
+    return json.dumps({**verdict, "observation": "It is for two nights."})
+
+
+TASKS = 12
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
+    """The two agents, the traces of a person who cancelled at once, and their models."""
+    pytest.importorskip("langchain_openai", reason="needs langchain_openai")
+    server = Models(say)
+    server.start()
+    (tmp_path / "agents.py").write_text(AGENTS.replace("{url!r}", repr(server.url)))
+    for name, value in {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none"}.items():
+        monkeypatch.setenv(name, value)
+    with ReplayBuffer(tmp_path / "replay.db") as buffer, (tmp_path / "traces.jsonl").open("w") as file:
+        for number in range(TASKS):
+            call = {"id": "1", "type": "function", "function": {"name": "cancel", "arguments": f'{{"booking": {number}}}'}}
+            messages = [
+                {"role": "user", "content": f"Please cancel booking {number}"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": "cancelled"},
+                {"role": "assistant", "content": "Done."},
+            ]
+            file.write(json.dumps({"id": f"t{number}", "messages": messages, "reward": 1}) + "\n")
+        file.flush()
+        buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+    yield server
+    server.stop()
+
+
+def compare(folder: Path, *names: str, **options: object) -> Result:
+    given = {"replay-buffer": folder / "replay.db", "experience-model": "openai:dreamer", "writes": "cancel", "episodes": 2}
+    arguments = [part for key, value in (given | options).items() for part in (f"--{key}", str(value))]
+    return CliRunner().invoke(app, ["compare", *(f"{folder / 'agents.py'}:{name}" for name in names), *arguments])
+
+
+def test_a_worse_prompt_fails_and_the_same_agent_does_not(house: Models, tmp_path: Path) -> None:
+    worse = compare(tmp_path, "graph", "new_graph", **{"fail-below": -0.02})
+    output = " ".join(worse.output.split())
+    assert worse.exit_code == 1, output
+    assert "worse: -1.000 [-1.000, -1.000] over 12 tasks" in output
+    assert "failed: the loss is certainly beyond -0.020" in output
+    assert house.calls("production") == TASKS * 2 * (3 + 1) and 0 < house.calls("dreamer") <= TASKS
+    same = compare(tmp_path, "graph", "graph", **{"fail-below": 0})
+    assert same.exit_code == 0, same.output
+    assert "no difference is shown: +0.000" in same.output
+    failed = compare(tmp_path, "graph", "no_graph", **{"fail-below": 0})
+    assert failed.exit_code == 2
+
+
+def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None:
+    agents = tmp_path / "agents.py"
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        shared = SharedDream(buffer, experience_model="openai:dreamer", episodes=2, writes=["cancel"], isolation="guard")
+        comparison = shared.compare(f"{agents}:graph", f"{agents}:new_graph")
+        with pytest.raises(ConfigurationError, match="unknown task 'none'; known: traces/"):
+            SharedDream(buffer, experience_model="openai:dreamer", tasks=["none"]).play(f"{agents}:graph")
+        with pytest.raises(ConfigurationError, match="nothing answers what the traces do not"):
+            SharedDream(buffer)
+    before, after = comparison.before, comparison.after
+    assert (before.success.value, after.success.value, before.success.episodes) == (1, 0, TASKS * 2)
+    assert (before.calls, before.input_tokens, before.output_tokens, before.actions) == (3, 300, 60, 3)
+    assert (after.calls, after.input_tokens, after.output_tokens, after.actions) == (1, 100, 20, 1)
+    assert before.seconds > 0
+    assert (before.calls + after.calls) * TASKS * 2 == house.calls("production")
+
+
+def test_few_tasks_are_refused(tmp_path: Path, house: Models) -> None:
+    with ReplayBuffer(":memory:") as buffer:
+        shared = SharedDream(buffer, experience_model="openai:dreamer", isolation="guard")
+        with pytest.raises(ConfigurationError, match="0 tasks to compare on, and 10 are needed: import traces first"):
+            shared.play(f"{tmp_path / 'agents.py'}:graph")
+
+
+@pytest.mark.parametrize("place", ["my_app.py", "package/my_app.py"])
+def test_two_checkouts_of_a_project_are_two_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """As in CI, `old/my_app.py:graph new/my_app.py:graph`: each with the modules beside it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("old", "new", "old"):
+        file = tmp_path / name / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if "/" in place:
+            (file.parent / "__init__.py").touch()
+        (file.parent / "rules_of_two.py").write_text(f"RULE = {name!r}")
+        module = "package.rules_of_two" if "/" in place else "rules_of_two"
+        file.write_text(f"from {module} import RULE\n\n\ndef graph():\n    return [RULE]")
+        assert load_agent(f"{file}:graph") == [name]
+
+
+# --- the pytest plugin -------------------------------------------------------------------------------------------------------
+
+PLUGIN = "dreamgym_lg.pytest_plugin"
+USERS_TESTS = """
+import pytest
+
+
+@pytest.mark.dream(tasks=IDS, episodes=2, writes=["cancel"])
+def test_it_cancels(dream):
+    played = dream.play("agents.py:graph")
+    assert played.success.value == 1 and played.success.episodes == 4
+
+
+@pytest.mark.dream(writes=["cancel"], episodes=1)
+def test_brevity_costs_nothing(dream):
+    assert not dream.compare("agents.py:graph", "agents.py:new_graph").differs
+
+
+@pytest.mark.dream(replay_buffer="none.db")
+def test_without_traces(dream):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_users_tests_play_in_the_dream(house: Models, tmp_path: Path, pytester: pytest.Pytester) -> None:
+    for name in ("agents.py", "replay.db"):
+        (pytester.path / name).write_bytes((tmp_path / name).read_bytes())
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        ids = [task.id for task in buffer.tasks()][:2]
+    pytester.makepyfile(USERS_TESTS.replace("IDS", repr(ids)))
+    pytester.makeini("[pytest]\ndream_replay_buffer = replay.db\ndream_experience_model = openai:dreamer\n")
+    installed = [each.value for each in entry_points(group="pytest11")]
+    done = pytester.runpytest_subprocess("--strict-markers", *([] if PLUGIN in installed else ["-p", PLUGIN]))
+    done.assert_outcomes(passed=1, failed=1, errors=1)
+    for line in ("*worse: -1.000*", "*ConfigurationError: *none.db does not exist*"):
+        done.stdout.fnmatch_lines([line])
+    assert house.calls("production") > 0
+
+
+# --- a compiled world --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_what_would_harm_is_told_by_one_tried_episode(hostile: Hostile, tmp_path
 
 
 def try_node(graph: Any, **options: Any) -> list[Part]:
-    return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))
+    return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))[0]
 
 
 @pytest.mark.parametrize(

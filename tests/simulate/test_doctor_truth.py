@@ -35,7 +35,7 @@ def verdict(act: Callable[[], Any]) -> str:
     graph = node_of(act)
     found = {part.handling for part in examine(graph).parts}
     if "could leak" not in found:
-        found |= {part.handling for part in asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy())))}
+        found |= {part.handling for part in asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy())))[0]}
     return next(each for each in ("could leak", "stopped", "passes through") if each in found)
 
 
