@@ -53,7 +53,7 @@ class AgentInput(TypedDict):
 
 
 class AgentState(TypedDict, total=False):
-    """Steps so far of an agent in `rollout`, its system prompts by node, the outcome at last."""
+    """An agent's steps in `rollout` so far, its system prompts by node, its outcome."""
 
     steps: list[Step]
     acts: list[Act]
