@@ -139,7 +139,9 @@ simple(
     readline_history=lambda s: readline.write_history_file(s.new),
     shared_memory=lambda s: _posixshmem.shm_open(s.shm, os.O_CREAT | os.O_RDWR, mode=0o600),
     shared_memory_file=lambda s: open(f"/dev/shm{s.shm}", "w").close(),
-    own_affinity_of_others=lambda s: os.sched_setaffinity(s.victim, {min(os.sched_getaffinity(0))}),
+    own_affinity_of_others=lambda s: os.sched_setaffinity(
+        s.victim, {*range(os.cpu_count() or 1)} - {min(os.sched_getaffinity(0))} or {0}
+    ),
     priority_of_others=lambda s: os.setpriority(os.PRIO_PROCESS, s.victim, 7),
     scheduling_of_others=lambda s: os.sched_setscheduler(s.victim, os.SCHED_BATCH, os.sched_param(0)),
     limits_of_others=lambda s: resource.prlimit(s.victim, 7, (77, 77)),

@@ -168,6 +168,30 @@ def test_a_low_loss_does_not_end_a_training(tokenizer: PreTrainedTokenizerFast, 
     assert len(losses) == 20 and max(losses.values()) < 0.1
 
 
+def test_a_held_out_loss_that_has_stopped_falling_ends_a_training_and_the_lowest_is_kept(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held out contradicts what is learned: at first only the form of an answer is."""
+    watching = list[sft.EarlyStopping]()
+
+    class Watched(sft.EarlyStopping):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            watching.append(self)
+
+    monkeypatch.setattr(sft, "EarlyStopping", Watched)
+    start, to, steps = tmp_path / "start", tmp_path / "to", dict[int, float]()
+    save_model(model_of(tokenizer), tokenizer, start)
+    others = [[asked, {**SHORT[0][1], "content": SHORT[number - 1][1]["content"]}] for number, (asked, _) in enumerate(SHORT)]
+    rows, held_out = tokenize(tokenizer, SHORT * 100), tokenize(tokenizer, others)
+    fine_tune(start, to, rows, steps=200, batch_size=2, learning_rate=1e-2, held_out=held_out, on_step=steps.__setitem__)
+    (watched,) = watching
+    best = min(watched.losses, key=lambda step: watched.losses[step])
+    assert len(steps) == best + 4 * watched.every < 200 and watched.losses[len(steps)] > watched.losses[best]
+    saved = AutoModelForCausalLM.from_pretrained(to).state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in watched._best.items()) and watched._best
+
+
 def test_a_killed_training_goes_on_from_its_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
