@@ -76,6 +76,13 @@ def parse_call(action: str) -> ToolCall | None:
     return parsed if isinstance(parsed, ToolCall) else None
 
 
+def readable(action: str) -> str:
+    """A call as NAME JSON, an answer as its text. Any other action as it is."""
+    if call := parse_call(action):
+        return f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}"
+    return str(parse_action(action)) if is_answer(action) else action
+
+
 def is_answer(action: str) -> bool:
     """True for a message of a tool agent."""
     try:

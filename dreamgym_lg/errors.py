@@ -43,7 +43,7 @@ class MissingDependency(DreamGymError, ImportError):
 
     @classmethod
     def extra(cls, package: str, extra: str) -> "MissingDependency":
-        return cls(f"{package} is not installed; run: pip install 'dreamgym-lg[{extra}]'")
+        return cls(f"{package} is not installed; run, in the clone of dreamgym-lg: pip install '.[{extra}]'")
 
 
 class ContractBroken(DreamGymError):

@@ -18,9 +18,11 @@ from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.hosted import name_of
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.report.proof import claims
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
@@ -143,8 +145,11 @@ class DreamGym:
         return self.experiment.fidelity(limit=limit)
 
     def prove(self) -> dict[str, Any]:
-        """Every policy of the folder on held-out tasks, real and dreamed (`Experiment.prove`)."""
-        return self.experiment.prove()
+        """Every policy of the folder on held-out tasks, real and dreamed (`Experiment.prove`). Says the claims."""
+        result = self.experiment.prove()
+        for claim in claims(result):
+            self.experiment.say(f"{claim['sentence']}. {claim['verdict']}")
+        return result
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""
@@ -191,7 +196,8 @@ class DreamGym:
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind, dream, name = "real" if real else "dream", None if real else work.dream(), run or f"evaluate-{uuid4().hex[:8]}"
+        kind, dream = ("real", None) if real else ("dream", work.dream())
+        name = run or f"evaluate-{_label(played)}-{uuid4().hex[:8]}"
         agent, create_environment = work.players(played, dream)
         episodes = await rollout(
             agent,
@@ -234,6 +240,12 @@ class DreamGym:
             origin = provenance(self.experiment, served)
             export_policy(served, path, provenance=origin, agent=self.world.source, overwrite=overwrite)
         return graph
+
+
+def _label(policy: BaseChatModel) -> str:
+    """Name and mode of a policy, such as `base-greedy`."""
+    name = Path(str(getattr(policy, "name_or_path", "") or name_of(policy))).name
+    return f"{name}-greedy" if getattr(policy, "temperature", None) == 0 else f"{name}-sampled"
 
 
 def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:

@@ -58,7 +58,7 @@ def _install(name: str, message: str) -> str:
     provider = name.partition(":")[0] if ":" in name else "openai"
     named = re.search(r"langchain-[a-z-]+", message)
     package = named[0] if named else f"langchain-{provider.replace('_', '-')}"
-    return "pip install 'dreamgym-lg[openai]'" if package == "langchain-openai" else f"pip install langchain {package}"
+    return "pip install " + ("'.[openai]' in the clone" if package == "langchain-openai" else f"langchain {package}")
 
 
 def name_of(model: object) -> str:

@@ -6,6 +6,7 @@ The same holds for README.md, whose Python blocks are blocks of the site.
 import ast
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -327,6 +328,21 @@ def test_the_readme_and_the_concepts_are_short() -> None:
     assert cells and not [cell for cell in cells if len(cell.split()) > 12]
     concepts = sorted((ROOT / "docs/concepts").glob("*.md"))
     assert concepts and not [page.name for page in concepts if len(page.read_text().split()) > 500]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/concepts").glob("*.md")), ids=lambda page: page.stem)
+def test_a_concept_has_a_picture(page: Path) -> None:
+    pictures = re.findall(r"^!\[.+\]\((.+)\)$", page.read_text(), re.M)
+    assert pictures and all((page.parent / picture).exists() for picture in pictures)
+
+
+def test_the_pictures_are_what_the_code_draws_now() -> None:
+    """The method's nodes and edges are those of the compiled graph."""
+    diagrams = runpy.run_path(str(ROOT / "docs/diagrams.py"))
+    drawn = {f"{name}.svg": picture() for name, picture in diagrams["PICTURES"].items()}
+    stored = {file.name: file.read_text() for file in (ROOT / "docs/diagrams").iterdir()}
+    assert drawn == stored, "python docs/diagrams.py draws them anew"
+    assert all(f">{node}<" in stored["method.svg"] for node in ("curriculum", "rollout", "update_policy", "evaluate", "count"))
 
 
 def test_every_command_is_documented() -> None:

@@ -290,7 +290,7 @@ def test_the_doctor_of_a_gym_knows_its_traces(agent: Agent, buffer: ReplayBuffer
     def use(**options: Any) -> str:
         return next(part.use for part in gym_of(agent, buffer, **options).examine().parts if part.name == "book")
 
-    assert use().startswith("counts as writing;") and use(writes=[]) == "reads: writes= does not name it"
+    assert use() == "unknown: counts as writing" and use(writes=[]) == "reads: writes= does not name it"
     assert gym_of(agent, buffer).world.writing_tools(buffer) == {"book"}
     assert gym_of(agent, buffer, pass_through=["book"]).world.writing_tools(buffer) == set()
 

@@ -127,7 +127,7 @@ def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path
     cell = reproduce.cells.create_cell("alfworld", "dream-grpo", 0, 3)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "none"))
     if find_spec("alfworld") is None:
-        with pytest.raises(MissingDependency, match=r"pip install 'dreamgym-lg\[alfworld\]'"):
+        with pytest.raises(MissingDependency, match=r"pip install '\.\[alfworld\]'"):
             reproduce.play.open_experiment(cell, tmp_path / "run", reproduce.play.Scale())
         return
     run = reproduce.play.open_experiment(cell, tmp_path / "run", reproduce.play.Scale())

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 import warnings
-from contextlib import redirect_stdout
+from collections.abc import Sequence
+from contextlib import closing, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,22 +19,25 @@ from rich.text import Text
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall.wall import Isolation
+from dreamgym_lg.traces.checkpoints import is_sqlite
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination, Part
+    from dreamgym_lg.traces import Rejected
 
 AGENT_HELP = "FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
 ISOLATION_HELP = "What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where possible."
 SOURCE_HELP = "Conversations, LangSmith or Langfuse runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
 HELD_OUT_HELP = "Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
 REWARDS_HELP = "JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id."
-KEY_HELP = "The feedback that is the reward, where the traces have several."
-RANGE_HELP = "Of the recorded rewards, which are scaled to 0 to 1."
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help=AGENT_HELP)]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
 SimulateNode = Annotated[list[str] | None, typer.Option(help="A node of plain code that the dream plays; may be repeated.")]
-Writes = Annotated[list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found out.")]
+Writes = Annotated[
+    list[str] | None,
+    typer.Option(help="A tool that changes something; may be repeated. Default: all but those marked as reading."),
+]
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
 ]
@@ -45,12 +50,13 @@ Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]lang
 Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
 HeldOut = Annotated[float, typer.Option(min=0, max=1, help=HELD_OUT_HELP)]
 Rewards = Annotated[Path | None, typer.Option(help=REWARDS_HELP, exists=True, dir_okay=False)]
-RewardRange = Annotated[tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help=RANGE_HELP)]
-RewardKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP)]
+RewardRange = Annotated[
+    tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help="Of the recorded rewards; scaled to 0 to 1.")
+]
+RewardKey = Annotated[str | None, typer.Option(metavar="KEY", help="The feedback that is the reward, of several.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "raised": "yellow", "simulated": "green"}
-REJECTED_SHOWN = 20
 
 
 def doctor(
@@ -62,14 +68,11 @@ def doctor(
     isolation: Isolated = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a dream handles each part of an agent.
+    """Show how a dream handles each part of an agent, and how to mend it.
 
-    Some are simulated, some run for real, some cannot be simulated: for these it says how to fix them.
+    It also says which tools count as writing: a dreamed success needs the writing calls of a recorded one. One episode is tried
+    with a stub policy, behind the wall where there is one: what is stopped there is shown with its line.
 
-    Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
-    writing calls of a recorded one.
-
-    One episode is tried with a stub policy, behind the wall where there is one: what is stopped there is shown with its line.
     Exit code 0: it can be dreamed; 1: something is stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
@@ -142,11 +145,11 @@ def _show(agent: str, examination: "Examination") -> None:
     console.print(table)
     if examination.writes_line:
         say(examination.writes_line)
-    if not examination.problems:
-        say("A tried episode touched nothing real. Code that it did not reach is stopped by what the last line names.")
     if examination.problems:
         names = ", ".join(dict.fromkeys(part.name for part in examination.problems))
         say(f"No episode that reaches it can be right: {names}", "bold")
+    else:
+        say("A tried episode touched nothing real. Code that it did not reach is stopped by what the last line names.")
 
 
 def import_traces(
@@ -187,22 +190,28 @@ def import_traces(
     )
     if lack := lacking_rewards([outcome(each) for each in read]):
         say(lack, "bold")
-    if rejected := loaded.rejected:
-        table = Table("line", "reason", title=f"{len(rejected):,} rejected", title_justify="left")
-        for each in rejected[:REJECTED_SHOWN]:
-            table.add_row(str(each.line), escape(each.reason))
-        if len(rejected) > REJECTED_SHOWN:
-            table.add_row("", f"and {len(rejected) - REJECTED_SHOWN:,} more")
-        console.print(table)
-        if strict:
-            raise typer.Exit(1)
+    say_rejected(loaded.rejected)
+    if loaded.rejected and strict:
+        raise typer.Exit(1)
+
+
+def say_rejected(rejected: "Sequence[Rejected]", most: int = 20) -> None:
+    """Say how many rows were rejected, and the reasons of the first."""
+    say("\n    ".join([f"{len(rejected):,} rejected", *(f"line {each.line}: {each.reason}" for each in rejected[:most])]))
+
+
+def is_replay_buffer(path: Path) -> bool:
+    """True for a file that `dreamgym import` or a training made; a `SqliteSaver`'s is none."""
+    if not path.is_file() or not is_sqlite(path):
+        return False
+    from dreamgym_lg.replay.schema import APPLICATION_ID
+
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
 
 
 def _rewards(file: Path) -> dict[str, float]:
     try:
-        rewards = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is no JSON ({error}); give an object of ids and rewards") from error
-    if not isinstance(rewards, dict):
-        raise ConfigurationError(f"{file} holds a {type(rewards).__name__}; give an object of ids and rewards")
-    return rewards
+        return dict(json.loads(file.read_text()).items())
+    except (ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{file} is no JSON object ({error}); give an object of ids and rewards") from error

@@ -46,34 +46,14 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("serve", serve, ("serve policies/mine", "serve policies/mine --port 8100 --device cpu")),
     ("canary", canary, ("canary canary.db", "canary canary.db --stop")),
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
-    (
-        "try",
-        try_agent,
-        ("try my_app.py:graph traces.jsonl", f"try AGENT TRACES --experience-model {EXAMPLE_MODEL}"),
-    ),
+    ("try", try_agent, ("try my_app.py:graph traces.jsonl --writes refund",)),
     ("init", init, ("init my_app.py:graph traces.jsonl --writes refund",)),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
-    (
-        "compare",
-        compare,
-        (f"compare my_app.py:graph my_app.py:new_graph --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",),
-    ),
+    ("compare", compare, ("compare my_app.py:graph my_app.py:new_graph --replay-buffer replay.db --world worlds/shop",)),
     ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
     ("serve-world", serve_world, ("serve-world worlds/shop", "serve-world worlds/shop --port 8200")),
-    (
-        "fidelity",
-        fidelity,
-        ("fidelity runs/peckingorder-seed1", f"fidelity --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}"),
-    ),
-    (
-        "play",
-        play,
-        (
-            "play runs/peckingorder-seed1",
-            f"play --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",
-            f"play my_app.py:graph --policy {EXAMPLE_MODEL} --replay-buffer replay.db --record",
-        ),
-    ),
+    ("fidelity", fidelity, ("fidelity train.py:gym", f"fidelity --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}")),
+    ("play", play, ("play runs/peckingorder-seed1", f"play my_app.py:graph --policy {EXAMPLE_MODEL}")),
     ("ui", ui, ("ui runs/peckingorder-seed1", "ui replay.db --port 9000")),
 )
 """Name, function and examples of each command."""

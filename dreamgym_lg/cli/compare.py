@@ -78,6 +78,5 @@ def _show(comparison: Comparison) -> None:
         tokens = (f"{count:,.0f}" if each.input_tokens else "not reported" for count in (each.input_tokens, each.output_tokens))
         table.add_row(each.name, str(each.success), f"{each.actions:.1f}", f"{each.calls:.1f}", f"{each.seconds:.2f}", *tokens)
     console.print(table)
-    low = comparison.interval[0]
-    say(str(comparison), "bold" if not comparison.differs else "bold green" if low > 0 else "bold red")
+    say(str(comparison), "bold" if not comparison.differs else "bold green" if comparison.interval[0] > 0 else "bold red")
     say(f"four in five such comparisons would show a difference of {comparison.detectable:.3f}")

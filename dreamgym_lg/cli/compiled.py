@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from dreamgym_lg.cli.agent import is_replay_buffer
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 
@@ -35,8 +36,9 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces
 
-    with errors_shown(), ReplayBuffer(traces if _is_sqlite(traces) else ":memory:") as buffer:
-        if not _is_sqlite(traces):
+    stored = is_replay_buffer(traces)
+    with errors_shown(), ReplayBuffer(traces if stored else ":memory:") as buffer:
+        if not stored:
             buffer.extend(load_traces(traces))
         if writer != "enumerate":
             say(f"{writer} is called {rounds} times at most; it reads recorded calls and their answers.")
@@ -45,20 +47,11 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
         "tool", "use", "exact", "refused", "wrong", "admitted", title="replay of left-out traces", title_justify="left"
     )
     for each in tools:
-        table.add_row(
-            each.tool,
-            "writes" if each.writes else "reads",
-            *(str(number) for number in (each.exact, each.refused, each.wrong)),
-            "yes" if each.admitted else "no",
-        )
+        figures = map(str, (each.exact, each.refused, each.wrong))
+        table.add_row(each.tool, "writes" if each.writes else "reads", *figures, "yes" if each.admitted else "no")
     console.print(table)
     admitted = sum(each.admitted for each in tools)
     say(f"{admitted} of {len(tools)} tools are admitted. Read {to / 'world.py'} and {to / 'REPLAY.md'}.")
-
-
-def _is_sqlite(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(15) == b"SQLite format 3"
 
 
 def serve_world(world: World, task: FirstTask = "", port: Port = None, host: Host = "127.0.0.1") -> None:

@@ -40,9 +40,7 @@ Learner = Annotated[str | None, typer.Option(help=f"What trains the policy: {LEA
 Where = Annotated[str | None, typer.Option("--environment", help=PLACES)]
 RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after which a real training ends; may be raised later.")]
 Force = Annotated[bool, typer.Option("--force", help="Train in a dream that the gate refuses, and without max_gap.")]
-ReferencesOnly = Annotated[
-    bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge (references_only).")
-]
+ReferencesOnly = Annotated[bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
@@ -150,8 +148,8 @@ def opened_dream(
             raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
         work = open_experiment(world, loaded=loaded, existing=True)
         if not work.can_dream:
-            again = "run `dreamgym train` with the same options first"
-            raise ConfigurationError(f"{work.out} holds no experience model yet: {again}")
+            again = f"`python {world.partition(':')[0]}`" if is_object(world) else "`dreamgym train` with the same options"
+            raise ConfigurationError(f"{work.out} holds no experience model yet: run {again} first")
         with work.replay_buffer as buffer:
             yield buffer, work.dream(), work
         return
@@ -183,6 +181,7 @@ def _is_folder(name: str) -> bool:
 def _opened(name: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
     """`open_experiment`, its lines on the console, and with trackers if there are names of some."""
     with errors_shown(resumes=True):
+        console.print(f"opening {name}", soft_wrap=True)  # what is loaded next may take long
         work = open_experiment(name, **options)
         work.report_to = check_trackers(report_to) if report_to else work.report_to
         work.say = console.print
@@ -232,14 +231,13 @@ def train(
 ) -> None:
     """Collect data if needed, train experience model and base policy, then the policy.
 
-    A dream that pays what it must not is refused, with the figure.
+    A dream that rewards what it must not is refused, with the figure.
     """
     chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
         work.prepare()
         work.train(servers=servers or (), force=force, **({"max_gap": None} if force else {}))
-        console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 
 def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:

@@ -45,6 +45,7 @@ def fidelity(
             if work is not None and gate.is_measured(work):
                 judgement = gate.measure(work, dream, limit=min(limit, gate.LIMIT))
             episodes, note = (list(buffer.trajectories()), OF_BUFFER) if work is None else _of_experiment(work)
+            episodes = episodes if dream.language_models else []  # else the gate's measure of the parts says it all
             options: dict[str, Any] = {"judgement": judgement, "notes": [note] if episodes else []}
             try:
                 measured = measure(dream, episodes, limit=limit, seed=seed, on_progress=show_progress, **options)

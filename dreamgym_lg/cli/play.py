@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from dreamgym_lg.actions import parse_action, parse_call, render_answer, render_call, tool_line
+from dreamgym_lg.actions import parse_action, parse_call, readable, render_answer, render_call, tool_line
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import errors_shown, say, typed
 from dreamgym_lg.cli.experiment import WORLD_HELP, ModelName, is_object, opened_dream
@@ -70,10 +70,8 @@ def play(
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
-    Of an agent's graph the agent acts, behind the wall as in DreamGym("FILE.py:NAME"), and you answer its tool calls and its
-    messages: none of its tools runs. You type its instruction, or name a --task of a --replay-buffer; --record stores the
-    episode there. At its end all that happened is shown, with the lines of the agent's code: simulated calls, tools that
-    really ran, and what was stopped.
+    Of an agent's graph the agent acts behind the wall, and you answer its tool calls and its messages: none of its tools runs.
+    You type its instruction, or name a --task of a --replay-buffer; --record stores the episode there.
     """
     with errors_shown():
         loaded = load_object(world) if world is not None and is_object(world) else None
@@ -307,14 +305,15 @@ def _ask(prompt: str, read: Callable[[str], T]) -> T:
             say(str(error), "yellow")
 
 
-def show_episode(episode: Trajectory) -> None:
-    """Print all that happened, in order, each with its line of the agent's code."""
+def show_episode(episode: Trajectory, *, lines: bool = True) -> None:
+    """Print all that happened, in order. Args: `lines`, each with its line of the agent's code."""
     say("what happened", "bold")
     for each in episode.in_order:
         kind: str = each.kind if isinstance(each, Act) else "simulated" if each.valid else "refused"
-        text, answer = (each.text, each.answer) if isinstance(each, Act) else (each.action, each.next_observation)
+        text, answer = (each.text, each.answer) if isinstance(each, Act) else (readable(each.action), each.next_observation)
         say(f"{kind}: {text}", "" if kind in ("simulated", "passed through") else "red")
-        say("\n".join(f"    {line}" for line in (f"-> {answer}" if answer else "", each.line) if line), "dim")
+        if details := [f"    {line}" for line in (f"-> {answer}" if answer else "", each.line * lines) if line]:
+            say("\n".join(details), "dim")
     if episode.error is not None:
         say(f"failed: {episode.error}", "bold red")
     else:

@@ -1,7 +1,6 @@
 """The commands that serve over HTTP: `dreamgym serve` and `dreamgym ui`."""
 
 import os
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries, say
-from dreamgym_lg.errors import ConfigurationError, MissingDependency, ReplayBufferError
+from dreamgym_lg.errors import MissingDependency, ReplayBufferError
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.report.pages import check_installed
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PATH_HELP = "A replay buffer ([b]replay.db[/b]), or the folder of an experiment."
-PORT_HELP = "Where the page is served on this machine; 0 takes any free port."
 
 
 def serve(
@@ -47,9 +44,10 @@ def serve(
         if not is_serve_available():
             raise MissingDependency.extra("fastapi or uvicorn", "serve")
         from dreamgym_lg.integrations.transformers.loading import resolve_device
+        from dreamgym_lg.report.server import listen
 
         resolve_device(device)  # a wrong one is said now
-        _check_free(host, port)
+        listen(host, port).close()  # the server would say that it is taken after loading the model
         if host not in _LOOPBACK:
             console.print(f"{host} is reached from outside, and the server asks nobody for a key", style="yellow")
         folder = folder.resolve()
@@ -61,16 +59,6 @@ def serve(
         )
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         Serve(force_model=folder.name, host=host, port=port, device=device)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raise `ConfigurationError` for a taken port. The server would do so after loading the model."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        raise ConfigurationError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); give another --port or --host"
-        ) from None
 
 
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
@@ -85,8 +73,10 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def ui(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=PATH_HELP)],
-    port: Annotated[int, typer.Option(min=0, max=65535, help=PORT_HELP)] = 8321,
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A replay buffer ([b]replay.db[/b]), or the folder of an experiment.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes any free one.")] = 8321,
 ) -> None:
     """Show runs, curves, groups and episodes of a replay buffer in the browser. It is only read; a run may go on."""
     with errors_shown():

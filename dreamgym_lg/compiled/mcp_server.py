@@ -18,7 +18,7 @@ try:
     from mcp.server.stdio import stdio_server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 except ImportError as error:
-    raise MissingDependency("`dreamgym serve-world` needs the MCP package; run: pip install 'dreamgym-lg[mcp]'") from error
+    raise MissingDependency.extra("mcp, which `dreamgym serve-world` serves with,", "mcp") from error
 
 
 def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":

@@ -4,13 +4,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.responder import compiled_dream
 from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, TaskGenerator
-from dreamgym_lg.dream import Dream, Model, References, User, usual_dream
+from dreamgym_lg.dream import Dream, Model, Recorded, References, Schemas, User, usual_dream
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import Environment
@@ -265,6 +268,26 @@ class AgentWorld(World):
             user=self.user_real if real else None,
             **self.options,
         )
+
+
+def dream_of_traces(
+    agent: str, replay_buffer: ReplayBuffer, folder: str | Path, *, say: Callable[[str], None] = print, **options: Any
+) -> Dream:
+    """A dream without a language model: recorded answers, then code compiled from them where there is some.
+
+    Args: `agent` and `options`, of `AgentWorld`; `folder`, of the code, written anew; `say`, told who answers.
+    """
+    world = AgentWorld(agent, **options)
+    index = world.index(replay_buffer)
+    try:
+        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=world.writing_tools(replay_buffer))
+    except ConfigurationError as error:
+        say(f"recorded answers alone answer: nothing could be compiled from the traces ({error})")
+        return Dream([Schemas(index.tools), Recorded(index)], judges=[References(index)])
+    admitted = [each.tool for each in tools if each.admitted]
+    names = ", ".join(admitted) or "none replays exactly"
+    say(f"code compiled from the traces answers {len(admitted)} of {len(tools)} tools ({names}); recorded answers the others")
+    return compiled_dream(folder, index)
 
 
 def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, object]:

@@ -145,7 +145,7 @@ class SharedDream:
         own = AgentWorld(agent, **self._options)
         dream = self._dream(own)
         self._tasks = self._tasks or self._draw(dream, judged=self._model is not None or own.verify_dream is not None)
-        tasks, meter, name = [own.with_tools(task) for task in self._tasks], _Meter(), own.path or type(own.graph).__name__
+        tasks, meter, name = [own.with_tools(task) for task in self._tasks], Meter(), own.path or type(own.graph).__name__
         total = len(tasks) * self._episodes
         count = counter(self._on_progress, name, total)
         playing = rollout(
@@ -199,7 +199,7 @@ class SharedDream:
         return Random(self._seed).sample(decided, min(self._wanted, len(decided)))
 
 
-class _Meter(BaseCallbackHandler):
+class Meter(BaseCallbackHandler):
     """Sums the answers of a chat model, their tokens and seconds."""
 
     run_inline = True

@@ -17,8 +17,8 @@ _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
 
 
 def is_local_model(name: str) -> bool:
-    """True for the name of a folder or of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
-    return Path(name).is_dir() or ("/" in name and ":" not in name)
+    """True for a folder, `smollm2-135m` or a name of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
+    return Path(name).is_dir() or name == Settings.model or ("/" in name and ":" not in name)
 
 
 def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:

@@ -55,7 +55,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/parts-4"  # one stored with other figures is measured again
+    key = f"{dream.version}/{keys_of(episodes)}/parts-5"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -152,7 +152,7 @@ def refusals(judgement: Judgement, limit: float, roles: Collection[str] = ()) ->
 _ERRORS = {
     MISSED: "does not reward {} " + MISSED,
     INVALID: "accepts {} " + INVALID,
-    LOOKUP: "answers {} " + LOOKUP + " otherwise",
+    LOOKUP: "answers {} " + LOOKUP + " differently",
     WRITTEN: "does not show what is new in {} " + WRITTEN,
     INVENTED: "gives {} " + INVENTED,
     UNTOLD: "does not tell {} " + UNTOLD,

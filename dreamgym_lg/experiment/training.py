@@ -129,6 +129,7 @@ def train_policy(
     figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
     kept.name_or_path = str(work.models / "trained")
+    work.say(f"trained policy: {kept.name_or_path}. Curves and episodes: dreamgym ui {work.replay_buffer.path}")
     return kept
 
 

@@ -27,7 +27,7 @@ from dreamgym_lg.types import Trajectory
 REAL_FAILURES = ("recorded failures", "the policy's failures")
 """Kinds of real episodes that must not be rewarded; the others are edits."""
 MISSED = "recorded successes"
-INVALID, LOOKUP, WRITTEN = "invalid actions", "lookups made again", "lookups after a write"
+INVALID, LOOKUP, WRITTEN = "invalid actions", "repeated lookups", "lookups after a write"
 _OTHERS = (MISSED, INVALID, LOOKUP, WRITTEN)
 """Kinds of errors that are no rewarded failures."""
 _EXAMPLES = 3

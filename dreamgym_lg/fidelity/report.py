@@ -24,7 +24,7 @@ UNGROUNDED = (
 UNRETRIEVED = "No real transition is retrieved for the experience model: what it knows of this environment it brought with it."
 _SENTENCES = {
     MISSED: "The dream does not reward {} recorded successes.",
-    LOOKUP: "Asked again before anything is written, {} lookups are answered otherwise.",
+    LOOKUP: "Repeated before anything is written, {} lookups are answered differently.",
     WRITTEN: "{} lookups that a write really changed do not show in the dream what is new.",
 }
 """Of the dream's errors, by kind."""
@@ -79,7 +79,7 @@ class Fidelity:
     @property
     def grounded(self) -> bool:
         """True if there was a real trajectory to measure against."""
-        return bool(self.groups)
+        return bool(self.groups) or (self.judgement is not None and bool(self.judgement.errors))
 
     @property
     def conclusions(self) -> tuple[Conclusion, ...]:
@@ -111,7 +111,7 @@ def _as_json(value: Any) -> Any:
 def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
     if not fidelity.grounded:
         yield Conclusion("bad", UNGROUNDED)
-    if not fidelity.retrieves:
+    if not fidelity.retrieves and (fidelity.groups or not fidelity.grounded):  # else no model is asked
         yield Conclusion("watch", UNRETRIEVED)
     if fidelity.judgement is not None:
         yield from _of_judgement(fidelity.judgement)

@@ -152,7 +152,7 @@ def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
         draw_pair(curriculum, history, (UNIFORM, VALUE))
         draw_pair(health, history, (INVALID, ENTROPY))
         for axes in places if history else ():
-            axes.set_xlim(min(history) - 1, max(history) + 1)
+            axes.set_xlim(min(history) - 0.4, max(history) + 1)
             axes.locator_params(axis="x", integer=True)
             for iteration in alarms if axes.has_data() else ():
                 axes.axvline(iteration, color=DREAM, lw=1.5, ls=":")

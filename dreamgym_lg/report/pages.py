@@ -4,9 +4,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, readable
 from dreamgym_lg.dream.goals import talks
-from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.types import DECIDERS, is_missing, is_user_fault
 
@@ -29,7 +28,7 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     templates.filters.update(text=text, **filters)
     templates.tests |= {"missing": is_missing, "user_fault": is_user_fault, "message": is_answer, "conversation": talks}
-    templates.filters["message"] = message_text
+    templates.filters["readable"] = readable
     templates.globals["deciders"] = DECIDERS
     return templates
 

@@ -121,7 +121,6 @@ class Row(NamedTuple):
 
     @property
     def gap(self) -> str:
-        """Dream minus real: how much the dream flatters."""
         return Evaluation(self.real, self.dream).gap
 
 
@@ -148,7 +147,7 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
     from rich.text import Text
 
     figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid", "recognised"))
-    policy, title, caption = Column("policy", min_width=10), Text(_title(result)), Text(_claims(result)[0]["verdict"])
+    policy, title, caption = Column("policy", min_width=10), Text(_title(result)), Text(claims(result)[0]["verdict"])
     table = Table(policy, "mode", *figures, title=title, caption=caption)
     for row in _rows(result):
         invalid = text(row.real.invalid_share, ".0%") if row.real else "–"
@@ -177,7 +176,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     return rows + [row for row in moved if row.real]
 
 
-def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
+def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Success after each stage and the verdict, per mode, then per further panel. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
@@ -231,7 +230,7 @@ def _steps(result: Mapping[str, Any]) -> dict[str, int]:
 def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory]) -> str:
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
-        result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
+        result=result, title=_title(result), claims=claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
         episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip

@@ -97,6 +97,14 @@ def create_app(path: Path) -> Starlette:
     )
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A server's socket. Raises `ConfigurationError` for a port that is taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigurationError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None
+
+
 def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
     """Serve the pages on this machine's loopback until Ctrl-C, then raise `KeyboardInterrupt`.
 
@@ -106,14 +114,8 @@ def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
     """
     with ReplayReader(path):
         pass  # what cannot be read is told here, and not at the first page
-    try:
-        listening = socket.create_server((HOST, port))
-    except OSError as error:
-        raise ConfigurationError(
-            f"port {port} cannot be listened on ({error.strerror}); give another one with --port"
-        ) from None
     _curves("[]")  # matplotlib takes a second or two to begin with
-    with listening:
+    with listen(HOST, port) as listening:
         say(f"http://{HOST}:{listening.getsockname()[1]}")
         uvicorn.Server(uvicorn.Config(create_app(path), log_level="warning")).run(sockets=[listening])
     raise KeyboardInterrupt  # only a signal ends it, and uvicorn was seen to return without raising that again

@@ -89,8 +89,8 @@ class Examination:
             return ""
         writing = sorted(each.name for each in self.parts if each.use and not each.use.startswith("reads"))
         return (
-            f"Nothing tells if these only read: {', '.join(unknown)}. Paste into DreamGym(...), without the tools that do:\n"
-            f"writes={json.dumps(writing)}"
+            f"Nothing tells if these only read: {', '.join(unknown)}. Leave those out that do, and give the others as --writes "
+            f"NAME, in code as\nwrites={json.dumps(writing)}"
         )
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ def _object(each: Any) -> Iterator[Part]:
         yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
-_COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
+_COUNTS_AS_WRITING = "unknown: counts as writing"
 
 
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:

@@ -236,7 +236,7 @@ def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
         return ""
     if any(known for _, known in outcomes):
         return f"all rewards of the {len(outcomes)} traces are 0: there is no success to learn from"
-    return f"none of {len(outcomes)} traces has a reward: give --rewards (load_traces: reward=), or a `reward` in each row"
+    return f"none of {len(outcomes)} traces has a reward: give --rewards (`dreamgym import`) or reward=, or each row one"
 
 
 def _summary(rejected: Sequence[Rejected]) -> str:

@@ -108,7 +108,7 @@ def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
     assert "move it into a tool" in shown and "No episode that reaches it can be right" in shown and "in log" in shown
-    assert "counts as writing; name" in " ".join(shown.split()) and shown.count('writes=["book"]') == 1
+    assert "unknown: counts as writing" in " ".join(shown.split()) and shown.count('writes=["book"]') == 1
     code, shown = run("doctor", "my_agent.py:graph", "--writes", "boook")
     assert code == 2 and "Did you mean 'book'" in shown
     code, shown = run("doctor", "my_agent.py:clean", "--pass-through", "book")
@@ -294,7 +294,12 @@ def test_import_takes_rewards_by_id_and_scales_them(tmp_path: Path) -> None:
     assert run(*given)[0] == 0
     with ReplayBuffer(buffer) as stored:
         assert [trajectory.reward for trajectory in stored.trajectories()] == [0.5, 1.0]
-    for text, reason in (("{", "is no JSON"), ("[1]", "holds a list"), ('{"Paris": 1}', "'Paris'"), ('{"Rome": 101}', "101")):
+    for text, reason in (
+        ("{", "is no JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"Paris": 1}', "'Paris'"),
+        ('{"Rome": 101}', "101"),
+    ):
         rewards.write_text(text)
         code, shown = run(*given)
         assert code == 2 and reason in shown

@@ -1,16 +1,18 @@
 """The road before training: `dreamgym try`, then the train.py of `dreamgym init`."""
 
+import ast
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from typer.testing import CliRunner
 
-from dreamgym_lg import DreamGym
+from dreamgym_lg import DreamGym, LocalChatModel, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
-from dreamgym_lg.simulate.user_code import load_object
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -49,11 +51,29 @@ def test_an_agent_is_tried_before_anybody_trains(folder: Path, monkeypatch: pyte
     result = run(folder, monkeypatch, "try", "--tasks", "8")
     output = " ".join(result.output.split())
     assert result.exit_code == 0, output
-    assert "60 traces read, " in output
+    assert "60 traces read: " in output and "tasks are judged by a recorded success" in output
     assert "in the dream: success " in output and "on 8 tasks" in output
     assert output.count("what happened") == 3
-    assert "answered by: " in output and "the gate: the responder 'recorded'" in output
-    assert "next: dreamgym init my_app.py:graph traces.jsonl" in output
+    assert "answered by: " in output and "the gate would let you train in this dream measured: the responder" in output
+    assert "cost: the agent's model " in output and "the dream asked no hosted model" in output
+    named = " ".join(f"--writes {tool}" for tool in WRITES)
+    assert f"next: dreamgym init my_app.py:graph traces.jsonl {named}" in output
+
+
+@pytest.mark.slow
+def test_an_imported_buffer_is_tried_and_each_try_plays_the_agent_as_it_is_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second try used to show the stored episodes of the first."""
+    monkeypatch.chdir(folder)
+    assert CliRunner().invoke(app, ["import", "traces.jsonl", "--to", "imported.db"]).exit_code == 0
+    for _ in range(2):
+        result = CliRunner().invoke(
+            app, ["try", "my_app.py:graph", "imported.db", "--tasks", "2", "--out", "runs/again", "--isolation", "guard"]
+        )
+        assert result.exit_code == 0, result.output
+    with ReplayBuffer(folder / "runs/again/replay.db") as buffer:
+        assert len({each.run for each in buffer.trajectories(source="synthetic")}) == 2
 
 
 @pytest.mark.slow
@@ -61,17 +81,45 @@ def test_without_the_tools_that_write_recorded_answers_alone_are_tried(folder: P
     result = run(folder, monkeypatch, "try", "--tasks", "4", "--out", "runs/other", writes=())
     output = " ".join(result.output.split())
     assert result.exit_code == 0, output
-    assert "recorded answers alone: nothing could be compiled" in output and "(--writes)" in output
+    assert "recorded answers alone answer: nothing could be compiled" in output and "(--writes)" in output
     assert "in the dream: success " in output and "on 4 tasks" in output
 
 
-def test_init_writes_a_training_that_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(folder, monkeypatch, "init", "--to", "train.py", "--isolation", "guard")
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_wall()), reason="a compiled world needs the wall")
+def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stages are those of a user, but for the size: one iteration of a small policy, and no imitation before it."""
+    tiny_models = pytest.importorskip("tiny_models")
+    result = run(folder, monkeypatch, "init", "--to", "train.py")
     assert result.exit_code == 0, result.output
     text = (folder / "train.py").read_text()
-    assert 'writes=["cancel", "escalate", "refund", "set_city"]' in text
-    gym = load_object("train.py:gym")
-    assert isinstance(gym, DreamGym) and gym.experiment.settings.references_only
-    assert len(gym.tasks("train")) + len(gym.tasks("validation")) == 60
+    assert 'WRITES = ["cancel", "escalate", "refund", "set_city"]' in text and "# experience_model=" in text
+    tokenizer = tiny_models.create_tokenizer(["refund the order of the user"] * 9, vocab_size=320)
+    model = tiny_models.create_model(tokenizer, hidden_size=32, layers=1)
+    policy, train = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=8), DreamGym.train
+    prepare = create_autospec(DreamGym.prepare)
+    monkeypatch.setattr(DreamGym, "prepare", prepare)
+    monkeypatch.setattr(
+        DreamGym, "train", lambda gym, iterations: train(gym, policy, 1, num_tasks=1, num_generations=2, stop_after_uniform=0)
+    )
+    gym = runpy.run_path("train.py", run_name="__main__")["gym"]
+    assert prepare.call_count == 1 and (folder / "policies/mine/manifest.json").exists()
+    assert gym.experiment.settings.references_only
+    assert {split: len(gym.tasks(split)) > 5 for split in ("train", "validation", "test")} == dict.fromkeys(
+        ("train", "validation", "test"), True
+    )
+    assert {each.source for each in gym.replay_buffer.trajectories(segments=True) if each.segments} == {"synthetic"}
     again = run(folder, monkeypatch, "init", "--to", "train.py")
     assert again.exit_code == 2 and "train.py exists" in again.output
+
+
+def test_init_names_the_model_and_the_buffer_that_it_was_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    ReplayBuffer("stored.db").extend(load_traces("traces.jsonl"))
+    named = ["--experience-model", "openai:gpt-5.4-mini", "--to", "hosted.py", "--isolation", "guard", "--writes", "refund"]
+    result = CliRunner().invoke(app, ["init", "my_app.py:graph", "stored.db", *named])
+    assert result.exit_code == 0, result.output
+    text = (folder / "hosted.py").read_text()
+    assert '\n    experience_model="openai:gpt-5.4-mini",' in text and "\n    # dream=" in text
+    assert 'ReplayBuffer("stored.db")' in text and "\n# replay_buffer.extend" in text
+    ast.parse(text)

@@ -162,7 +162,7 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
         "the agent's final answer",
         "is no number from 0 to 1",
         "what happened",
-        'simulated: {"arguments": {"city": "Rome"}, "name": "rooms"}',
+        'simulated: rooms {"city": "Rome"}',
         at("@tool", "rooms"),
         "in book",
         "failure: reward 0.5",

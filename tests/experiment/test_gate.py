@@ -172,7 +172,7 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     asked = len(work.experience().model.asked)  # type: ignore[union-attr]
     gate.check_truthful(work)
     assert work.fidelity() == found and len(work.experience().model.asked) == asked  # type: ignore[union-attr]
-    assert len(said) == 2 and "the responder 'model' answers 0 of 40 lookups made again otherwise" in said[0]
+    assert len(said) == 2 and "the responder 'model' answers 0 of 40 repeated lookups differently" in said[0]
     assert "rewards 0 of 20 recorded failures" in said[0] and "does not reward 0 of 20 recorded successes" in said[0]
     (stored,) = work.replay_buffer.metrics(work.run_name("fidelity"))
     assert json.loads(stored["judgement"])["version"] == found.version
@@ -239,7 +239,7 @@ def test_a_dream_that_answers_everything_alike_is_refused(make: Make) -> None:
 
     message = refused(make(truthful, [own_status(each) for each in ENOUGH]))
     assert "the responder 'model' answers everything alike" in message
-    assert "answers 40 of 40 lookups made again otherwise" in message and "really '{" in message
+    assert "answers 40 of 40 repeated lookups differently" in message and "really '{" in message
 
 
 def test_each_part_is_measured_alone_and_the_worst_decides(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.hosted import EXAMPLE_MODEL, load_chat_model
 
 ROOT = Path(__file__).parents[2]
-EXTRA = "pip install 'dreamgym-lg[openai]'"
+EXTRA = "pip install '.[openai]' in the clone"
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,12 @@ def test_tools_of_which_nothing_is_known_are_named_with_a_line_to_paste(tmp_path
     graph = react(World(folder=tmp_path).model, [get_order, pay, drop])
     found = examine(graph)
     assert {part.name: part.use for part in found.parts if part.use} == {
-        "get_order": "counts as writing; name the tools that write in writes=[...]",
+        "get_order": "unknown: counts as writing",
         "pay": "reads: its metadata says writes=False",
         "drop": "writes: its metadata says writes=True",
     }
     *_, names_them, line = str(found).splitlines()
-    assert "only read: get_order. Paste" in names_them and line == 'writes=["drop", "get_order"]'
+    assert "only read: get_order. Leave those out" in names_them and line == 'writes=["drop", "get_order"]'
     assert not examine(graph, writes=["drop"]).writes_line
 
 

@@ -450,7 +450,7 @@ def test_a_locked_file_is_told(client: TestClient, database: Path, monkeypatch: 
 def test_a_port_that_is_taken_is_told(database: Path) -> None:
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="another one with --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="give another --port"):
         serve(database, taken.getsockname()[1], say=pytest.fail)
 
 

@@ -44,7 +44,7 @@ def test_text_needs_nothing_installed_and_the_environment_says_what_it_needs() -
         "except ImportError as error: print(type(error).__name__, error)\n"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert re.match(r"MissingDependency textworld-express .*pip install 'dreamgym-lg\[textworld\]'", said)
+    assert re.match(r"MissingDependency textworld-express .*pip install '\.\[textworld\]'", said)
 
 
 # --- the action check -----------------------------------------------------------------------------------------------
