@@ -4,7 +4,8 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -12,19 +13,22 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.parts import Episode, User
-from dreamgym_lg.dream.prompter import Prompter, outgrown
+from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
 from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
 from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
 from dreamgym_lg.errors import PredictionFailed, UserFault
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.replay.retrieval import Vectors, phi
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.text import split_thought
 from dreamgym_lg.types import Step, Task, Trajectory
 
-PROMPT, JUDGE_PROMPT = "user-1", "user-judge-1"
+PROMPT, JUDGE_PROMPT = "user-2", "user-judge-1"
 END = "END"
 """The line with which a language model ends its conversation."""
+EXAMPLE = 300
+"""Maximum characters of another user's reply in a prompt."""
 
 
 class ScriptedUser:
@@ -109,7 +113,8 @@ class ModelUser:
         goal: (task) -> what its user wants and knows; a text is a goal without facts. Default: `Task.goal`.
         judge: A chat model, or its name, that reads each reply and finds those that contradict the goal (`UserJudge`).
         max_turns: Messages of the agent after which the conversation ends.
-        replay_buffer: Beside its file, a hosted model's answers are kept.
+        replay_buffer: Recorded conversations: above each message of the agent stands the reply of another user to one like it
+            (`Turns`). Default: those of the experiment, if any. Beside its file, a hosted model's answers are kept.
         hosted, retries: As of `Model`.
     """
 
@@ -129,6 +134,8 @@ class ModelUser:
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
         self.judge = UserJudge(judge, hosted=hosted, replay_buffer=replay_buffer) if judge is not None else None
         self._goal, self.max_turns, self.has_own_goal = goal, max_turns, goal is not goal_of
+        self.turns: Turns | None = None
+        self.show_turns(replay_buffer)
 
     @property
     def model(self) -> BaseChatModel | None:
@@ -149,6 +156,11 @@ class ModelUser:
         goal = self._goal(task)
         return Goal(goal=goal) if isinstance(goal, str) else goal
 
+    def show_turns(self, replay_buffer: ReplayBuffer | None) -> None:
+        """Show the model recorded turns of this buffer from now on; None: no longer."""
+        if self.turns is None or self.turns.replay_buffer is not replay_buffer:
+            self.turns = Turns(replay_buffer, self.goal) if replay_buffer is not None else None
+
     async def reply(self, episode: Episode) -> str | None:
         """The next message; None ends the conversation. Raises `UserFault`, and as `Model.respond`."""
         if sum(is_answer(step.action) for step in episode.steps) + 1 >= self.max_turns:
@@ -165,14 +177,64 @@ class ModelUser:
         """The prompt: the goal, and the conversation from the user's side."""
         head = f"{load_prompt(PROMPT)}\n\n{encoded(self.goal(episode.task).side)}"
         turns: list[BaseMessage] = [SystemMessage(head), HumanMessage("(The conversation begins.)")]
-        for number, text in enumerate([*said(episode.task, episode.steps), message_text(episode.action)]):
-            turns.append(HumanMessage(text or "(nothing)") if number % 2 else AIMessage(text))
+        texts = [*said(episode.task, episode.steps), message_text(episode.action)]
+        for number, text in enumerate(texts):
+            example = self.turns.example(episode.task, texts[number - 1], text) if number % 2 and self.turns else ""
+            above = f"(Another user, to such a message: {encoded(example)})\n" if example else ""
+            turns.append(HumanMessage(above + (text or "(nothing)")) if number % 2 else AIMessage(text))
         return turns
 
     def conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
         """A recorded conversation as the model should have played its user, for its training."""
         *steps, last = trajectory.steps
         return [*self.messages(Episode(task=trajectory.task, steps=steps, action=last.action)), AIMessage(END)]
+
+
+class Turns:
+    """Turns of recorded users of training tasks, from which a language model's user is shown one.
+
+    Never of a user who has the same goal, or an id, amount or address of the task's own.
+
+    Args: `replay_buffer`, read once, at the first example; `goal`, (task) -> what its user wants and knows.
+    """
+
+    def __init__(self, replay_buffer: ReplayBuffer, goal: Callable[[Task], Goal]) -> None:
+        self.replay_buffer, self._goal, self._lock = replay_buffer, goal, Lock()
+        self._recorded: list[_Turn] = []
+        self._vectors: Vectors | None = None
+        self._examples: dict[tuple[str, str, str], str] = {}
+
+    def example(self, task: Task, before: str, message: str) -> str:
+        """The reply to the message most like this one, or `END`; "" without one. Args: `before`, the user's last words."""
+        with self._lock:
+            vectors = self._read() if self._vectors is None else self._vectors
+        key = (task.id, before, message)
+        if key not in self._examples:
+            goal = self._goal(task).side
+            own, nearest = values(encoded(goal), first_observation(task)), (-vectors @ phi([key[1:]])[0]).argsort(kind="stable")
+            others = (each for each in map(self._recorded.__getitem__, nearest) if each.environment == task.environment)
+            reply = next((each.reply for each in others if each.goal != goal and not each.values & own), "")
+            keep(self._examples, key, reply[:EXAMPLE], 20_000)
+        return self._examples[key]
+
+    def _read(self) -> Vectors:
+        pairs = list[tuple[str, str]]()
+        for each in self.replay_buffer.trajectories(source="offline", split="train", errors=False):
+            if any(step.decided_by for step in each.steps):
+                continue  # a model's user talked
+            texts, goal = said(each.task, each.steps), self._goal(each.task).side
+            known = values(encoded(goal), *texts[::2])
+            pairs += zip(texts[::2], texts[1::2], strict=False)
+            self._recorded += [_Turn(each.task.environment, goal, known, reply or END) for reply in texts[2::2]]
+        self._vectors = phi(pairs)
+        return self._vectors
+
+
+class _Turn(NamedTuple):
+    environment: str
+    goal: Mapping[str, Any]
+    values: frozenset[str]
+    reply: str
 
 
 def read_reply(known: Collection[str], text: str) -> str | None:

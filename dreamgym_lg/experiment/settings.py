@@ -50,7 +50,7 @@ class Settings:
     """Initial weights of policy and local experience model. A folder, a GGUF file or a hub name."""
 
     retrieved: int = 3
-    """Real transitions in every prompt of the experience model: k of the paper's top-k."""
+    """Real transitions in every prompt of the experience model: k of the paper's top-k. 0: nor is a user shown any turn."""
     retrieved_characters: int = 1000
     """Maximum characters of each of their observations."""
     experience_steps: int = 400

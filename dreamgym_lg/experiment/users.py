@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream.goals import talks, write_goals
-from dreamgym_lg.dream.users import ModelUser, model_user
+from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenized
@@ -26,7 +26,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     written = run_lasting(write_goals(work.replay_buffer, goals))
     if written.failed:
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
-    user = model_user(work.world.user) or ModelUser(None)
+    user = work.model_user() or ModelUser(None)
     recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
     if not recorded:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream import Dream, Model
-from dreamgym_lg.dream.users import model_user
+from dreamgym_lg.dream.users import ModelUser, model_user
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
@@ -286,10 +286,17 @@ class Workspace:
         Args: `name`, as of `experience`.
         """
         dream = self.world.create_dream(self.experience(name))
-        user = model_user(dream.user)
+        user = self.model_user()
         if user is not None and user.model is None and (self.models / USER).exists():
             user.prompter.renew(policy_version(self.models / USER), self._local(USER))
         return dream
+
+    def model_user(self) -> ModelUser | None:
+        """The world's user that a language model plays; it sees recorded turns of this buffer, unless `retrieved` is 0."""
+        user = model_user(self.world.user)
+        if user is not None:
+            user.show_turns(self.replay_buffer if self.settings.retrieved else None)
+        return user
 
     @property
     def can_dream(self) -> bool:
@@ -386,6 +393,7 @@ class Workspace:
 
     def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:
         """The agent of episodes, and the factory of their environments. Real without `dream`."""
+        self.model_user()  # a real one sees the same as a dreamed one
         if self.rollouts is None:
             agent, create = self.world.agent(policy, real=dream is None), self.world.create_environment
         else:

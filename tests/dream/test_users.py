@@ -14,7 +14,7 @@ from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedU
 from dreamgym_lg.dream.prompts import load_prompt
 from dreamgym_lg.errors import PredictionFailed, UserFault
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, Task, is_missing, is_user_fault
+from dreamgym_lg.types import Step, Task, Trajectory, is_missing, is_user_fault
 
 WHICH, SURE, DONE = render_answer("Which order?"), render_answer("W-204 for 25 EUR, right?"), render_answer("It is refunded.")
 GOAL = Goal(goal="A refund of an order; a voucher would do.", facts={"order": "W-204"}, persona="in a hurry")
@@ -40,7 +40,7 @@ def test_the_user_knows_its_goal_and_reads_the_agents_messages_alone(scripted: A
     assert say(user, talk(WHICH, "W-204."), talk(ORDER, PAID), action=SURE) == "It is W-204."
     ((system, *turns),) = chat.asked
     instructions, _, side = system.text.rpartition("\n\n")
-    assert instructions == load_prompt("user-1")
+    assert instructions == load_prompt("user-2")
     assert json.loads(side) == {"goal": GOAL.goal, "facts": {"order": "W-204"}, "persona": "in a hurry"}
     assert [(turn.type, turn.text) for turn in turns] == [
         ("human", "(The conversation begins.)"),
@@ -49,7 +49,7 @@ def test_the_user_knows_its_goal_and_reads_the_agents_messages_alone(scripted: A
         ("ai", "W-204."),
         ("human", "W-204 for 25 EUR, right?"),
     ], "no call, and no tool's answer"
-    assert user.version == "ScriptedModel/user-1" and user.model is chat and user.hosted is None
+    assert user.version == "ScriptedModel/user-2" and user.model is chat and user.hosted is None
 
 
 @pytest.mark.parametrize("goal", ["A refund.", Goal(goal="A refund.")])
@@ -195,7 +195,7 @@ def test_it_talks_in_a_dream(scripted: Any) -> None:
     results = play(dream.create_environment(), TASK, WHICH, ORDER, SURE, REFUND, DONE)
     assert [each.observation for each in results] == ["W-204.", PAID, "Yes.", PAID, ""]
     assert [each.info["decided_by"] for each in results] == ["user", "says", "user", "says", ""]
-    assert results[-1][1:3] == (1, True) and dream.language_models == [user.model] and "user-1" in dream.version
+    assert results[-1][1:3] == (1, True) and dream.language_models == [user.model] and "user-2" in dream.version
 
 
 # --- recorded users ---------------------------------------------------------------------------------------------------
@@ -233,3 +233,66 @@ def test_of_several_records_the_first_that_fits_speaks() -> None:
     assert say(user) == "W-204." and say(user, talk(ORDER, PAID), action=SURE) == "No!"
     with pytest.raises(PredictionFailed, match="left the record"):
         say(user, task=order_task("t2"))
+
+
+# --- turns of recorded users --------------------------------------------------------------------------------------------
+
+
+def recorded(number: int, order: str, *, reply: str | None = None, goal: str = "", **fields: Any) -> Trajectory:
+    task = replace(order_task(f"r{number}", instruction="My parcel is late."), goal={"goal": goal or f"Find parcel {number}."})
+    conversation = trace(task, (WHICH, reply or f"{order}, please."), (ORDER, PAID), DONE, index=number)
+    return replace(conversation, **fields) if fields else conversation
+
+
+def examples(user: ModelUser, *steps: Step, action: str = WHICH, task: Task = TASK) -> list[str]:
+    """What stands above the agent's messages."""
+    mark, texts = "(Another user, to such a message: ", list[str]()
+    for turn in user.messages(Episode(task=task, steps=steps, action=action)):
+        above, line, _ = turn.text.partition("\n")
+        assert turn.type != "human" or above.startswith(mark) == bool(line)
+        texts += [above.removeprefix(mark)[:-1] if line else ""] if turn.type == "human" else []
+    return texts
+
+
+def test_another_users_reply_to_such_a_message_stands_above_it(buffer: ReplayBuffer) -> None:
+    buffer.extend([recorded(1, "W-300", reply="It is W-300, " + "thanks " * 100)])
+    user = ModelUser(None, goal=lambda task: task.goal.get("goal", GOAL), replay_buffer=buffer)
+    begins, first, second = examples(user, talk(WHICH, "W-204."), talk(ORDER, PAID), action=DONE)
+    assert begins == "" and first.startswith('"It is W-300, thanks') and len(first) == 302
+    assert second == '"END"', "a recorded user ends"
+    user.show_turns(None)
+    assert examples(user, talk(WHICH, "W-204."), action=SURE) == [""] * 3
+
+
+def test_no_user_with_the_same_goal_or_an_id_of_the_task_is_shown(buffer: ReplayBuffer) -> None:
+    """Four trials of one scenario are four tasks, and a customer has several scenarios."""
+    own = replace(TASK, goal={"goal": GOAL.goal, "facts": {"order": "W-204"}})
+    same = [recorded(number, f"W-{number}99", goal=GOAL.goal) for number in range(4)]
+    same = [replace(each, task=replace(each.task, goal=own.goal)) for each in same]
+    tied = [recorded(5, "W-500", goal="Send W-204 to Rome."), recorded(6, "W204")]
+    buffer.extend([replace(TRACE, task=own), *same, *tied])
+    user = ModelUser(None, replay_buffer=buffer)
+    assert examples(user, task=own) == ["", ""]
+    invented = [replace(step, decided_by="user") for step in recorded(7, "W-777").steps]
+    held_out = recorded(8, "W-888")
+    held_out = replace(held_out, task=replace(held_out.task, split="validation"))
+    elsewhere = recorded(9, "W-999")
+    elsewhere = replace(elsewhere, task=replace(elsewhere.task, environment="elsewhere"))
+    buffer.extend([recorded(7, "W-777", steps=invented), held_out, elsewhere, recorded(10, "W-111", source="real")])
+    user = ModelUser(None, replay_buffer=buffer)
+    assert examples(user, task=own) == ["", ""], "nor a model's turns, nor others than recorded ones"
+    buffer.extend([recorded(11, "W-311")])
+    assert examples(ModelUser(None, replay_buffer=buffer), task=own) == ["", '"W-311, please."']
+
+
+def test_it_trains_with_the_prompt_that_it_is_asked_by(buffer: ReplayBuffer) -> None:
+    buffer.extend([TRACE, recorded(1, "W-300"), recorded(2, "W-400")])
+    user = ModelUser(None, replay_buffer=buffer)
+    row = user.conversation(TRACE)
+    asked = [number for number, step in enumerate(TRACE.steps) if step.action in (WHICH, SURE, DONE)]
+    ends = [number for number, message in enumerate(row) if message.type == "ai"][1:]
+    assert len(asked) == len(ends) == 3 and any("Another user" in message.text for message in row)
+    for number, end in zip(asked, ends, strict=True):
+        steps = [replace(step, decided_by="user" if step.action in (WHICH, SURE) else "model") for step in TRACE.steps[:number]]
+        episode = Episode(task=TASK, steps=steps, action=TRACE.steps[number].action)
+        assert user.messages(episode) == row[:end]

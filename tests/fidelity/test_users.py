@@ -45,9 +45,14 @@ def conversation(number: int) -> Trajectory:
 TRACES = [conversation(number) for number in range(24)]
 
 
+def last_line(messages: list[BaseMessage]) -> str:
+    """The agent's message, without another user's reply above it."""
+    return messages[-1].text.splitlines()[-1]
+
+
 def truthful(messages: list[BaseMessage]) -> str:
     side = json.loads(messages[0].text.rpartition("\n\n")[2])
-    return {WHICH: side["facts"]["order"], SURE: "Yes, please."}.get(messages[-1].text, "END")
+    return {WHICH: side["facts"]["order"], SURE: "Yes, please."}.get(last_line(messages), "END")
 
 
 class Plays:
@@ -221,7 +226,7 @@ def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: 
     gym.train_user(SMALL_BASE)
     written = (tmp_path / "models" / "user" / "version").read_text()
     user = gym.experiment.dream().user
-    assert isinstance(user, ModelUser) and user.model is not None and user.version == f"{written}/user-1"
+    assert isinstance(user, ModelUser) and user.model is not None and user.version == f"{written}/user-2"
     taught, held_out = gym.experiment.experience_data()
     assert held_out and gym.experiment.held_out_offline() == held_out, "the gate measures it on what it was not trained on"
     messages = user.messages(Episode(task=TRACES[0].task, action=TRACES[0].steps[0].action))
