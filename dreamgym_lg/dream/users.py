@@ -4,7 +4,6 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
@@ -187,7 +186,8 @@ class ModelUser:
     def conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
         """A recorded conversation as the model should have played its user, for its training."""
         *steps, last = trajectory.steps
-        return [*self.messages(Episode(task=trajectory.task, steps=steps, action=last.action)), AIMessage(END)]
+        messages = self.messages(Episode(task=trajectory.task, steps=steps, action=last.action))
+        return [*messages, AIMessage(END)] if is_answer(last.action) else messages[:-1]
 
 
 class Turns:
@@ -199,35 +199,34 @@ class Turns:
     """
 
     def __init__(self, replay_buffer: ReplayBuffer, goal: Callable[[Task], Goal]) -> None:
-        self.replay_buffer, self._goal, self._lock = replay_buffer, goal, Lock()
-        self._recorded: list[_Turn] = []
-        self._vectors: Vectors | None = None
+        self.replay_buffer, self._goal = replay_buffer, goal
+        self._recorded: tuple[Sequence[_Turn], Vectors] | None = None
         self._examples: dict[tuple[str, str, str], str] = {}
 
     def example(self, task: Task, before: str, message: str) -> str:
         """The reply to the message most like this one, or `END`; "" without one. Args: `before`, the user's last words."""
-        with self._lock:
-            vectors = self._read() if self._vectors is None else self._vectors
-        key = (task.id, before, message)
-        if key not in self._examples:
+        if (key := (task.id, before, message)) not in self._examples:
+            turns, vectors = self._recorded = self._recorded or self._read()
             goal = self._goal(task).side
-            own, nearest = values(encoded(goal), first_observation(task)), (-vectors @ phi([key[1:]])[0]).argsort(kind="stable")
-            others = (each for each in map(self._recorded.__getitem__, nearest) if each.environment == task.environment)
-            reply = next((each.reply for each in others if each.goal != goal and not each.values & own), "")
+            own = values(encoded(goal), first_observation(task))
+            nearest = (turns[row] for row in (-vectors @ phi([key[1:]])[0]).argsort(kind="stable"))
+            others = (turn for turn in nearest if turn.environment == task.environment and turn.goal != goal)
+            reply = next((turn.reply for turn in others if not turn.values & own), "")
             keep(self._examples, key, reply[:EXAMPLE], 20_000)
         return self._examples[key]
 
-    def _read(self) -> Vectors:
-        pairs = list[tuple[str, str]]()
+    def _read(self) -> tuple[Sequence["_Turn"], Vectors]:
+        turns, pairs = list[_Turn](), list[tuple[str, str]]()
         for each in self.replay_buffer.trajectories(source="offline", split="train", errors=False):
-            if any(step.decided_by for step in each.steps):
-                continue  # a model's user talked
+            if not each.steps or any(step.decided_by for step in each.steps):
+                continue  # a model's user talked, maybe
             texts, goal = said(each.task, each.steps), self._goal(each.task).side
-            known = values(encoded(goal), *texts[::2])
+            if is_answer(each.steps[-1].action):
+                texts[-1] = END  # as `conversation` trains it
+            own = values(encoded(goal), *texts[::2])
+            turns += [_Turn(each.task.environment, goal, own, reply) for reply in texts[2::2]]
             pairs += zip(texts[::2], texts[1::2], strict=False)
-            self._recorded += [_Turn(each.task.environment, goal, known, reply or END) for reply in texts[2::2]]
-        self._vectors = phi(pairs)
-        return self._vectors
+        return turns, phi(pairs)
 
 
 class _Turn(NamedTuple):

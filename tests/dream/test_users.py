@@ -169,6 +169,8 @@ def test_a_recorded_conversation_is_a_row_of_training(scripted: Any) -> None:
     user = ModelUser(None, goal=lambda task: GOAL)
     texts = [message.text for message in user.conversation(TRACE) if message.type == "ai"]
     assert texts == ["I want my money back.", "W-204.", "Yes, please.", "END"]
+    handed_over = [message.text for message in user.conversation(replace(TRACE, steps=TRACE.steps[:4]))]
+    assert handed_over[-1] == "Yes, please.", "no end that the user chose, and no call that it sees"
 
 
 def test_a_conversation_has_an_end(scripted: Any) -> None:
