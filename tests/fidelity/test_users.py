@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tools import tool
 
 from dreamgym_lg import Dream, DreamGym, Episode, ReplayBuffer, Step, Task, Trajectory
-from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.actions import render_answer, render_call, tool_schemas
 from dreamgym_lg.dream import Answer, ModelUser, ScriptedUser, Verdict
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
@@ -183,7 +184,7 @@ def Asks() -> Any:
             return "asks"
 
         def bind_tools(self, tools: Any, **_: Any) -> Any:
-            return self
+            return self.bind(tools=tool_schemas(tools))
 
         def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
             said = [message.text for message in messages if message.type == "human"]
@@ -233,3 +234,34 @@ def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: 
     assert isinstance(user.model.invoke(messages).text, str)
     gym.train_user(SMALL_BASE)
     assert (tmp_path / "models" / "user" / "version").read_text() == written, "once"
+
+
+class Taught(Exception):
+    """Holds the rows of a training in place of it."""
+
+
+def learned_spans(tokenizer: Any, row: Any) -> list[str]:
+    """The texts that a row trains, each without a break."""
+    runs = groupby(zip(row["input_ids"], row["labels"], strict=True), lambda pair: pair[1] != -100)
+    return [tokenizer.decode([token for token, _ in run]) for learned, run in runs if learned]
+
+
+def test_the_base_policy_learns_every_turn_of_the_agent(tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    from tiny_models import SMALL_BASE
+
+    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+
+    def fine_tune(work: Any, label: str, start: Any, to: str, rows: Any, *, held_out: Any = (), **_: Any) -> None:
+        raise Taught([*rows, *held_out])
+
+    monkeypatch.setattr("dreamgym_lg.experiment.imitation.fine_tune", fine_tune)
+    gym, tokenizer = create_gym(tmp_path, scripted, truthful), load_tokenizer(SMALL_BASE)
+    with pytest.raises(Taught) as taught:
+        gym.train_base(SMALL_BASE)
+    (rows,) = taught.value.args
+    assert len(rows) == len(TRACES)
+    spans = [learned_spans(tokenizer, row) for row in rows]
+    for parts, number in zip(((WHICH,), ("look_up", "W-1"), (SURE,), ("refund", "W-1"), (DONE,)), range(5), strict=True):
+        assert all(len(each) == 5 and all(part in each[number] for part in parts) for each in spans)
+    assert not any(text in span for each in spans for span in each for text in ("Yes, please.", "It is W-1", "paid"))

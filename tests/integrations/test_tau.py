@@ -6,6 +6,7 @@ import tomllib
 from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
@@ -302,6 +303,26 @@ def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
         played = list(buffer.trajectories(run="train"))
     assert row["iteration"] == 0 and len(played) == row["episodes"] >= 4 and row["failed_episodes"] < row["episodes"]
     assert any(step.decided_by == "user" for each in played for step in each.steps)
+
+
+def test_imitation_learns_all_that_the_agent_said_and_called() -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    from tiny_models import create_tokenizer
+
+    world = TauWorld("airline", folder())
+    recorded = [each for each in world.conversations if each.success][:3]
+    texts = [text for each in recorded for step in each.steps for text in step_texts(step)]
+    tokenizer = create_tokenizer(texts, vocab_size=4096)
+    rows = world.policy_rows(recorded, tokenizer, max_new_tokens=4096)
+    assert len(rows) == len(recorded), "one segment each"
+    for trajectory, row in zip(recorded, rows, strict=True):
+        runs = groupby(zip(row["input_ids"], row["labels"], strict=True), lambda pair: pair[1] != -100)
+        spans = [tokenizer.decode([token for token, _ in run]) for learned, run in runs if learned]
+        acts = [parse_action(step.action) for step in trajectory.steps]
+        assert len(spans) == len(acts) and sum(isinstance(act, str) for act in acts) > 2
+        for act, span in zip(acts, spans, strict=True):
+            texts = [act] if isinstance(act, str) else [act.name, *map(str, act.arguments.values())]
+            assert all(text[:40] in span for text in texts), (texts, span)
 
 
 def step_texts(step: Step) -> tuple[str, str]:

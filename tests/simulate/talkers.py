@@ -1,17 +1,18 @@
 """Agents that talk, as users write them. Each asks which order, looks it up, asks for a yes, refunds it, and says so."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from desk_agent import desk, look_up, refund
 from langchain.agents import AgentState, create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware, after_model, before_model
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain.agents.middleware import HumanInTheLoopMiddleware, SummarizationMiddleware, after_model, before_model
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+from langgraph.prebuilt import InjectedState, ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, interrupt
 from langgraph_supervisor import create_supervisor
 from langgraph_swarm import create_handoff_tool, create_swarm
@@ -67,6 +68,12 @@ def trims_its_history() -> Talker:
     return Talker(desk(middleware=[trim], checkpointer=InMemorySaver()))
 
 
+def summarises_its_history() -> Talker:
+    """LangChain's own: the summary is the policy's too."""
+    middleware = SummarizationMiddleware(model(), trigger=("messages", 6), keep=("messages", 2))
+    return Talker(desk(middleware=[middleware], checkpointer=InMemorySaver()), {3: ['{"answer": "W-2 is lost."}']})
+
+
 def approved_by_a_person() -> Talker:
     middleware = HumanInTheLoopMiddleware(interrupt_on={"refund": True})
     return Talker(desk(middleware=[middleware], checkpointer=InMemorySaver()))
@@ -108,6 +115,20 @@ def swarm() -> Talker:
     bob = create_agent(model(), [refund], name="bob")
     graph = create_swarm([alice, bob], default_active_agent="alice").compile(checkpointer=InMemorySaver())
     return Talker(graph, {2: [render_call("transfer_to_bob", {})]})
+
+
+def hand_off_by_command() -> Talker:
+    """LangGraph's hand-off by hand: a tool of one agent sends its parent graph to another node."""
+
+    @tool
+    def to_clerk(state: Annotated[Any, InjectedState], tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
+        """Hand over to the clerk."""
+        done = ToolMessage("The clerk takes over.", tool_call_id=tool_call_id)
+        return Command(goto="clerk", graph=Command.PARENT, update={"messages": [*state["messages"], done]})
+
+    first = create_agent(model(), [look_up, to_clerk], name="first")
+    graph = StateGraph(MessagesState).add_node("first", first).add_node("clerk", create_agent(model(), [refund]))
+    return Talker(graph.add_edge(START, "first").compile(), {3: [render_call("to_clerk", {})]})
 
 
 def supervisor() -> Talker:
@@ -182,6 +203,7 @@ def two_stages() -> Talker:
 
 
 TALKERS: list[Callable[[], Talker]] = [
-    *(plain, react, loop_by_hand, trims_its_history, approved_by_a_person, person_in_the_graph, functional, swarm, supervisor),
+    *(plain, react, loop_by_hand, trims_its_history, summarises_its_history, approved_by_a_person, person_in_the_graph),
+    *(functional, swarm, hand_off_by_command, supervisor),
     *(subgraph_with_own_state, object_with_invoke, notes_beside_the_messages, two_stages),
 ]

@@ -294,13 +294,14 @@ async def test_behind_the_wall_it_is_the_same(name: str) -> None:
     assert (walled.steps, walled.success, walled.segments) == (inside.steps, inside.success, inside.segments)
 
 
-def test_killed_in_the_middle_of_a_conversation_the_same_command_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["dreamed", "real"])
+def test_killed_in_the_middle_of_a_conversation_the_same_command_goes_on(tmp_path: Path, place: str) -> None:
     """Nothing lost, nothing doubled: conversations that had ended are not held again, the others from their beginning."""
     script, log = Path(__file__).parent / "killed_talk.py", tmp_path / "log"
 
     def run(buffer: str, dies: str) -> tuple[int, list[Trajectory], list[str]]:
         log.write_text("")
-        done = subprocess.run([sys.executable, script, tmp_path / buffer, log, dies], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, script, tmp_path / buffer, log, dies, place], capture_output=True, text=True)
         with ReplayBuffer(tmp_path / buffer) as stored:
             return done.returncode, list(stored.trajectories(segments=True)), log.read_text().split()
 
