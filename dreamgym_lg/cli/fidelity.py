@@ -12,8 +12,8 @@ from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
-from dreamgym_lg.fidelity.report import check_pages
 from dreamgym_lg.progress import show_progress
+from dreamgym_lg.report.pages import check_installed
 from dreamgym_lg.types import Trajectory
 
 COLOURS = {"bad": "red", "watch": "yellow", "good": "green"}
@@ -39,7 +39,7 @@ def fidelity(
     Of an experiment it is the newest one, on held-out data; of a replay buffer, the one that you name.
     """
     with errors_shown():
-        check_pages()
+        check_installed("jinja2", extra="report")  # before anything is measured, which may cost calls
         with opened_dream(world, replay_buffer, experience_model) as (buffer, dream, work):
             judgement = None
             if work is not None and gate.is_measured(work):

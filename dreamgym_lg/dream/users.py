@@ -110,8 +110,7 @@ class ModelUser:
     Args:
         model: A chat model that answers at temperature 0, or its name. None: the local one that `train_user` trains.
         goal: (task) -> what its user wants and knows; a text is a goal without facts. Default: `Task.goal`.
-        judge: A chat model, or its name, that reads each reply and finds those that contradict the goal (`UserJudge`).
-        max_turns: Messages of the agent after which the conversation ends.
+        judge: A chat model, or its name, that reads each reply and finds those that contradict the goal.
         replay_buffer: Recorded conversations: above each message of the agent stands the reply of another user to one like it
             (`Turns`). Default: those of the experiment, if any. Beside its file, a hosted model's answers are kept.
         hosted, retries: As of `Model`.
@@ -125,14 +124,13 @@ class ModelUser:
         *,
         goal: Callable[[Task], Goal | str] = goal_of,
         judge: BaseChatModel | str | None = None,
-        max_turns: int = 30,
         replay_buffer: ReplayBuffer | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
     ) -> None:
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
-        self.judge = UserJudge(judge, hosted=hosted, replay_buffer=replay_buffer) if judge is not None else None
-        self._goal, self.max_turns, self.has_own_goal = goal, max_turns, goal is not goal_of
+        self.judge = Prompter(judge, hosted=hosted, replay_buffer=replay_buffer) if judge is not None else None
+        self._goal, self.has_own_goal = goal, goal is not goal_of
         self.turns: Turns | None = None
         self.show_turns(replay_buffer)
 
@@ -162,15 +160,20 @@ class ModelUser:
 
     async def reply(self, episode: Episode) -> str | None:
         """The next message; None ends the conversation. Raises `UserFault`, and as `Model.respond`."""
-        if sum(is_answer(step.action) for step in episode.steps) + 1 >= self.max_turns:
-            return None
-        goal = self.goal(episode.task)
-        read = partial(read_reply, known_values(goal, episode))
+        read = partial(read_reply, known_values(self.goal(episode.task), episode))
         with outgrown(episode):
             reply = await self.prompter.ask(self.messages(episode), read, prompt=PROMPT)
-        if self.judge is not None and reply is not None:
-            await self.judge.check(goal, episode, reply)
+        if self.judge is not None and reply is not None and (verdict := await self.verdict(episode, reply)).contradicts:
+            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}")
         return reply
+
+    async def verdict(self, episode: Episode, reply: str) -> "ReplyVerdict":
+        """The judge's verdict on one reply. Raises what `Prompter.ask` raises."""
+        assert self.judge is not None
+        conversation = [*said(episode.task, episode.steps), message_text(episode.action)]
+        content = {**self.goal(episode.task).side, "conversation": conversation, "reply": reply}
+        messages: list[BaseMessage] = [SystemMessage(load_prompt(JUDGE_PROMPT)), HumanMessage(encoded(content))]
+        return await self.judge.ask(messages, partial(read_form, form=ReplyVerdict), prompt=JUDGE_PROMPT)
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
         """The prompt: the goal, and the conversation from the user's side."""
@@ -271,28 +274,6 @@ def values(*texts: str) -> frozenset[str]:
     return frozenset(each for each in ids if "@" in each or len(each) > 4 or sum(map(str.isdigit, each)) > 2)
 
 
-class UserJudge:
-    """A chat model that judges a user's replies by its goal.
-
-    Args: `model`, a chat model that answers at temperature 0, or its name; `options`, of `Prompter`.
-    """
-
-    def __init__(self, model: BaseChatModel | str, **options: Any) -> None:
-        self.prompter = Prompter(model, **options)
-
-    async def check(self, goal: Goal, episode: Episode, reply: str) -> None:
-        """Raise `UserFault` for a reply that contradicts the goal; what `Prompter.ask` raises."""
-        if (verdict := await self.judge(goal, episode, reply)).contradicts:
-            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}")
-
-    async def judge(self, goal: Goal, episode: Episode, reply: str) -> "ReplyVerdict":
-        """The verdict on one reply. Raises what `Prompter.ask` raises."""
-        conversation = [*said(episode.task, episode.steps), message_text(episode.action)]
-        content = {**goal.side, "conversation": conversation, "reply": reply}
-        messages: list[BaseMessage] = [SystemMessage(load_prompt(JUDGE_PROMPT)), HumanMessage(encoded(content))]
-        return await self.prompter.ask(messages, partial(read_form, form=ReplyVerdict), prompt=JUDGE_PROMPT)
-
-
 class ReplyVerdict(BaseModel):
     """The verdict on a user's reply."""
 
@@ -321,11 +302,11 @@ class RecordedUser(_Behind):
         self.inner = otherwise
         self._recorded: dict[str, list[list[tuple[Call | None, Step]]]] = {}
         for each in conversations:
-            self._recorded.setdefault(each.task.id, []).append([(_move(step), step) for step in _accepted(each.steps)])
+            self._recorded.setdefault(each.task.id, []).append(_moves(each.steps))
 
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
         """The recorded user's next message; None at the end of the record."""
-        moves = [_move(step) for step in _accepted(episode.steps)]
+        moves = [move for move, _ in _moves(episode.steps)]
         for conversation in self._recorded.get(episode.task.id, ()) if episode.own_traces else ():
             if [move for move, _ in conversation[: len(moves)]] != moves or len(conversation) == len(moves):
                 continue
@@ -343,10 +324,6 @@ def model_user(user: object) -> ModelUser | None:
     return user
 
 
-def _accepted(steps: Sequence[Step]) -> list[Step]:
-    return [step for step in steps if step.valid or is_answer(step.action)]
-
-
-def _move(step: Step) -> Call | None:
-    """A step's call in comparable form; None for a message."""
-    return comparable_call(step.action, {})
+def _moves(steps: Sequence[Step]) -> list[tuple[Call | None, Step]]:
+    """Steps that were not refused, each with its call in comparable form; None for a message."""
+    return [(comparable_call(step.action, {}), step) for step in steps if step.valid or is_answer(step.action)]

@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, gate, imitation, supervised, users
+from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
@@ -152,7 +152,7 @@ class Experiment(Workspace):
         """
         with self.stage("user", model=model, goals=goals) as todo:
             if todo:
-                users.train_user_model(self, model, goals)
+                supervised.train_user_model(self, model, goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.

@@ -1,4 +1,4 @@
-"""Supervised training in an experiment. Of the experience model, and the parts shared with the policy's."""
+"""Supervised training in an experiment. Of the experience model and the user, and the parts shared with the policy's."""
 
 import json
 import shutil
@@ -12,11 +12,13 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.dream.annotate import Annotate, annotate
+from dreamgym_lg.dream.goals import talks, write_goals
 from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
+from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.lock import write_whole
-from dreamgym_lg.experiment.workspace import DATA, Workspace
+from dreamgym_lg.experiment.workspace import DATA, USER, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -35,7 +37,7 @@ FIRST_LINES_WEIGHT = 4.0
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 HELD_OUT = 32
-"""Maximum held-out episodes whose loss ends the experience model's training."""
+"""Maximum held-out episodes whose loss ends the experience model's training; of the user's, a quarter."""
 
 
 def train_experience_model(
@@ -65,6 +67,23 @@ def train_experience_model(
     _warn_of_cut_answers(work, rows)
     options: dict[str, Any] = {"first_lines_weight": FIRST_LINES_WEIGHT, "held_out": watched}
     fine_tune(work, "experience model", start, "experience-0", rows, steps=steps, **options)
+
+
+def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
+    """Train `models/user` on the users' turns, given goal and history. Args: as of `Experiment.train_user`."""
+    written = run_lasting(write_goals(work.replay_buffer, goals))
+    if written.failed:
+        work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
+    user = work.model_user() or ModelUser(None)
+    recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
+    if not recorded:
+        raise ConfigurationError(
+            f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "
+            "such traces, or user=ModelUser(...) with a hosted model"
+        )
+    start = start_of(work, model)
+    rows, watched = (tokenized(start, [user.conversation(each) for each in group]) for group in (recorded, held_out))
+    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=watched[: HELD_OUT // 4])
 
 
 def _warn_of_cut_answers(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:

@@ -4,16 +4,23 @@ A figure that was not measured is left out or said to be missing, never shown as
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, NamedTuple
 
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.model import Model
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, WRITTEN, Judgement
-from dreamgym_lg.fidelity.steps import CLOSE, OneStep
+from dreamgym_lg.fidelity.steps import CLOSE, OneStep, measure_steps
+from dreamgym_lg.hosted import name_of
+from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.report.pages import check_installed, create_templates
 from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate
+from dreamgym_lg.types import Trajectory
 
 Level = Literal["bad", "watch", "good"]
 _ORDER: tuple[Level, ...] = ("bad", "watch", "good")
@@ -28,6 +35,7 @@ _SENTENCES = {
     WRITTEN: "{} lookups that a write really changed do not show in the dream what is new.",
 }
 """Of the dream's errors, by kind."""
+GROUPS = {"offline": "offline data", "real": "the policy's own actions"}
 STEP_FIGURES = (
     ("normalised", "observation, words", "case, whitespace and punctuation do not count"),
     ("success_recalled", "completions recognised", "of the steps that really completed the task"),
@@ -90,6 +98,53 @@ class Fidelity:
         """The report as JSON-serialisable values. A rate is successes, n, value, low and high (and of how many episodes, where
         n are steps); None for a figure that was not measured."""
         return {"grounded": self.grounded, **_as_json(self), "conclusions": _as_json(self.conclusions)}
+
+
+def measure(
+    dream: Dream,
+    trajectories: Iterable[Trajectory],
+    *,
+    limit: int | None = 100,
+    seed: int = 0,
+    judgement: Judgement | None = None,
+    notes: Sequence[str] = (),
+    on_progress: OnProgress = lambda *_: None,
+) -> Fidelity:
+    """Measure how far a dream can be trusted, on held-out trajectories.
+
+    Trajectories of source `offline` and `real` are put to it step by step, the traces of their own task left out. The same
+    input gives the same result.
+
+    Args:
+        dream: The very object in which a policy is trained.
+        limit: Episodes drawn of each source, at most; None for all.
+        judgement: The same dream's verdicts (`ajudge`), for the report.
+        notes: Printed in the report, such as where the trajectories come from.
+        on_progress: Called with a label, the number done and the total.
+
+    Raises whatever the model's server raises. An answer that cannot be read is a wrong answer, no error.
+    """
+    model = next((part for part in dream.responders if isinstance(part, Model)), Model(None))
+    trajectories, groups = list(trajectories), list[Group]()
+    real = [each for each in trajectories if each.source != "synthetic"]
+    playable = [each for each in real if each.error is None and each.steps]
+    for source in dict.fromkeys(each.source for each in playable):
+        name, members = GROUPS[source], [each for each in playable if each.source == source]
+        drawn = sorted(Random(f"{seed}/{name}").sample(range(len(members)), min(limit or len(members), len(members))))
+        model.retrieve(episodes := [members[index] for index in drawn])
+        figures = run_lasting(measure_steps(dream, episodes, on_episode=counter(on_progress, name, len(episodes))))
+        rewarded = any(step.reward for each in episodes for step in each.steps)
+        groups.append(Group(name=name, episodes=len(episodes), of=len(members), rewarded=rewarded, one_step=figures))
+    return Fidelity(
+        experience_model=name_of(model.model) if model.model is not None else "none",
+        version=dream.version,
+        retrieved=model.k,
+        retrieves=model.retrieves,
+        left_out=len(real) - len(playable),
+        groups=tuple(groups),
+        judgement=judgement,
+        notes=tuple(notes),
+    )
 
 
 def _as_json(value: Any) -> Any:
@@ -170,9 +225,9 @@ def _of(rate: Rate | StepRate) -> str:
 def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
     """Write `fidelity.html` and `fidelity.json` into the folder `out` and return their paths.
 
-    Raises `MissingDependency` without jinja2 (`check_pages`), and nothing is written.
+    Raises `MissingDependency` without jinja2, and nothing is written.
     """
-    check_pages()
+    check_installed("jinja2", extra="report")
     templates = create_templates(figure=lambda value: "–" if value is None else str(value), samples=_samples)
     page = templates.get_template("fidelity.html.j2").render(
         fidelity=fidelity, steps=_table(fidelity), few=FEW_EPISODES, version=version("dreamgym-lg")
@@ -182,11 +237,6 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
     figures.write_text(json.dumps(fidelity.to_dict(), indent=2))
     html.write_text(page, encoding="utf-8", errors="replace")  # a model may emit half a surrogate pair
     return html, figures
-
-
-def check_pages() -> None:
-    """Raise `MissingDependency` where no page can be written. Called before anything is measured, which may cost calls."""
-    check_installed("jinja2", extra="report")
 
 
 def _samples(value: Rate | StepRate | None) -> str:

@@ -38,10 +38,6 @@ class Answered(NamedTuple):
         return self.answer is not None and bool(self.answer.info["success"])
 
     @property
-    def called_invalid(self) -> bool:
-        return self.answer is not None and not self.answer.info["valid"]
-
-    @property
     def words_are_right(self) -> bool:
         """Case, whitespace and punctuation do not count."""
         return self.answer is not None and normalised(self.answer.observation) == normalised(self.step.next_observation)
@@ -162,6 +158,8 @@ def _figures(episodes: Sequence[Sequence[Answered]]) -> OneStep:
         success_recalled=share(lambda each: each.called_success, among=lambda each: each.success),
         success_false=share(lambda each: not each.success, among=lambda each: each.called_success),
         reward_right=share(lambda each: each.reward_is_right),
-        invalid_recall=share(lambda each: each.called_invalid, among=lambda each: not each.step.valid),
+        invalid_recall=share(
+            lambda each: each.answer is not None and not each.answer.info["valid"], among=lambda each: not each.step.valid
+        ),
         right_by_part={part: rate for part, rate in by_part.items() if rate is not None},
     )

@@ -58,7 +58,7 @@ async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position
     text = f"task {trajectory.task.id}: {step.action[:200]} -> {fault or (reply or 'the end')[:200]}"
     cases = [
         *_by_rule(trajectory, position, goal, episode, fault, reply),
-        *await _by_judge(user, goal, episode, fault, reply),
+        *await _by_judge(user, episode, fault, reply),
     ]
     return [UserCase(dream.user.name, kind, wrong, text) for kind, wrong in cases]
 
@@ -81,10 +81,10 @@ def _by_rule(
         yield UNTOLD, not told & values(reply or "")
 
 
-async def _by_judge(user: ModelUser, goal: Goal, episode: Episode, fault: str, reply: str | None) -> list[tuple[str, bool]]:
+async def _by_judge(user: ModelUser, episode: Episode, fault: str, reply: str | None) -> list[tuple[str, bool]]:
     if user.judge is None or (reply is None and not fault):
         return []
     if fault or not reply:
         return [(AGAINST, bool(fault)), (EVADED, True)]
-    verdict = await user.judge.judge(goal, episode, reply)
+    verdict = await user.verdict(episode, reply)
     return [(AGAINST, verdict.contradicts), (EVADED, not verdict.answers)]

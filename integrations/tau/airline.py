@@ -18,10 +18,6 @@ INSURANCE, BAG = 30, 50
 """Dollars for each passenger, and for each bag that is not free."""
 
 
-def get_user_details(database: Database, user_id: str) -> Record:
-    return find(database, "users", user_id, "user not found")
-
-
 def get_reservation_details(database: Database, reservation_id: str) -> Record:
     return find(database, "reservations", reservation_id, "user not found")  # the official words
 
@@ -112,8 +108,9 @@ def update_reservation_flights(
 ) -> Record:
     reservation = find(database, "reservations", reservation_id, "reservation not found")
     old, passengers, booked = reservation["flights"], reservation["passengers"], list[Record]()
+    known = {(each["flight_number"], each["date"]): each for each in reversed(old) if cabin == reservation["cabin"]}
     for flight in flights:
-        same = next((each for each in old if _is_same(each, flight) and cabin == reservation["cabin"]), None)
+        same = known.get((flight["flight_number"], flight["date"]))
         booked.append(_book(database, flight, cabin, passengers) if same is None else _priced(flight, same["price"], same))
     price = (sum(flight["price"] for flight in booked) - sum(flight["price"] for flight in old)) * len(passengers)
     _charge(database, reservation, payment_id, price)
@@ -159,10 +156,6 @@ def send_certificate(database: Database, user_id: str, amount: float) -> str | N
 
 def _is_available(flight: Record, date: str) -> bool:
     return date in flight["dates"] and flight["dates"][date]["status"] == "available"
-
-
-def _is_same(flight: Record, other: Record) -> bool:
-    return bool(flight["flight_number"] == other["flight_number"] and flight["date"] == other["date"])
 
 
 def _offer(flight: Record, date: str) -> Record:
@@ -220,7 +213,7 @@ def _add_payment(reservation: Record, payment_id: str, price: float) -> None:
 
 TOOLS: Sequence[Tool] = (
     *SHARED,
-    *(book_reservation, cancel_reservation, get_reservation_details, get_user_details, list_all_airports),
+    *(book_reservation, cancel_reservation, get_reservation_details, list_all_airports),
     *(search_direct_flight, search_onestop_flight, send_certificate),
     *(update_reservation_baggages, update_reservation_flights, update_reservation_passengers),
 )

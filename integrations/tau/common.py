@@ -31,6 +31,10 @@ def own(database: Database, table: str, id: str) -> Record:
     return record
 
 
+def get_user_details(database: Database, user_id: str) -> Record:
+    return find(database, "users", user_id, "user not found")
+
+
 def calculate(database: Database, expression: str) -> str:
     if not all(character in "0123456789+-*/(). " for character in expression):
         raise Refused("invalid characters in expression")
@@ -47,4 +51,4 @@ def transfer_to_human_agents(database: Database, summary: str) -> str:
     return "Transfer successful"
 
 
-SHARED: tuple[Tool, ...] = (calculate, think, transfer_to_human_agents)
+SHARED: tuple[Tool, ...] = (calculate, get_user_details, think, transfer_to_human_agents)

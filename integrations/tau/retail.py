@@ -7,10 +7,6 @@ from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refuse
 REASONS = ("no longer needed", "ordered by mistake")
 
 
-def get_user_details(database: Database, user_id: str) -> Record:
-    return find(database, "users", user_id, "user not found")
-
-
 def get_order_details(database: Database, order_id: str) -> Record:
     return find(database, "orders", order_id, "order not found")
 
@@ -204,6 +200,6 @@ def _address(address1: str, address2: str, city: str, state: str, country: str, 
 TOOLS: Sequence[Tool] = (
     *SHARED,
     *(cancel_pending_order, exchange_delivered_order_items, find_user_id_by_email, find_user_id_by_name_zip),
-    *(get_order_details, get_product_details, get_user_details, list_all_product_types, modify_pending_order_address),
+    *(get_order_details, get_product_details, list_all_product_types, modify_pending_order_address),
     *(modify_pending_order_items, modify_pending_order_payment, modify_user_address, return_delivered_order_items),
 )

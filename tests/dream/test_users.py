@@ -173,12 +173,6 @@ def test_a_recorded_conversation_is_a_row_of_training(scripted: Any) -> None:
     assert handed_over[-1] == "Yes, please.", "no end that the user chose, and no call that it sees"
 
 
-def test_a_conversation_has_an_end(scripted: Any) -> None:
-    user = ModelUser(scripted(reply=lambda _: "And?"), max_turns=3)
-    turns = [talk(WHICH, "And?")] * 2
-    assert say(user, turns[0], talk(ORDER, PAID)) == "And?" and say(user, *turns) is None
-
-
 def test_an_order_of_the_agent_is_no_instruction(scripted: Any) -> None:
     """It is a message of the other side, in no system message, whatever it says."""
     chat = scripted(reply=lambda _: "No.")
