@@ -91,7 +91,7 @@ class TauWorld(AgentWorld):
     Raises `ConfigurationError` as `load_domain`, also where no customer is recorded.
     """
 
-    settings = replace(AgentWorld.settings, episodes={"recorded": 1000})
+    settings = replace(AgentWorld.settings, episodes={"recorded": 1000}, retrieved=1, retrieved_characters=300)  # long already
 
     def __init__(
         self, domain: DomainName, data: str | Path | None = None, *, user: BaseChatModel | str | None = None, **options: Any

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import torch
@@ -210,7 +210,7 @@ def fine_tune(
     drawn = list(rows)
     Random(seed).shuffle(drawn)
     weigh = partial(weigh_first_lines, tokenizer, weight=first_lines_weight)
-    watched = EarlyStopping(weigh(held_out), every=max(steps // 10, 1))
+    watched = EarlyStopping(_within_context(model, weigh(held_out)), every=max(steps // 10, 1))
 
     def is_over(trainer: TokenTrainer, step: int) -> bool:
         if evaluate is not None:
@@ -233,17 +233,15 @@ def fine_tune(
 
 
 def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    longest = getattr(model.config, "max_position_embeddings", None)
-    kept = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
-    if len(kept) < len(rows):
+    """The rows, each as far as the model can read it; those without a token to learn there are left out later."""
+    longest = getattr(model.config, "max_position_embeddings", None) or max((len(row["input_ids"]) for row in rows), default=0)
+    if cut := sum(len(row["input_ids"]) > longest for row in rows):
         logger.warning(
-            "%d of %d conversations are longer than the model's %d tokens and are left out: show fewer or shorter "
+            "%d of %d conversations are longer than the model's %d tokens and are learned up to there: show fewer or shorter "
             "demonstrations (Settings.retrieved, retrieved_characters), or take a model with a longer context",
-            len(rows) - len(kept),
-            len(rows),
-            longest,
+            *(cut, len(rows), longest),
         )
-    return kept
+    return [cast(Any, {name: values[:longest] for name, values in cast(Any, row).items()}) for row in rows]
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:

@@ -318,3 +318,23 @@ def test_rows_are_padded_to_lengths_that_repeat_and_to_no_more_than_the_model_ta
     assert shape([3, 65], 1000) == (2, 128)
     assert shape([3, 65], 100) == (2, 100)
     assert shape([64], 1000) == (1, 64)
+
+
+def test_a_conversation_longer_than_the_model_is_learned_and_watched_as_far_as_it_can_be_read(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = tokenize(tokenizer, [conversation("apple") * 40])[0]
+    short = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64)
+    short.save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    sizes = list[int]()
+    batch = TokenTrainer.batch
+
+    def noted(self: TokenTrainer, rows: Any) -> Any:
+        sizes.append(len(rows[0].segment.token_ids))
+        return batch(self, rows)
+
+    monkeypatch.setattr(TokenTrainer, "batch", noted)
+    fine_tune(tmp_path / "start", tmp_path / "out", [row], steps=1, batch_size=1, held_out=[row])
+    assert len(row["input_ids"]) > 64 and sizes and set(sizes) == {64}
+    assert "1 of 1 conversations are longer than the model's 64 tokens and are learned up to there" in caplog.text
