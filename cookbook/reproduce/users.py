@@ -63,7 +63,8 @@ def measure(given: argparse.Namespace, out: Path, retrieved: int) -> str:
 def table(judgement: Judgement) -> str:
     """The rates of the user's errors in Markdown, with 95 % intervals."""
     (user,) = judgement.parts
-    rows = [f"| {WORDS[kind]} | {rate.successes} of {rate.episodes} | {rate} |" for kind, rate in user.errors.items()]
+    rates = [(words, user.errors[kind]) for kind, words in WORDS.items() if kind in user.errors]
+    rows = [f"| {words} | {rate.successes} of {rate.episodes} | {rate} |" for words, rate in rates]
     return "\n".join(["| error | cases | rate |", "|---|---|---|", *rows])
 
 
