@@ -1,6 +1,7 @@
 """Training in the dream, in the real environment, and first in one and then in the other; every real step is counted."""
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -177,6 +178,21 @@ def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make,
     assert [each.source for each in recorded] == ["offline"] * 6 and {each.success for each in recorded} == {True}
     assert len({each.task.id for each in recorded}) == 4 and count_real_steps(work)["evaluation"] == 0
     assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
+
+
+def test_the_environment_of_the_page_is_prepared_and_trained(make: Make, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "world.md").read_text()
+    (block,) = (each for each in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "class Doors(" in each)
+    names: dict[str, Any] = {}
+    exec(block.replace("runs/doors", str(tmp_path / "page")), names)
+    few: dict[str, Any] = {"model": str(make().models / "base"), "episodes": {"start": 6}, "concurrency": 1, "policy_tokens": 9}
+    settings = replace(names["Doors"].settings, environment="real", evaluate_tasks=0, base_steps=2, batch_size=2, **few)
+    turns = Turns()
+    turns.asked = 2  # the first episode opens at once
+    work = Experiment(names["Doors"](), tmp_path / "other", settings, create_learner=Counts, engine=lambda _: turns)
+    work.prepare()
+    work.train(iterations=2, **{**NUMBERS, "environment": "real"})
+    assert len(work.offline()) == 6 and played(work) == ["real"] * 2 and (work.models / "trained").exists()
 
 
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
