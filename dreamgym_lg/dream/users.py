@@ -194,7 +194,7 @@ class ModelUser:
 
 
 class Turns:
-    """Turns of recorded users of training tasks, from which a language model's user is shown one.
+    """Turns of recorded users of training tasks, as examples of a language model's user.
 
     Never of a user who has the same goal, or an id, amount or address of the task's own.
 
@@ -325,5 +325,5 @@ def model_user(user: object) -> ModelUser | None:
 
 
 def _moves(steps: Sequence[Step]) -> list[tuple[Call | None, Step]]:
-    """Steps that were not refused, each with its call in comparable form; None for a message."""
+    """Steps that were not refused, each with its call in comparable form. None for a message."""
     return [(comparable_call(step.action, {}), step) for step in steps if step.valid or is_answer(step.action)]

@@ -292,7 +292,7 @@ class Workspace:
         return dream
 
     def model_user(self) -> ModelUser | None:
-        """The world's user that a language model plays; it sees recorded turns of this buffer, unless `retrieved` is 0."""
+        """The world's user that a language model plays. It sees recorded turns of this buffer, unless `retrieved` is 0."""
         user = model_user(self.world.user)
         if user is not None:
             user.show_turns(self.replay_buffer if self.settings.retrieved else None)

@@ -233,7 +233,7 @@ def fine_tune(
 
 
 def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    """The rows, each as far as the model can read it; those without a token to learn there are left out later."""
+    """The rows, each as far as the model can read it. Those without a token to learn there are left out later."""
     longest = getattr(model.config, "max_position_embeddings", None) or max((len(row["input_ids"]) for row in rows), default=0)
     if cut := sum(len(row["input_ids"]) > longest for row in rows):
         logger.warning(
