@@ -105,7 +105,7 @@ def doctor(
         _show(agent, examination)
         say("What a prompt learner would change (--json has the texts):")
         for name, text in components.items():
-            say(f"    {name}: {' '.join(text.split())[:80]}")
+            say(f"    {name}: {len(text)} characters")  # a prompt may hold what nobody else should read
         lacks = f"no wall of the kernel, which needs {'; and '.join(missing)}. " if missing else ""
         say(f"Isolation: {lacks}{promises_of(isolation)}")
     if examination.problems:

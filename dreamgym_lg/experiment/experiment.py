@@ -249,7 +249,8 @@ class Experiment(Workspace):
     def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":
         """The policy that `train` returns. A training that has ended is not begun again."""
         if self.training_ended(self.settings):
-            self.say(f"the training in {self.out} has ended, and these settings train nothing; more iterations= go on")
+            more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
+            self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
             return sampling_like(self._policy, self.policy("trained"))
         start = self.base_policy()
         if self._policy is not None:

@@ -297,8 +297,10 @@ def test_the_gate_measures_the_dream_that_is_trained_in(case: Case, chat: Any, i
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.task not in (HOUSE, TALK)])
-@pytest.mark.parametrize("way", ["play", "aplay"])
-def test_the_simulated_side_of_a_real_run_gets_the_same_answers(case: Case, way: str, chat: Any, index: TraceIndex) -> None:
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_the_simulated_side_of_a_real_run_gets_the_same_answers(
+    case: Case, is_sync: bool, chat: Any, index: TraceIndex
+) -> None:
     """Of its calls: a shadow has no user and no judge. Nothing is known of the real run itself."""
     policy, played = Acts(actions=case.actions, calls_tools=True), list[Any]()
 
@@ -309,9 +311,9 @@ def test_the_simulated_side_of_a_real_run_gets_the_same_answers(case: Case, way:
 
     model = Model(chat, replay_buffer=index._replay_buffer)
     parts = {"graph": create_agent(policy, TOOLS), "policy": policy, "index": index, "model": model, "tools": DESK.tools}
-    simulation = Kept(**parts, environment="desk", options={}, verify=None)
+    simulation = Kept(**parts, is_sync=is_sync, environment="desk", options={}, verify=None)
     run = ShadowedRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
-    pair = asyncio.run(simulation.aplay(run)) if way == "aplay" else simulation.play(run)
+    pair = asyncio.run(simulation.play(run))
     expected = by_step(create_dream(case, chat, index), case)
     assert of_steps(played[0].steps) == [each for each in expected if each is not None and not each[2]]
     unread = len(case.decided) < len(case.actions) and not is_answer(case.actions[-1])

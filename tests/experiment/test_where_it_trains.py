@@ -145,7 +145,7 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     first, spent = len(played(work)), counted(work)
     assert set(played(work)) == {"real"} and spent >= 8 and first < 9
     assert {each.experience_version for each in work.replay_buffer.trajectories(run="train")} == {""}
-    assert said[-2] == f"the run ends after {first} of 9 iterations: {spent} real steps are spent (real_steps=8)"
+    assert said[-3] == f"the run ends after {first} of 9 iterations: {spent} real steps are spent (real_steps=8)"
     work.train(iterations=9, environment="real", real_steps=8, **NUMBERS)
     assert len(played(work)) == first, "it has ended"
     again = make()
