@@ -293,8 +293,7 @@ class Workspace:
 
     def model_user(self) -> ModelUser | None:
         """The world's user that a language model plays. It sees recorded turns of this buffer, unless `retrieved` is 0."""
-        user = model_user(self.world.user)
-        if user is not None:
+        if (user := model_user(self.world.user)) is not None:
             user.show_turns(self.replay_buffer if self.settings.retrieved else None)
         return user
 
