@@ -1,4 +1,6 @@
-"""The pytest plugin: `@pytest.mark.dream` and the fixture `dream`, an agent's recorded tasks to test versions on."""
+"""The pytest plugin: `@pytest.mark.dream` and the fixture `dream`.
+
+It tests versions of an agent on its recorded tasks."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

@@ -355,7 +355,7 @@ def test_first_sentences_of_docstrings_are_short_statements() -> None:
     for file in (file for folder in ("dreamgym_lg", "graphs", "integrations") for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                sentence = re.split(r"(?<=[.:])\s|\n\n", ast.get_docstring(node) or "", maxsplit=1)[0]
+                sentence = re.split(r"(?<=[.])\s|\n\n", ast.get_docstring(node) or "", maxsplit=1)[0]
                 if len(sentence.split()) > 15 or re.match(r"(What|Whether|Which)\b", sentence):
                     long.append(f"{file.relative_to(ROOT)}: {sentence}")
     assert not long, "at most 15 words, none begins with What, Whether or Which"

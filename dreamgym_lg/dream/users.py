@@ -269,7 +269,7 @@ def said(task: Task, steps: Iterable[Step]) -> list[str]:
 
 
 def values(*texts: str) -> frozenset[str]:
-    """Ids, amounts and addresses in texts that are no common words: of five signs, or three digits."""
+    """Ids, amounts and addresses in texts that are no common words. Of five signs, or three digits."""
     ids = (each.lstrip("0") for each in facts(*texts))
     return frozenset(each for each in ids if "@" in each or len(each) > 4 or sum(map(str.isdigit, each)) > 2)
 

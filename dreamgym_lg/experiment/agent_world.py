@@ -273,7 +273,7 @@ class AgentWorld(World):
 def dream_of_traces(
     agent: str, replay_buffer: ReplayBuffer, folder: str | Path, *, say: Callable[[str], None] = print, **options: Any
 ) -> Dream:
-    """A dream without a language model: recorded answers, then code compiled from them where there is some.
+    """A dream without a language model. Recorded answers, then code compiled from them where there is some.
 
     Args: `agent` and `options`, of `AgentWorld`; `folder`, of the code, written anew; `say`, told who answers.
     """

@@ -1,4 +1,4 @@
-"""A change test: two versions of an agent, compared on the same tasks in the same dream."""
+"""A change test. Two versions of an agent, compared on the same tasks in the same dream."""
 
 import copy
 import time

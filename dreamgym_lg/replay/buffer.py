@@ -42,7 +42,7 @@ _open_files: dict[int, Path] = {}
 
 
 def open_files() -> frozenset[Path]:
-    """Files of the replay buffers open in this process, and of answers beside them: no agent in training may read them."""
+    """Files of the replay buffers open in this process, and of answers beside them. No agent in training may read them."""
     return frozenset(each for path in [*_open_files.values()] for each in (path, path.with_name(f"{path.stem}-answers.db")))
 
 

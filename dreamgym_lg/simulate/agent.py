@@ -164,7 +164,7 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one that carries the reward: the final answer or an unreadable call."""
+        """The steps with a last one that carries the reward. The final answer or an unreadable call."""
         malformed = malformed_call(final)
         answer = malformed or episode.last_action or final_action(final)
         result, reward, success = episode.last, 0.0, False

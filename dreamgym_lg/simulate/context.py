@@ -367,7 +367,7 @@ def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: A
 
 
 def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` inside `episode`, in a context of its own: to set a variable during a collection crashes Python 3.11."""
+    """Call `function` inside `episode`, in a context of its own. To set a variable during a collection crashes Python 3.11."""
     context = copy_context()
     context.run(_current.set, episode)
     return context.run(function, *args, **kwargs)

@@ -69,7 +69,7 @@ def final_answer(state: Any) -> str:
 
 
 def final_action(state: Any) -> str:
-    """The action with which the graph ended: its answer without a thought, a structured response, or `return_direct`'s."""
+    """The action with which the graph ended. Its answer without a thought, a structured response, or `return_direct`'s."""
     messages = _messages(state)
     last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
     if not isinstance(last, ToolMessage):

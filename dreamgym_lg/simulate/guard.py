@@ -116,7 +116,7 @@ _ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resourc
 
 
 def _is_of_the_process() -> bool:
-    """Tells if Python itself imports a package, caches bytecode or asks about the machine: once, whoever comes first."""
+    """Tells if Python itself imports a package, caches bytecode or asks about the machine. Once, whoever comes first."""
     for frame in frames():
         if users_frame(frame):
             return False

@@ -149,7 +149,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
-    """A recorded episode as a dream's environment meets it: with the graph's tools, and the outcome as its only reward.
+    """A recorded episode as a dream's environment meets it. With the graph's tools, and the outcome as its only reward.
 
     Calls that the graph refuses by itself are left out; of an episode that it does not replay, the invalid ones.
     """

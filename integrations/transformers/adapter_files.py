@@ -1,4 +1,4 @@
-"""A model as base weights with LoRA adapters beside them, which are never merged: bfloat16 would round most of them away.
+"""A model as base weights with LoRA adapters beside them, which are never merged. Bfloat16 would round most of them away.
 
 A folder of such a model is one of PEFT's: the adapters, and the base that they name, here in its subfolder `base`.
 """

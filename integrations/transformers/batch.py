@@ -31,7 +31,7 @@ BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the lea
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
-    """The tokens that end a reply: those of tokenizer and chat template, and of the model's generation settings."""
+    """The tokens that end a reply. Those of tokenizer and chat template, and of the model's generation settings."""
     template = ChatTemplate(tokenizer).end if tokenizer.chat_template else None
     ends = model.generation_config.eos_token_id if model is not None else None
     return frozenset({tokenizer.eos_token_id, template, *(ends if isinstance(ends, list) else [ends])} - {None})

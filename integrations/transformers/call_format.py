@@ -1,4 +1,6 @@
-"""The formats of tool calls: a chat template's own, found by rendering calls, and Hermes' in plain text; how each is read."""
+"""The formats of tool calls, and how each is read.
+
+A chat template's own, found by rendering calls, and Hermes' in plain text."""
 
 import json
 import os
@@ -50,7 +52,7 @@ class Reply(NamedTuple):
 
 
 def parse_reply(text: str, names: frozenset[str]) -> Reply:
-    """The calls in a reply: any after a marker; without one, a JSON object that names one of `names`."""
+    """The calls in a reply. Any after a marker; without one, a JSON object that names one of `names`."""
     start, marker = min(((at, marker) for marker in MARKERS if (at := text.find(marker)) >= 0), default=(-1, ""))
     if not marker:
         bare = _BARE.match(text)
@@ -234,7 +236,7 @@ def probe(template: ChatTemplate, ends: Iterable[str]) -> CallFormat | None:
 
 
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
-    """How transformers reads a model's replies: the tokenizer's own, else TRL's for the same chat template."""
+    """How transformers reads a model's replies. The tokenizer's own, else TRL's for the same chat template."""
     if (own := getattr(tokenizer, "response_template", None)) is not None:
         return dict(own)
     from trl.chat_template_utils import add_response_schema  # seconds: only for templates whose calls are no JSON

@@ -1,4 +1,4 @@
-"""A chat template as it is: the roles it takes, where its turns end, the conversation it renders."""
+"""A chat template as it is. The roles it takes, where its turns end, the conversation it renders."""
 
 import base64
 import hashlib
@@ -91,7 +91,7 @@ class ChatTemplate:
         return special[first] if first is not None else self.tokenizer.eos_token_id
 
     def fitted(self, conversation: Sequence[Message]) -> list[Message]:
-        """The conversation in the roles that the template takes: instructions first in the user's message, turns in turn."""
+        """The conversation in the roles that the template takes. Instructions first in the user's message, turns in turn."""
         messages = list(conversation)
         if messages and messages[0]["role"] == "system" and not self.takes_system:
             messages[0] = {**messages[0], "role": "user"}

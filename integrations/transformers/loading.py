@@ -47,7 +47,7 @@ def load_tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
 
 
 def _is_path(name: str) -> bool:
-    """False for what may be a name of the hub: `name` or `owner/name`, where no folder `owner` is."""
+    """False for what may be a name of the hub. `name` or `owner/name`, where no folder `owner` is."""
     return "/" in name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).parent.is_dir())
 
 
@@ -164,7 +164,7 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def as_folder(path: str | Path) -> str | Path:
-    """The folder or hub name to load for a path: that of a GGUF file's converted copy; any other path as it is.
+    """The folder or hub name to load for a path. That of a GGUF file's converted copy; any other path as it is.
 
     Args: `path`, `smollm2-135m`, a `*.gguf` file, a folder with one and no `config.json`, or anything else.
 

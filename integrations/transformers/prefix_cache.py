@@ -27,7 +27,7 @@ _Key = tuple[Any, ...]
 
 
 def cache_budget(device: torch.device) -> int:
-    """Bytes for keys and values of conversations: a third of the memory that is free on the device now."""
+    """Bytes for keys and values of conversations. A third of the memory that is free on the device now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] // 3)
     table = Path("/proc/meminfo")

@@ -196,7 +196,7 @@ class ToolDialect:
         return rendered[1] if rendered is not None else call_text(call)
 
     def written(self, message: AIMessage) -> str:
-        """The text that a policy samples for this message: its own where it did, else as the template writes it."""
+        """The text that a policy samples for this message. Its own where it did, else as the template writes it."""
         if (sampled := self._recall(message)) is None:
             calls = [self.reply(render_call(call["name"], call["args"])) for call in message.tool_calls]
             thought = message.additional_kwargs.get(REASONING)

@@ -137,7 +137,7 @@ class PolicyLearner:
         return self.beta
 
     def _parts(self, groups: Groups) -> Sequence[Any]:
-        """The rows (of DPO: pairs) that the optimiser steps of an iteration share; empty: nothing to learn."""
+        """The rows, of DPO pairs, that an iteration's optimiser steps share. Empty: nothing to learn."""
         return self._credit(groups)
 
     def _rows(self, parts: Sequence[Any]) -> tuple[Sequence[TrainingRow], dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The rows of supervised training: conversations and recorded episodes as tokens, with labels and loss weights."""
+"""The rows of supervised training. Conversations and recorded episodes as tokens, with labels and loss weights."""
 
 import logging
 from collections.abc import Callable, Sequence

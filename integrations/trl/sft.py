@@ -102,7 +102,7 @@ def _batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
 
 
 def _schedule(steps: int) -> Callable[[int], float]:
-    """Factor of the learning rate by step: a warmup, then half a cosine down to 0."""
+    """Factor of the learning rate by step. A warmup, then half a cosine down to 0."""
     warmup = min(_WARMUP_STEPS, steps // 10)
 
     def factor(step: int) -> float:

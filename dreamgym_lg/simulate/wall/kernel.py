@@ -1,4 +1,4 @@
-"""Puts a process behind a wall of the Linux kernel: it writes only to named folders, and reads no hidden file.
+"""Puts a process behind a wall of the Linux kernel. It writes only to named folders, and reads no hidden file.
 
 The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall and becomes the command,
 whose children are behind it too. No root is needed. Landlock guards what has a path, TCP ports and signals; a seccomp filter
@@ -112,7 +112,7 @@ Unless = tuple[tuple[int, int, Collection[int]], ...]
 
 
 class Rule(NamedTuple):
-    """System calls that fail with `error` (0: do nothing and succeed), unless their arguments are harmless."""
+    """System calls that fail with `error` unless their arguments are harmless. At 0 they do nothing."""
 
     calls: str
     error: int = errno.EPERM

@@ -1,4 +1,4 @@
-"""The processes and the scratch folder of a walled worker: limited while it runs, cleared away after it."""
+"""The processes and the scratch folder of a walled worker. Limited while it runs, cleared away after it."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A walled process that plays episodes, many at once: its handle in the parent, and its program.
+"""A walled process that plays episodes, many at once. Its handle in the parent, and its program.
 
 The episode is a `SimulatedAgent` whose policy and environment are the parent's (`remote_episode`). The parent sends agent and
 options first; `{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes.
@@ -225,7 +225,7 @@ class Worker:
                 pipe.flush()
 
     def _wait(self) -> None:
-        """Until the process has ended, watch what it uses: then clear away what is left, and tell every episode."""
+        """Watch what the process uses until it has ended. Then clear away, and tell every episode."""
         use, ending, pause = Use(self.pid, self._scratch), select.poll(), 0.0
         ending.register(number := os.pidfd_open(self.pid), select.POLLIN)
         while not ending.poll(1000 * pause):
