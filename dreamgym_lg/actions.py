@@ -107,10 +107,11 @@ def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def tool_line(function: Mapping[str, Any]) -> str:
-    """A tool's schema on one line: `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
+    """A tool's schema on one line.
 
-    A third of the JSON schema's tokens. Args: `function`, of a tool's schema in OpenAI's form; without parameters its name
-    alone. Its `returns`, the JSON schema of the answer, follows `->`.
+    Such as `get_order(order_id, note?: {"type": "integer"}) Look up an order.`, a third of the JSON schema's tokens.
+    Args: `function`, of a tool's schema in OpenAI's form; without parameters its name alone. Its
+    `returns`, the JSON schema of the answer, follows `->`.
     """
     parameters = function.get("parameters")
     if parameters is None:

@@ -26,7 +26,7 @@ CHANGEABLE = CHANGED_LATER | TRAINING
 STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
-_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every")
+_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "base_steps")
 _SHARES = ("synthetic_share", "max_false_success")
 
 
@@ -124,8 +124,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}: give a number of at least 1")
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ConfigurationError(f"{name}={number!r}: give a number of at least 1")
         for name in _SHARES:
             if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
                 raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")

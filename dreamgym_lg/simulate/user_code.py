@@ -136,7 +136,7 @@ def load_object(place: str, **arguments: object) -> object:
 
 
 def _loading(what: str, load: Callable[[], T]) -> T:
-    """Whatever the user's code raises as an error that says where it came from."""
+    """Load, and raise errors of the user's code with the place they came from."""
     try:
         return load()
     except (DreamGymError, KeyboardInterrupt):
