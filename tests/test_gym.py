@@ -499,6 +499,7 @@ def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBu
     assert gym.evaluate(Says(answer="no"))[0].successes == 0
 
 
+@pytest.mark.slow
 def test_the_names_of_the_first_example_are_exported_lazily() -> None:
     statement = (
         "import dreamgym_lg, sys; assert 'dreamgym_lg.gym' not in sys.modules; "

@@ -250,6 +250,7 @@ def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym]
         toolless.policy_rows([TRACES[0]], policy.tokenizer, max_new_tokens=60)
 
 
+@pytest.mark.slow
 def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callable[..., DreamGym]) -> None:
     gym, said = make(say=lambda line: said.append(line)), list[str]()
     gym.train_experience(tiny())

@@ -121,6 +121,7 @@ def test_without_reasoning_nothing_but_the_verdict_is_learned_or_shown(reproduce
     assert answers == ["invalid\nreward 0, continues\np", "valid\nreward 1, success\np"]
 
 
+@pytest.mark.slow
 def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are listed without it, and each says what is missing."""
     assert "alfworld" not in reproduce.cells.DEFAULT_WORLDS and "alfworld.sft.seed0" in call("--list", "--worlds", "alfworld")

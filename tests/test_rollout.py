@@ -107,6 +107,7 @@ def test_nothing_plays_on_behind_an_error(policy: Any) -> None:
     asyncio.run(both())
 
 
+@pytest.mark.slow
 def test_the_first_episodes_are_answered_while_the_last_begin(scripted: Any) -> None:
     begun: list[str] = []
     asked_after: list[int] = []
@@ -124,6 +125,7 @@ def test_the_first_episodes_are_answered_while_the_last_begin(scripted: Any) -> 
     assert len(begun) == 120 and asked_after[0] < 60
 
 
+@pytest.mark.slow
 def test_garbage_is_seldom_looked_for_while_episodes_play_and_as_before_afterwards(policy: Any) -> None:
     seen, of_conftest, before = set(), gc.get_threshold(), (700, 10, 10)
     gc.unfreeze()  # of conftest.py

@@ -91,6 +91,7 @@ def test_traces_are_read_whole_and_succeed_and_fail_in_every_kind(desk: Any) -> 
     assert {recorded[task.instruction] == task.rubric for task in desk.tasks[:TRAIN]} == {True}
 
 
+@pytest.mark.slow
 def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:
     """Every trace, and every habit of the old policy on the tickets of successes; a ticket that only asks needs a model."""
     buffer, decided = desk.gym.replay_buffer, Counter[bool]()
@@ -112,6 +113,7 @@ def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any
     assert decided == {True: 57, False: 104}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", ["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"])
 def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, habit: str) -> None:
     policy = desk.old_policy.OldPolicy(habit=habit)
@@ -128,6 +130,7 @@ def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, 
         assert real.successes < TEST / 2
 
 
+@pytest.mark.slow
 def test_a_truthful_server_needs_no_experience_model_to_be_validated_against(desk: Any) -> None:
     policy = desk.old_policy.OldPolicy(habit="wrong_argument")
     figures = validate(desk.gym.experiment, policy, desk.gym.experiment.dream(), 0)
@@ -170,6 +173,7 @@ def test_recorded_conversations_ask_confirm_and_end_well_and_badly(desk: Any, ta
     assert len(vague) > len(talking.tasks) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", ["good", "wrong_argument", "asks_no_leave"])
 def test_the_desk_that_talks_is_the_same_in_the_truthful_dream_as_on_its_database(desk: Any, talking: Any, habit: str) -> None:
     policy = desk.old_policy.OldPolicy(habit=habit, talks=True)
@@ -191,6 +195,7 @@ def test_a_change_without_leave_is_no_success(desk: Any, talking: Any) -> None:
     assert rate.successes == 0 and all(not each.error for each in episodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["process", "guard"])
 def test_recorded_customers_talk_in_a_dream_of_the_traces(desk: Any, talking: Any, isolation: str, scripted: Any) -> None:
     """Behind the wall and under the guard; the real customers talk in reality alone."""

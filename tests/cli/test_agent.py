@@ -104,6 +104,7 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
     assert not (folder / "log.txt").exists()
 
 
+@pytest.mark.slow
 def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
@@ -168,6 +169,7 @@ graph = StateGraph(dict).add_node("log", lambda state: {"written": orders.write(
 """
 
 
+@pytest.mark.slow
 def test_the_verdict_is_that_of_the_isolation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "leaks.py").write_text(LEAKS)
     code, shown = run("doctor", "leaks.py:graph", "--isolation", "process")
@@ -184,6 +186,7 @@ def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder
     assert set(load_agent(f"{source}:{name}").nodes) == {"__start__", "think", "tools"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -235,6 +238,7 @@ def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypa
     assert code == 1 and "No episode that reaches it can be right" in shown and "in log" in shown
 
 
+@pytest.mark.slow
 def test_an_unknown_tool_or_node_is_refused(folder: Path) -> None:
     assert run("doctor", "my_agent.py:graph", "--pass-through", "boook")[0] == 2
     code, shown = run("doctor", "my_agent.py:graph", "--simulate-node", "lgo")

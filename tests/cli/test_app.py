@@ -301,6 +301,7 @@ def test_a_factory_gets_the_arguments_that_it_names(folder: Path) -> None:
     assert "needs store, runtime; a function gets what it names of: config, seed" in shown
 
 
+@pytest.mark.slow
 def test_bars_of_other_libraries_do_not_drown_ours(folder: Path) -> None:
     code = (
         "import sys; from dreamgym_lg.cli import app; assert 'tqdm' not in sys.modules; "

@@ -113,6 +113,7 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     assert again.exit_code == 2 and "train.py exists" in again.output
 
 
+@pytest.mark.slow
 def test_init_names_the_model_and_the_buffer_that_it_was_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     ReplayBuffer("stored.db").extend(load_traces("traces.jsonl"))

@@ -210,6 +210,7 @@ def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) 
         Compiled(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_is_written_whole_or_not_at_all(buffer: ReplayBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_into(folder: Path) -> None:
         compile_world(buffer, folder, writes=WRITES, on_progress=lambda *_: None)

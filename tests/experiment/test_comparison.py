@@ -183,6 +183,7 @@ def compare(folder: Path, *names: str, **options: object) -> Result:
     return CliRunner().invoke(app, ["compare", *(f"{folder / 'agents.py'}:{name}" for name in names), *arguments])
 
 
+@pytest.mark.slow
 def test_a_worse_prompt_fails_and_the_same_agent_does_not(house: Models, tmp_path: Path) -> None:
     worse = compare(tmp_path, "graph", "new_graph", **{"fail-below": -0.02})
     output = " ".join(worse.output.split())
@@ -197,6 +198,7 @@ def test_a_worse_prompt_fails_and_the_same_agent_does_not(house: Models, tmp_pat
     assert failed.exit_code == 2
 
 
+@pytest.mark.slow
 def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None:
     agents = tmp_path / "agents.py"
     with ReplayBuffer(tmp_path / "replay.db") as buffer:

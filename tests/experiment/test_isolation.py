@@ -111,6 +111,7 @@ def gym_of(graph: Any, folder: Path, **options: Any) -> DreamGym:
     return DreamGym(graph, **{**given, **options})
 
 
+@pytest.mark.slow
 @walls
 def test_an_agent_given_by_its_path_dreams_behind_the_wall_and_is_real_here(app: Path, tmp_path: Path) -> None:
     load_agent(f"{app}:graph")
@@ -169,6 +170,7 @@ def test_a_machine_that_cannot_plays_under_the_guard_and_says_so(
     assert "no wall here, which needs Landlock, of Linux 5.13 or later" in caplog.text
 
 
+@pytest.mark.slow
 @walls
 def test_what_the_import_does_is_stopped_before_it_happens_here(tmp_path: Path) -> None:
     """As `logging.basicConfig(filename=...)` at the top of a file."""
@@ -178,6 +180,7 @@ def test_what_the_import_does_is_stopped_before_it_happens_here(tmp_path: Path) 
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.slow
 @walls
 def test_an_import_that_reads_its_tools_from_an_mcp_server_is_loaded_behind_the_wall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +242,7 @@ def of_this_script(task: Task) -> Any:
     return task
 
 
+@pytest.mark.slow
 @walls
 def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="no dreamed episode of this graph can be right: .*sqlite3.Connection"):

@@ -144,6 +144,7 @@ def create_gym(tmp_path: Path, scripted: Any, reply: Any, **options: Any) -> Dre
     return DreamGym(graph, replay_buffer=buffer, tasks=[each.task for each in TRACES], out=tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_the_gate_measures_a_user_where_the_agents_own_check_judges_too(tmp_path: Path, scripted: Any) -> None:
     gym = create_gym(tmp_path / "a", scripted, lambda _: "It is W-999.", verify_dream=lambda task, state: 1.0)
     with pytest.raises(UntruthfulDream, match="the user 'user' does not end 24 of 24"):
@@ -214,6 +215,7 @@ def failed(trajectory: Trajectory) -> Trajectory:
     return Trajectory(**{**vars_of(trajectory), "steps": steps, "success": False, "rollout_index": 1})
 
 
+@pytest.mark.slow
 def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: Path, scripted: Any) -> None:
     pytest.importorskip("trl", reason="needs trl")
     from tiny_models import SMALL_BASE
@@ -246,6 +248,7 @@ def learned_spans(tokenizer: Any, row: Any) -> list[str]:
     return [tokenizer.decode([token for token, _ in run]) for learned, run in runs if learned]
 
 
+@pytest.mark.slow
 def test_the_base_policy_learns_every_turn_of_the_agent(tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl", reason="needs trl")
     from tiny_models import SMALL_BASE

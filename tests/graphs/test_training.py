@@ -195,6 +195,7 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     assert mixed.learner.iteration == 4, "a useful iteration begins the count anew"
 
 
+@pytest.mark.slow
 def test_a_gap_to_reality_ends_a_run_early_and_says_so(process: Any, tmp_path: Path) -> None:
     said: list[str] = []
 

@@ -105,6 +105,7 @@ def test_updates_that_the_learner_had_not_saved_are_repeated(
     assert said[0] == "iterations 0 to 1 are trained again: their updates were not saved"
 
 
+@pytest.mark.slow
 def test_a_crash_between_a_node_s_end_and_its_checkpoint_loses_nothing(
     process: Any, steady: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def check_stored_once(buffer: ReplayBuffer, played: list[Trajectory]) -> list[Tr
     return stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_with_enough_attempts_every_episode_comes_through(
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path, seed: int
@@ -56,6 +57,7 @@ async def test_with_enough_attempts_every_episode_comes_through(
         assert len(again) == len(stored) and len(server.requests) == before, "what is stored is not played again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_without_retries_what_fails_is_recorded_with_its_cause(
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path, seed: int
@@ -72,6 +74,7 @@ async def test_without_retries_what_fails_is_recorded_with_its_cause(
     assert {len(each.steps) for each in failed} == {0, 1}
 
 
+@pytest.mark.slow
 async def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path
 ) -> None:

@@ -254,6 +254,7 @@ os._exit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_answer(tmp_path: Path) -> None:
     path = tmp_path / "hosted.db"
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60, check=False).returncode == 7

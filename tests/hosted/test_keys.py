@@ -46,6 +46,7 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["Hosted given", "Hosted by default"])
 async def test_no_file_and_no_log_holds_the_key(
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, own: bool

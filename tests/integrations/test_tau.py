@@ -73,6 +73,7 @@ def order(status: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_walks_are_answered_to_the_letter(name: DomainName) -> None:
     domain, calls = load_domain(name, folder()), 0
@@ -88,6 +89,7 @@ def test_recorded_walks_are_answered_to_the_letter(name: DomainName) -> None:
     assert domain.digest(domain.create_database()) == {"airline": "9ab3635c8e275dcb", "retail": "c49125b83c32941b"}[name]
 
 
+@pytest.mark.slow
 def test_recorded_conversations_get_the_recorded_answers_and_rewards() -> None:
     """All but the answers of `get_user_details`, whose records have changed since."""
     domain, tasks = load_domain("airline", folder()), {task.id: task for task in load_tasks("airline", DATA)}
@@ -245,6 +247,7 @@ def load_world(name: str, **arguments: Any) -> Any:
     return EntryPoint(name, project["entry-points"][GROUP][name], GROUP).load()(**arguments)
 
 
+@pytest.mark.slow
 def test_the_worlds_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAU_DATA", str(folder()))
     recorded = load_world("tau-airline")
@@ -347,6 +350,7 @@ class Repeats(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("some", [slice(0, 8), pytest.param(slice(8, None), marks=pytest.mark.slow)], ids=["first", "others"])
 async def test_recorded_conversations_are_held_again_by_the_agent(some: slice) -> None:
     """All end as recorded, with the recorded reward; the answers are, but those of `get_user_details`."""

@@ -49,6 +49,7 @@ def canaries(policy: float, production: float, share: float, delay: Delay, *, ex
     return [float(claim.mean()) for claim in decided]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("delay", DELAYS.values(), ids=DELAYS)
 def test_no_delay_ends_a_policy_that_is_as_good(delay: Delay, share: float) -> None:
@@ -62,6 +63,7 @@ def test_a_worse_policy_is_found_under_a_delay_too(delay: Delay) -> None:
     assert worse >= 0.98 and better == 0
 
 
+@pytest.mark.slow
 def test_what_is_recorded_first_does_not_end_a_canary(tmp_path) -> None:
     """As in production: failures raise at once, successes are recorded 300 threads later; both sides fail at 20 %."""
     for seed in range(2):
@@ -94,6 +96,7 @@ def looks(first: float, second: float, others: int, *, experiments: int, blocks:
     return worse, np.array([lower_rate_evidence(*each[::-1]) for each in sides])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "others"), [(0.05, 9), (0.5, 1), (0.8, 9), (0.95, 3)])
 def test_a_canary_as_good_as_production_is_rarely_ended_though_looked_at_all_the_time(rate: float, others: int) -> None:
     """At most alpha, 0.05, by Ville's inequality; that of a test at every look would be several times that."""
@@ -101,6 +104,7 @@ def test_a_canary_as_good_as_production_is_rarely_ended_though_looked_at_all_the
         assert (evidence >= 20).any(axis=1).mean() <= 0.05
 
 
+@pytest.mark.slow
 def test_a_better_canary_is_ended_even_less() -> None:
     worse, better = looks(0.9, 0.8, 9, experiments=500, blocks=100)
     assert (worse >= 20).any(axis=1).mean() <= 0.01 < (better >= 20).any(axis=1).mean()

@@ -166,6 +166,7 @@ def test_a_row_does_not_depend_on_what_it_is_computed_with() -> None:
     assert np.array_equal(phi(pairs), np.concatenate([phi([pair]) for pair in pairs]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["random", *(pytest.param(each, marks=pytest.mark.slow) for each in "01")])
 def test_vectors_are_the_same_in_every_process(hash_seed: str) -> None:
     script = (

@@ -90,6 +90,7 @@ def test_threads_and_processes_at_once_find_the_same(path: Path) -> None:
         assert answers(buffer) == made_anew(path) == answers(other)
 
 
+@pytest.mark.slow
 def test_a_step_is_found_in_a_process_that_only_reads(path: Path) -> None:
     with ReplayBuffer(path) as buffer:
         buffer.extend(episodes(20))

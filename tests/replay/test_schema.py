@@ -94,6 +94,7 @@ def test_what_another_process_adds_is_seen_and_retrieved(path: Path, buffer: Rep
     assert buffer.similar("room 0", "go", k=1)[0].next_observation == "x" * 2000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 @pytest.mark.parametrize("acknowledged", [1, 40])
 def test_a_killed_writer_loses_nothing_it_acknowledged(path: Path, acknowledged: int) -> None:

@@ -20,6 +20,7 @@ def with_sampled(base, trained):
     return make_result(real={"base": {"sampled": base}, "trained": {"sampled": trained}})
 
 
+@pytest.mark.slow
 def test_a_gain_whose_interval_holds_0_is_called_not_proven(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(10, 40), measured(15, 40))))
 
@@ -168,6 +169,7 @@ def test_impossible_metrics_are_left_out(tmp_path, drawn, value):
     assert "Evaluations during training\nNot recorded." in page.text
 
 
+@pytest.mark.slow
 def test_order_and_repetition_of_metrics_do_not_matter(tmp_path, drawn):
     metrics = make_metrics(30)
     sorted_page = render(tmp_path, metrics=metrics)

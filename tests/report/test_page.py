@@ -1,6 +1,7 @@
 import re
 from io import BytesIO
 
+import pytest
 from report_parts import Page, make_episode, make_metrics, make_result, measured, picture, render
 
 from dreamgym_lg.simulate.wall import kernel
@@ -128,6 +129,7 @@ def test_one_iteration_and_one_evaluation(tmp_path, drawn):
     picture(render(tmp_path, metrics=make_metrics(15)[-1:]))
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_files(tmp_path, drawn):
     first = render(tmp_path / "a", metrics=make_metrics(), episodes=[make_episode()])
 

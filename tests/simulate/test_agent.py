@@ -361,6 +361,7 @@ def test_a_tools_own_model_is_trained_only_if_the_tool_passes_through(named: boo
     assert view(graph.invoke(ask()))["messages"][-1][1].startswith("production: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["dream", "reality"])
 async def test_middleware_with_synchronous_hooks_alone_runs_where_the_agent_is_awaited(mode: str, tmp_path: Path) -> None:
     """As LangChain documents it: `@wrap_model_call` and `@wrap_tool_call` on plain functions."""

@@ -277,6 +277,7 @@ def test_a_gym_talks_in_the_dream_and_with_another_user_in_reality() -> None:
         assert asked == [TASK.instruction, "lost", "done"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 @pytest.mark.parametrize("name", ["desk", "threaded", "own_payload", "asks_by_interrupt"])
 async def test_behind_the_wall_it_is_the_same(name: str) -> None:
@@ -294,6 +295,7 @@ async def test_behind_the_wall_it_is_the_same(name: str) -> None:
     assert (walled.steps, walled.success, walled.segments) == (inside.steps, inside.success, inside.segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["dreamed", "real"])
 def test_killed_in_the_middle_of_a_conversation_the_same_command_goes_on(tmp_path: Path, place: str) -> None:
     """Nothing lost, nothing doubled: conversations that had ended are not held again, the others from their beginning."""

@@ -85,6 +85,7 @@ def test_the_models_of_one_name_are_trained(tmp_path: Path) -> None:
 # --- how it ends --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     graph, policy = react(world.model, [toolbox(world)[0]]), ScriptedPolicy(rounds=10**6)

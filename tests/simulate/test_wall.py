@@ -462,6 +462,7 @@ def test_what_an_older_kernel_cannot_promise_is_said(monkeypatch: pytest.MonkeyP
     assert said == ""
 
 
+@pytest.mark.slow
 def test_a_part_that_the_kernel_refuses_starts_nothing(tmp_path: Path) -> None:
     """Here by the wall itself: Landlock takes 16 layers."""
     command: list[str | Path] = ["/bin/sh", "-c", "echo started"]

@@ -64,6 +64,7 @@ async def walled(name: str, outside: Path, policy: Any = None, **options: Any) -
         assert list(outside.iterdir()) == [], "the real world was touched"
 
 
+@pytest.mark.slow
 async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> None:
     policy, worlds = Recorded(sequence=("search", "book")), list[Answers]()
 
@@ -87,6 +88,7 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
     assert last_read[4].text == "dreamed 2 of book" and policy.asked[3][0][0] is not first_read[0]
 
 
+@pytest.mark.slow
 async def test_the_world_is_told_its_system_prompt(tmp_path: Path) -> None:
     world = Answers()
     async with walled("prompted", tmp_path, Recorded(sequence=("search",))) as agent:
@@ -118,6 +120,7 @@ async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_cal
     assert listener.heard == [TASK.instruction, episode.steps[0].next_observation]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_streams_its_models_events_has_them_behind_the_wall_too(tmp_path: Path) -> None:
     """As many events as where it is played in this process."""
     with_both = []
@@ -131,18 +134,21 @@ async def test_an_agent_that_streams_its_models_events_has_them_behind_the_wall_
     assert with_both[0] == with_both[1] and "policy: " in with_both[0] and with_both[2] == with_both[3] != "1"
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_agent_s_own_keeps_its_name_and_ends_its_episode_alone(tmp_path: Path) -> None:
     async with walled("overspends", tmp_path) as agent:
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
     assert episode.error == "EnvironmentFailed: in the walled worker: BudgetExceeded: the customer's"
 
 
+@pytest.mark.slow
 async def test_an_agent_s_own_permission_error_is_none_of_the_walls(tmp_path: Path) -> None:
     async with walled("own_permissions", tmp_path) as agent:
         with pytest.raises(EnvironmentFailed, match="^in the walled worker: PermissionError: not your order$"):
             await played(agent, Answers())
 
 
+@pytest.mark.slow
 async def test_files_are_copied_in_scratch_and_threads_pooled(tmp_path: Path) -> None:
     async with walled("works_in_scratch", tmp_path) as agent:
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
@@ -153,6 +159,7 @@ def sleeping() -> list[Path]:
     return [each for each in Path("/proc").glob("[0-9]*/cmdline") if each.read_bytes().startswith(b"sleep\0006161")]
 
 
+@pytest.mark.slow
 async def test_what_a_worker_leaves_in_other_sessions_ends_with_it(tmp_path: Path) -> None:
     async with walled("leaves", tmp_path) as agent:
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
@@ -214,6 +221,7 @@ async def test_a_call_that_the_world_was_never_asked_contradicts_even_a_verified
         assert (error is not None) == contradicted and (error is None or "had no such one" in str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["kill_family", "remove_scratch"])
 async def test_whatever_cannot_be_cleared_away_no_episode_waits_for_ever(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +305,7 @@ async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
             await played(agent, Answers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fails"), [("swallows_pythons", True), ("swallows_natives", False)])
 async def test_what_is_stopped_and_swallowed_has_no_effect_and_fails_where_python_was_asked(
     kind: str, fails: bool, tmp_path: Path
@@ -309,6 +318,7 @@ async def test_what_is_stopped_and_swallowed_has_no_effect_and_fails_where_pytho
     assert "of native code that is swallowed is not seen" in page and "can lie about what `verify_dream=` judges" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), pytest.param("dies", 3, marks=pytest.mark.slow)])
 async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(kind: str, rounds: int, tmp_path: Path) -> None:
     told = list[str]()
@@ -325,6 +335,7 @@ async def test_the_scratch_folder_is_the_agents(tmp_path: Path) -> None:
         assert (await played(agent, Answers()))["success"]
 
 
+@pytest.mark.slow
 async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +367,7 @@ async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
                 await played(agent, Answers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
@@ -399,6 +411,7 @@ async def by_policy(agent: WalledAgent, number: int) -> str | None:
     return episode.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUEUE_FED)
 async def test_a_worker_that_a_queue_feeds_serves_the_only_episode_in_flight(kind: str, tmp_path: Path) -> None:
     async with walled(kind, tmp_path) as agent:
@@ -406,6 +419,7 @@ async def test_a_worker_that_a_queue_feeds_serves_the_only_episode_in_flight(kin
             assert await by_policy(agent, number) is None
 
 
+@pytest.mark.slow
 async def test_of_several_episodes_in_flight_none_is_served_and_one_in_each_worker_is(tmp_path: Path) -> None:
     async with walled("task_born_lazily", tmp_path, count=2) as agent:
         assert await asyncio.gather(*(by_policy(agent, number) for number in range(2))) == [None] * 2

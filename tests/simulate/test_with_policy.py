@@ -46,6 +46,7 @@ def alike(chunks: list[Any]) -> list[str]:
     return re.sub(r"call_\w+", lambda found: numbered.setdefault(found[0], f"call {len(numbered)}"), text).split("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version, subgraphs", [("v1", False), ("v2", True)])
 async def test_its_streams_are_those_of_a_graph_made_with_the_policy(version: Any, subgraphs: bool, tmp_path: Path) -> None:
     """In every mode, alone and all at once, over an interrupt and its answer."""

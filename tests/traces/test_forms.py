@@ -728,6 +728,7 @@ def test_inputs_that_went_wrong(name: str) -> None:
     assert more in ("", first.steps[0].next_observation, first.task.metadata.get("intent"))
 
 
+@pytest.mark.slow
 def test_conversations_of_tau_bench() -> None:
     if not TAU.is_file():
         pytest.skip(f"{TAU} is not there")
@@ -740,5 +741,6 @@ def test_conversations_of_tau_bench() -> None:
     assert first["content"].startswith("Hi! I'm looking to book a flight") and len(trajectories[0].task.tools or ()) == 14
 
 
+@pytest.mark.slow
 def test_no_mutilated_form_escapes_as_another_error(survives: Any) -> None:
     survives("auto", list(FORMS.values()), 300)

@@ -184,5 +184,6 @@ def test_a_single_model_call_is_a_trace(write) -> None:
         load_traces(write(run | {"inputs": {}}))
 
 
+@pytest.mark.slow
 def test_no_mutilated_run_escapes_as_another_error(runs, survives) -> None:
     survives("langsmith", [runs, runs[:1]], 200)

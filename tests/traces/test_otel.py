@@ -290,6 +290,7 @@ def test_bad_spans_and_traces_are_named(played, write) -> None:
         assert reason in each.reason
 
 
+@pytest.mark.slow
 def test_no_mutilated_span_escapes_as_another_error(played, survives) -> None:
     calls = [model_calls(way, played) for way in WAYS]
     forms = [*calls, *([otlp(spans)] for spans in calls), [*calls[0][:1], *tool_runs(played)], *map(as_records, calls)]

@@ -291,6 +291,7 @@ def test_a_byte_order_mark_and_windows_lines_are_no_matter(write) -> None:
     assert len(list(load_traces(write(b"\xef\xbb\xbf" + document)))) == 1
 
 
+@pytest.mark.slow
 def test_lines_are_not_held(tmp_path) -> None:
     path, row = tmp_path / "large.jsonl", json.dumps(GOOD | {"padding": "x" * 1_000_000})
     with path.open("w") as file:
@@ -302,11 +303,13 @@ def test_lines_are_not_held(tmp_path) -> None:
     assert peak < 12_000_000  # of 30 MB
 
 
+@pytest.mark.slow
 def test_a_row_of_twenty_megabytes_is_read(write) -> None:
     huge = {"messages": [GOOD["messages"][0] | {"content": "x" * 20_000_000}, GOOD["messages"][1]]}
     (trajectory,) = load_traces(write(huge))
     assert len(trajectory.steps[0].observation) == 20_000_000
 
 
+@pytest.mark.slow
 def test_no_mutilated_row_escapes_as_another_error(played, survives) -> None:
     survives("messages", [[form([SystemMessage("You help."), *played])] for form in FORMS.values()], 300)

@@ -23,6 +23,7 @@ def test_splits_and_panel_share_no_task(packed: Path) -> None:
     assert {task.environment for tasks in found.values() for task in tasks} == {world.name}
 
 
+@pytest.mark.slow
 def test_collect_plays_every_episode_that_is_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 2)
     monkeypatch.setattr(module, "REPEATED", 2)

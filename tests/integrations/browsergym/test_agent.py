@@ -94,6 +94,7 @@ def test_the_worlds_of_webarena() -> None:
         webarena(names=["login-user"])
 
 
+@pytest.mark.slow
 def test_the_cookbook_up_to_the_first_missing_site() -> None:
     needs_webarena()
     others = {name: value for name, value in os.environ.items() if not name.startswith("WA_")}

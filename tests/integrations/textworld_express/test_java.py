@@ -62,6 +62,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [pytest.param(False, id="exit", marks=pytest.mark.slow), pytest.param(True, id="kill -9")])
 def test_no_java_outlives_python(killed: bool) -> None:
     if not hasattr(os, "pidfd_open"):

@@ -36,6 +36,7 @@ def random_play(environment: Any, task: Task, rng: Random) -> Iterator[list[str]
         over = result.terminated or result.truncated
 
 
+@pytest.mark.slow
 def test_text_needs_nothing_installed_and_the_environment_says_what_it_needs() -> None:
     script = (
         "import sys; sys.modules.update(py4j=None, textworld_express=None)\n"

@@ -149,6 +149,7 @@ def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, 
         train_sft(model_of(tokenizer), rows, steps=1)
 
 
+@pytest.mark.slow
 def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     start, to = tmp_path / "start", tmp_path / "to"
     save_model(model_of(tokenizer), tokenizer, start)
@@ -159,6 +160,7 @@ def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFas
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"]
 
 
+@pytest.mark.slow
 def test_a_low_loss_does_not_end_a_training(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """Most tokens of a tool call are easy: the mean says little about an id's few (SmolLM2 looped at a mean of 0.1)."""
     start, rows, losses = tmp_path / "start", tokenize(tokenizer, SHORT * 20), dict[int, float]()

@@ -38,6 +38,7 @@ def adapted(here: LocalChatModel, serve: Serve) -> LocalChatModel:
     return here
 
 
+@pytest.mark.slow
 async def test_each_update_is_what_the_servers_sample_from(adapted: LocalChatModel, serve: Serve, tmp_path: Path) -> None:
     servers = [serve(), serve()]
     policy = served(adapted, *servers, adapters=tmp_path)
