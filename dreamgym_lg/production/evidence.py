@@ -99,7 +99,10 @@ def lower_rate_evidence(first: Counts, second: Counts) -> NDArray[np.float64]:
     """
     (won, trials), (others_won, others_trials) = ([n[..., None] for n in side] for side in (first, second))
     between = (trials * _LOWER + others_trials * _HIGHER) / (trials + others_trials)
-    logs = won * np.log(_LOWER / between) + (trials - won) * np.log((1 - _LOWER) / (1 - between))
-    logs += others_won * np.log(_HIGHER / between) + (others_trials - others_won) * np.log((1 - _HIGHER) / (1 - between))
-    values: NDArray[np.float64] = np.exp(np.minimum(logs, _MAX_LOG)).mean(axis=-1)
+    failure, others_failure = np.log((1 - _LOWER) / (1 - between)), np.log((1 - _HIGHER) / (1 - between))
+    logs = won * (np.log(_LOWER / between) - failure)
+    logs += others_won * (np.log(_HIGHER / between) - others_failure)
+    logs += trials * failure + others_trials * others_failure
+    np.exp(np.minimum(logs, _MAX_LOG, out=logs), out=logs)
+    values: NDArray[np.float64] = logs.mean(axis=-1)
     return values

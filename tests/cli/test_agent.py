@@ -186,7 +186,7 @@ def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder
     assert set(load_agent(f"{source}:{name}").nodes) == {"__start__", "think", "tools"}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["guard", pytest.param("process", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -201,8 +201,10 @@ def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder
         ("my_agent.py:model", "holds no compiled graph"),
     ],
 )
-def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, folder: Path) -> None:
-    code, shown = run("doctor", given)
+def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, isolation: str, folder: Path) -> None:
+    if isolation == "process" and missing_for_wall():
+        pytest.skip("it needs the wall")
+    code, shown = run("doctor", given, "--isolation", isolation)
     assert code == 2
     assert told in shown and "Traceback" not in shown
 

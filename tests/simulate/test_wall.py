@@ -441,18 +441,13 @@ OF_OLD_KERNELS = (
 
 
 @pytest.mark.parametrize("abi", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", OF_OLD_KERNELS)
-def test_an_older_kernel_stops_it_too(name: str, abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_kernel_stops_it_too(abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall as a kernel with that version of Landlock builds it: what it lacks a filter of system calls does."""
     monkeypatch.setattr(kernel, "landlock_abi", lambda: abi)
     with scene(tmp_path / "world") as world:
         before = world.seen()
-        if name == "open_truncates":
-            command = [sys.executable, "-c", f"import os; print('began'); os.open({str(world.file)!r}, os.O_TRUNC)"]
-        else:
-            command = [sys.executable, str(SCRIPT), name, str(world.description)]
-        _, said = walled(command, world.scratch)
-        assert said.startswith("began") and world.seen() == before, said
+        _, said = walled([sys.executable, str(SCRIPT), ",".join(OF_OLD_KERNELS), str(world.description)], world.scratch)
+        assert said.count("began") == len(OF_OLD_KERNELS) and world.seen() == before, said
 
 
 def test_what_an_older_kernel_cannot_promise_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ async def walled(name: str, outside: Path, policy: Any = None, **options: Any) -
         assert list(outside.iterdir()) == [], "the real world was touched"
 
 
-@pytest.mark.slow
 async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> None:
     policy, worlds = Recorded(sequence=("search", "book")), list[Answers]()
 

@@ -1,7 +1,7 @@
 """Acts with an effect outside of a scratch folder, of every kind that a machine has: run as a script, in a process of its own.
 
-`python wall_acts.py NAME SCENE.json` plays one, `python wall_acts.py serve ...` those that it is told, each in a fork. It says
-"began" before the act, so that a broken test is no wall.
+`python wall_acts.py NAME,... SCENE.json` plays some, `python wall_acts.py serve ...` those that it is told, each in a fork. It
+says "began" before the act, so that a broken test is no wall.
 """
 
 import _posixshmem
@@ -92,6 +92,7 @@ simple(
     pathlib_write=lambda s: pathlib.Path(s.new).write_text("x"),
     pycache=lambda s: (os.mkdir(f"{s.outside}/__pycache__"), open(f"{s.outside}/__pycache__/m.pyc", "w").close()),
     truncate=lambda s: os.truncate(s.file, 0),
+    open_truncates=lambda s: os.open(s.file, os.O_TRUNC),
     unlink=lambda s: os.unlink(s.file),
     unlink_at=lambda s: os.unlink("kept.txt", dir_fd=os.open(s.outside, os.O_RDONLY)),
     rmdir=lambda s: os.rmdir(s.empty),
@@ -570,4 +571,10 @@ if __name__ == "__main__":
         with contextlib.suppress(ValueError):  # no order comes any more
             serve(socket.socket(fileno=int(sys.argv[2])))
     else:
-        play(sys.argv[1], json.loads(pathlib.Path(sys.argv[2]).read_text()))
+        *earlier, last = sys.argv[1].split(",")
+        for name in earlier:
+            if (child := os.fork()) == 0:
+                last = name
+                break
+            os.waitpid(child, 0)
+        play(last, json.loads(pathlib.Path(sys.argv[2]).read_text()))
