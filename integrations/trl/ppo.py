@@ -45,12 +45,12 @@ class _PPOTrainer(TokenTrainer):
         """The expected reward before each token of each segment (a `Critic`). 0 before those that were not sampled."""
         expected = [[0.0] * len(segment.token_ids) for segment in segments]
         self.model.eval()
-        for part in self.passes(segments):
-            rows = [TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part]
-            batch = self.batch(rows)
-            values = iter(self._expected(self.forward(batch)).tolist())
-            for i in part:
-                expected[i] = [next(values) if own else 0.0 for own in segments[i].sampled]
+        with self.sharing(segments):
+            for part in self.passes(segments):
+                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                values = iter(self._expected(self.forward(batch)).tolist())
+                for i in part:
+                    expected[i] = [next(values) if own else 0.0 for own in segments[i].sampled]
         return expected
 
     def _expected(self, scores: Scores) -> torch.Tensor:

@@ -65,10 +65,13 @@ class EarlyStopping:
     def loss(self, trainer: TokenTrainer) -> float:
         """The mean weighted loss of a learned token."""
         total = weight = 0.0
-        for part in trainer.passes([row.segment for row in self.rows]):
-            batch = trainer.batch([self.rows[i] for i in part])
-            total -= (trainer.log_probs(batch) * batch.advantages).sum().item()
-            weight += batch.advantages.sum().item()
+        segments = [row.segment for row in self.rows]
+        trainer.model.eval()
+        with torch.no_grad(), trainer.sharing(segments):
+            for part in trainer.passes(segments):
+                batch = trainer.batch([self.rows[i] for i in part])
+                total -= (trainer.log_probs(batch) * batch.advantages).sum().item()
+                weight += batch.advantages.sum().item()
         return total / max(weight, 1e-6)
 
     def restore(self, model: PreTrainedModel) -> None:

@@ -1,6 +1,7 @@
-"""The beginning that all rows of a batch share (system prompt, tools), computed once."""
+"""The beginning that all rows of a step share (system prompt, tools), computed once."""
 
 from collections.abc import Sequence
+from itertools import chain
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -18,45 +19,54 @@ class SharedPrefix(NamedTuple):
     """Keys and values of the tokens with which every row begins, gradients included."""
 
     length: int
-    past: DynamicCache | None
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Keys and values of each layer, of one row."""
     argument: str
     """By which the model takes them."""
 
-    def inputs(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    def inputs(self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """The model's inputs for (rows, tokens) `ids`, padded on the right. Its outputs begin at token `length`."""
         inputs: dict[str, Any] = {"input_ids": ids[:, self.length :], "use_cache": False}
-        if self.past is None:  # no token attends to what is behind it, padding included; a mask would cost half as much again
+        if not self.layers:  # no token attends to what is behind it, padding included; a mask would cost half as much again
             return inputs
-        return {**inputs, "attention_mask": mask, self.argument: self.past}
+        past = DynamicCache(config=model.config)
+        for i, (keys, values) in enumerate(self.layers):
+            past.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), i)
+        return {**inputs, "attention_mask": mask, self.argument: past}
+
+    def detached(self) -> "SharedPrefix":
+        """The same numbers as leaves, which collect the gradients of several passes for `backward`."""
+        return self._replace(layers=[(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.layers])
+
+    def backward(self, leaves: "SharedPrefix") -> None:
+        """Carry the gradients that the `leaves` have collected on to the model's parameters."""
+        own, collected = [list(chain.from_iterable(each.layers)) for each in (self, leaves)]
+        reached = [i for i, leaf in enumerate(collected) if leaf.grad is not None and own[i].requires_grad]
+        if reached:
+            torch.autograd.backward([own[i] for i in reached], [collected[i].grad for i in reached])
 
 
 def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, before: int) -> int:
-    """Number of tokens that `shared_prefix` computes once for these rows; 0 if too few.
+    """Number of tokens that all rows begin with and that are computed once; 0 if too few.
 
-    Args: `before`, the most it can be."""
-    if model.training and model.is_activation_checkpointing:
+    Nothing is shared by one row, under activation checkpointing, by a model whose cache does not keep every token, and where it
+    is less than a quarter of the longest row: attention with a mask costs more than the tokens.
+
+    Args: `before`, the most it can be.
+    """
+    if len(rows) < 2 or (model.training and model.is_activation_checkpointing):
         return 0
     length = len(commonprefix([list(row[:before]) for row in rows]))
-    return length if length >= MIN_SHARED_TOKENS else 0
+    if length < max(MIN_SHARED_TOKENS, max(map(len, rows)) // 4):
+        return 0
+    return length if all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers) else 0
 
 
-def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, least: int = 0) -> SharedPrefix:
-    """The common beginning of the rows of `ids`, at most `before` tokens.
-
-    Nothing is shared by one row, under activation checkpointing, and by a model whose cache does not keep every token.
-
-    Args: `ids`, (rows, tokens), padded on the right if at all. `least`, tokens below which a beginning is not shared; never
-    fewer than `MIN_SHARED_TOKENS`.
-    """
-    length, argument = 0, cache_argument(model)
-    if len(ids) > 1 and not (model.training and model.is_activation_checkpointing):
-        differs = (ids[:, :before] != ids[:1, :before]).any(dim=0)
-        length = int(differs.int().argmax()) if differs.any() else differs.numel()
-    if length < max(least, MIN_SHARED_TOKENS):
-        return SharedPrefix(0, None, argument)
+def shared_prefix(model: PreTrainedModel, ids: Sequence[int]) -> SharedPrefix:
+    """Keys and values of these tokens. Of none: nothing is shared."""
+    argument = cache_argument(model)
+    if not ids:
+        return SharedPrefix(0, (), argument)
     past = DynamicCache(config=model.config)
-    if any(type(layer) is not DynamicLayer for layer in past.layers):
-        return SharedPrefix(0, None, argument)
-    model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1, **{argument: past})
-    past.batch_repeat_interleave(len(ids))
-    return SharedPrefix(length, past, argument)
+    model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=True, logits_to_keep=1, **{argument: past})
+    return SharedPrefix(len(ids), [(layer.keys, layer.values) for layer in past.layers], argument)

@@ -1,7 +1,8 @@
 """`TokenTrainer`: optimiser steps on recorded tokens, with TRL's losses and its fused head."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import compress
 from pathlib import Path
@@ -15,7 +16,7 @@ from trl.trainer.utils import add_fused_lm_head
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.ranks import Ranks
-from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix, shared_tokens
+from dreamgym_lg.integrations.trl.shared_prefix import SharedPrefix, shared_prefix, shared_tokens
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment
 
@@ -58,11 +59,11 @@ def split_passes(lengths: Sequence[int], tokens: int, *, shared: int = 0) -> lis
     """Split rows, by their numbers, into passes of rows of like length, the longest first.
 
     Args: `lengths`, of the rows; `tokens`, the most that a pass computes, padding included: a longer row has one of its own;
-    `shared`, tokens with which every row begins, computed once in a pass (`shared_prefix`).
+    `shared`, tokens with which every row begins, computed once for all passes (`shared_prefix`).
     """
     passes: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if passes and shared + (lengths[passes[-1][0]] - shared) * (len(passes[-1]) + 1) <= tokens:
+        if passes and (lengths[passes[-1][0]] - shared) * (len(passes[-1]) + 1) <= tokens:
             passes[-1].append(row)
         else:
             passes.append([row])
@@ -123,6 +124,8 @@ class TokenTrainer:
         self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.critic = torch.nn.Module()
         self._schedule, self._multiple, self._reference, self._ranks = schedule, multiple, reference, ranks
+        self._prefixes: list[SharedPrefix | None] = [None, None]
+        """Of the rows of the step that is being computed: the policy's, and the reference's."""
         self._scorer = copy(model)  # whose forward alone becomes another
         add_fused_lm_head(self._scorer, options.temperature, outputs=("log_probs", "entropy"))
         text = model.config.get_text_config()
@@ -165,16 +168,17 @@ class TokenTrainer:
     def _backward(self, rows: Sequence[TrainingRow], scale: float) -> dict[str, float]:
         """Add up the gradients of all passes. Returns the loss, and sums of the figures by weight."""
         sums: dict[str, float] = defaultdict(float)
-        passes = self.passes([row.segment for row in rows])
+        passes = self.passes(segments := [row.segment for row in rows])
         self.model.train()
         try:
-            for part in passes:
-                batch = self.batch([rows[i] for i in part])
-                loss, figures = self.loss(batch, aux_weight=1 / (scale * len(passes)))
-                (scale * loss).backward()
-                sums["loss"] += scale * loss.item()
-                for name, values in figures.items():
-                    sums[name] += (values * batch.weights).sum().item()
+            with self.sharing(segments):
+                for part in passes:
+                    batch = self.batch([rows[i] for i in part])
+                    loss, figures = self.loss(batch, aux_weight=1 / (scale * len(passes)))
+                    (scale * loss).backward()
+                    sums["loss"] += scale * loss.item()
+                    for name, values in figures.items():
+                        sums[name] += (values * batch.weights).sum().item()
         except torch.OutOfMemoryError as error:
             error.add_note(
                 f"micro_batch_tokens={self.micro_batch_tokens}: so many tokens are in one pass; fewer need less memory, for "
@@ -185,10 +189,35 @@ class TokenTrainer:
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Split segments, by their numbers, into forward passes."""
-        before = min((list(segment.sampled).index(1) for segment in segments), default=0)
-        shared = shared_tokens(self.model, [segment.token_ids for segment in segments], before=max(before - 1, 0))
         lengths = [self._padded(len(segment.token_ids)) for segment in segments]
-        return split_passes(lengths, self.micro_batch_tokens, shared=shared)
+        return split_passes(lengths, self.micro_batch_tokens, shared=len(self._shared(segments)))
+
+    def _shared(self, segments: Sequence[Segment]) -> Sequence[int]:
+        """The tokens that all segments begin with, if they are computed once."""
+        if self._router_coef or not segments:  # a router's loss is of whole rows
+            return ()
+        before = max(min(list(segment.sampled).index(1) for segment in segments) - 1, 0)
+        rows = [segment.token_ids for segment in segments]
+        return rows[0][: shared_tokens(self.model, rows, before=before)]
+
+    @contextmanager
+    def sharing(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Compute what all segments begin with once for all passes; at the end their gradients go on through it."""
+        shared, training, reference = self._shared(segments), self.model.training, None
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
+            prefix = shared_prefix(self.model, shared)
+            if self._reference is not None and shared:
+                self._swap()
+                with torch.no_grad():
+                    reference = shared_prefix(self.model.eval(), shared)
+                self._swap()
+                self.model.train(training)
+        self._prefixes = [leaves := prefix.detached(), reference]
+        try:
+            yield
+            prefix.backward(leaves)
+        finally:
+            self._prefixes = [None, None]
 
     def _padded(self, length: int) -> int:
         longest = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
@@ -249,11 +278,9 @@ class TokenTrainer:
             return output
 
         with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
-            first = int(batch.scored.any(dim=0).int().argmax())
-            before = 0 if self._router_coef else max(first - 1, 0)  # a router's loss is of whole rows
-            prefix = shared_prefix(self.model, ids, before=before, least=ids.size(1) // 4)
+            prefix = self._prefixes[0] or shared_prefix(self.model, ())
             scored = batch.scored[:, prefix.length + 1 :]
-            inputs = prefix.inputs(ids, batch.mask)
+            inputs = prefix.inputs(self.model, ids, batch.mask)
             if self._router_coef:
                 inputs |= {"attention_mask": batch.mask, "output_router_logits": True}
             hook = self.backbone.register_forward_hook(pack)
@@ -291,16 +318,19 @@ class TokenTrainer:
     def log_ratios(self, segments: Sequence[Segment]) -> list[float]:
         """Of each segment's sampled tokens together: log-probability under the policy minus the reference's."""
         ratios = [0.0] * len(segments)
-        for part in self.passes(segments):
-            batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
-            more = self.log_probs(batch) - self.reference_log_probs(batch)
-            for i, tokens in zip(part, more.split([segments[i].trainable for i in part]), strict=True):
-                ratios[i] = tokens.sum().item()
+        self.model.eval()
+        with torch.no_grad(), self.sharing(segments):
+            for part in self.passes(segments):
+                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                more = self.log_probs(batch) - self.reference_log_probs(batch)
+                for i, tokens in zip(part, more.split([segments[i].trainable for i in part]), strict=True):
+                    ratios[i] = tokens.sum().item()
         return ratios
 
     def _swap(self) -> None:
         """Exchange the trained parameters for the reference's."""
         assert self._reference is not None, "a KL term has a reference"
+        self._prefixes.reverse()
         for name, parameter in self.trained.items():
             parameter.data, self._reference[name] = self._reference[name], parameter.data
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.trl import shared_prefix as module
 from dreamgym_lg.integrations.trl.sft import train_sft
-from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix
+from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix, shared_tokens
 
 SHARED = list(range(10, 10 + 2 * MIN_SHARED_TOKENS))
 
@@ -47,15 +47,23 @@ def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
     rows = [begun(i) for i in range(4)]
 
     def gradient() -> torch.Tensor:
-        loss, _ = learner._trainer.loss(learner._trainer.batch(rows))
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        learner._trainer._backward(rows, 1.0)
+        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        model.zero_grad()
+        return found
 
     computed = tokens_computed(model, monkeypatch)
     once = gradient()
     few, _ = sum(computed), computed.clear()
+    learner._trainer.micro_batch_tokens = 1
+    assert len(learner._trainer.passes([each.segment for each in rows])) == 4
+    assert torch.allclose(once, gradient(), atol=1e-5), "in four passes"
+    in_passes, _ = sum(computed), computed.clear()
     monkeypatch.setattr(module, "MIN_SHARED_TOKENS", 10**6)
-    assert torch.allclose(once, gradient(), atol=1e-5)
-    assert sum(computed) - few == 3 * len(SHARED)
+    whole = gradient()
+    assert whole.abs().max() > 1e-3 and torch.allclose(once, whole, atol=1e-5)
+    assert sum(computed) - in_passes == 3 * len(SHARED), "computed once, in however many passes"
+    assert in_passes <= few, "without padding"
 
 
 def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
@@ -83,14 +91,14 @@ def test_what_is_shared_ends_before_the_first_token_that_is_needed_and_at_the_fi
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     model = model_of(tokenizer)
-    ids = torch.tensor([[*SHARED, 7, 8], [*SHARED, 9, 8]])
-    assert shared_prefix(model, ids, before=10**6).length == len(SHARED)
-    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS).length == MIN_SHARED_TOKENS
-    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS - 1).past is None
-    assert shared_prefix(model, ids[:1], before=MIN_SHARED_TOKENS).past is None
-    assert shared_prefix(model, ids, before=10**6, least=len(SHARED) + 1).past is None
+    rows = [[*SHARED, 7, 8], [*SHARED, 9, 8]]
+    assert shared_tokens(model, rows, before=10**6) == len(SHARED)
+    assert shared_tokens(model, rows, before=MIN_SHARED_TOKENS) == MIN_SHARED_TOKENS
+    assert shared_tokens(model, rows, before=MIN_SHARED_TOKENS - 1) == 0
+    assert shared_tokens(model, rows[:1], before=MIN_SHARED_TOKENS) == 0
+    assert shared_tokens(model, [*rows, SHARED * 5], before=10**6) == 0, "less than a quarter of the longest"
     model.train().activation_checkpointing_enable()
-    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS).past is None
+    assert shared_tokens(model, rows, before=MIN_SHARED_TOKENS) == 0
 
 
 def test_a_model_whose_forward_accelerate_has_unwrapped_still_takes_the_shared_beginning(
@@ -101,7 +109,7 @@ def test_a_model_whose_forward_accelerate_has_unwrapped_still_takes_the_shared_b
     ids = torch.tensor([[*SHARED, 7, 8], [*SHARED, 9, 8]])
     expected = model(input_ids=ids).logits[:, len(SHARED) :]
     model.forward = MethodType(unwrap(model.forward.__func__), model)
-    prefix = shared_prefix(model, ids, before=len(SHARED))
-    assert prefix.past is not None and prefix.past.get_seq_length() == len(SHARED)
-    output = model(**prefix.inputs(ids, torch.ones_like(ids)), return_dict=True)
+    prefix = shared_prefix(model, SHARED)
+    assert prefix.length == prefix.layers[0][0].size(2) == len(SHARED)
+    output = model(**prefix.inputs(model, ids, torch.ones_like(ids)), return_dict=True)
     assert torch.allclose(output.logits, expected, atol=1e-5)
