@@ -1,7 +1,9 @@
 """The learner protocol, and credit: the weight and advantage of each token in the loss. Pure Python: no torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
@@ -81,6 +83,7 @@ def group_credit(
     advantages: Callable[[Sequence[float]], Sequence[float]] = group_advantages,
     normalise: Normalisation = "episodes",
     length: int = 1,
+    by_state: bool = False,
 ) -> list[TrainingRow]:
     """Training rows of GRPO and RLOO: each sampled token with its episode's advantage.
 
@@ -91,19 +94,49 @@ def group_credit(
         advantages: From the rewards of two or more episodes.
         normalise: Weights of N episodes with T sampled tokens. `episodes`: a token of an episode with L of them weighs 1/(N L)
             (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO); `length`: 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
+        by_state: Compare a reply with those of the group that were given to the same tokens (GiGPO, arXiv 2505.10978), if there
+            are any: a reply is not blamed for what had gone wrong before it. Exact, as a group shares one world.
     """
-    credited: list[tuple[Trajectory, float]] = []
+    credited: list[tuple[Trajectory, Sequence[float]]] = []
     for group in groups:
         usable = _usable([group])
         if not is_uniform(usable):
-            credited += zip(usable, advantages([episode.reward for episode in usable]), strict=True)
+            whole = advantages([episode.reward for episode in usable])
+            replies = [[each] * len(_states(episode)) for episode, each in zip(usable, whole, strict=True)]
+            credited += zip(usable, _by_state(usable, replies) if by_state else replies, strict=True)
     return _rows(credited, normalise, length)
+
+
+def _by_state(group: Sequence[Trajectory], replies: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The advantage of each reply less the mean of those in its state. Of a state with one reply: less the last mean before."""
+    at = defaultdict[Hashable, list[float]](list)
+    for episode, advantages in zip(group, replies, strict=True):
+        for state, advantage in zip(_states(episode), advantages, strict=True):
+            at[state].append(advantage)
+    changed = []
+    for episode, advantages in zip(group, replies, strict=True):
+        mean, own = 0.0, list[float]()
+        for state, advantage in zip(_states(episode), advantages, strict=True):
+            mean = fmean(at[state]) if len(at[state]) > 1 else mean
+            own.append(advantage - mean)
+        changed.append(own)
+    return changed
+
+
+def _states(episode: Trajectory) -> list[Hashable]:
+    """What the policy had read and said before each of its replies: one for each run of sampled tokens."""
+    states, before = list[Hashable](), tuple[Hashable, ...]()
+    for segment in trainable_segments(episode):
+        tokens, sampled = tuple(segment.token_ids), segment.sampled
+        states += [(before, tokens[:i]) for i, own in enumerate(sampled) if own and not (i and sampled[i - 1])]
+        before = (*before, tokens)
+    return states
 
 
 def success_credit(groups: Groups) -> list[TrainingRow]:
     """The rows of RFT: tokens of successes, all with advantage 1 and one weight."""
     successes = [episode for episode in _usable(groups) if episode.success]
-    return _rows([(episode, 1.0) for episode in successes], "tokens", 1)
+    return _rows([(episode, [1.0] * len(_states(episode))) for episode in successes], "tokens", 1)
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:
@@ -117,16 +150,16 @@ def _usable(groups: Groups) -> list[Trajectory]:
     return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
-def _rows(credited: Sequence[tuple[Trajectory, float]], normalise: Normalisation, length: int) -> list[TrainingRow]:
-    """The rows of episodes with their advantages."""
+def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int) -> list[TrainingRow]:
+    """The rows of episodes with the advantages of their replies."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
-    for episode, advantage in credited:
+    for episode, advantages in credited:
+        replies = iter(advantages)
         tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
-        rows += [
-            TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / tokens[normalise])
-            for segment in trainable_segments(episode)
-        ]
+        for segment in trainable_segments(episode):
+            runs = [(next(replies) if own else 0.0, len(list(run))) for own, run in groupby(segment.sampled)]
+            rows.append(TrainingRow(segment, [a for a, size in runs for _ in range(size)], 1 / tokens[normalise]))
     return rows
 
 

@@ -93,6 +93,37 @@ def test_the_weight_of_an_episode_does_not_depend_on_its_number_of_segments(norm
     assert all(len(row.advantages) == len(row.segment.token_ids) for row in divided)
 
 
+def played(reward: float, *replies: int) -> Trajectory:
+    """One segment: each reply is a token, and the environment answers 100 more than it."""
+    ids = [1, *(token for reply in replies for token in (reply, 100 + reply))]
+    sampled = [int(0 < token < 100) for token in [0, *ids[1:]]]
+    return episode(reward, Segment(token_ids=ids, sampled=sampled, logprobs=[-1.0 * own for own in sampled], temperature=1.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_by_state_a_reply_is_compared_with_those_to_the_same_tokens(seed: int) -> None:
+    """Against a plain reading of the rule, on random episodes."""
+    random = Random(seed)
+    replies = [[random.choice((2, 3)) for _ in range(random.randint(1, 4))] for _ in range(8)]
+    group = [played(random.random(), *each) for each in replies]
+    whole = group_advantages([each.reward for each in group])
+    rows = group_credit([group], by_state=True)
+    for own, advantage, row in zip(replies, whole, rows, strict=True):
+        mean = 0.0
+        for turn in range(len(own)):
+            same = [whole[i] for i, other in enumerate(replies) if len(other) > turn and other[:turn] == own[:turn]]
+            mean = statistics.fmean(same) if len(same) > 1 else mean
+            assert row.advantages[1 + 2 * turn] == pytest.approx(advantage - mean)
+    assert [row.weight for row in rows] == [row.weight for row in group_credit([group])]
+
+
+def test_by_state_nobody_is_blamed_for_what_had_gone_wrong_before() -> None:
+    wrong = [played(0.0, 2, 4), played(0.0, 2, 5)]
+    rows = group_credit([[*wrong, played(1.0, 3, 4), played(0.0, 3, 5)]], by_state=True)
+    assert [row.advantages[3] for row in rows] == pytest.approx([0, 0, 1, -1], abs=1e-3)
+    assert [row.advantages[1] for row in rows] == pytest.approx(group_advantages([0.0, 0.0, 1.0, 0.0]))
+
+
 def test_what_the_weights_amount_to() -> None:
     group = [episode(0.0, segment(6)), episode(1.0, segment(12)), episode(1.0, segment(2), segment(2))]
     assert [row.weight for row in group_credit([group])] == pytest.approx([1 / 18, 1 / 36, 1 / 12, 1 / 12])

@@ -44,6 +44,7 @@ class GRPOLearner(PolicyLearner):
     Args:
         loss_type: One of `LOSS_TYPES`.
         max_completion_length: Of `dr_grpo`; default 512, as TRL's.
+        step_credit: Compare each reply with those to the same tokens (`group_credit`, `by_state`), not episodes as wholes.
         options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 
     Raises `ConfigurationError` as `PolicyLearner` does, and for an unknown loss type.
@@ -59,12 +60,15 @@ class GRPOLearner(PolicyLearner):
         *,
         loss_type: str = "grpo",
         max_completion_length: int = 512,
+        step_credit: bool = False,
         **options: Any,
     ) -> None:
         if loss_type not in LOSS_TYPES:
             raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
         self.loss = "cispo" if loss_type == "cispo" else "clipped"
-        self._credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length)
+        self._credit = partial(
+            group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length, by_state=step_credit
+        )
         super().__init__(model, tokenizer, path, **options)
 
 
