@@ -64,7 +64,12 @@ def compile_world(
     replay = Replay(recordings.writes)
     if writer == "enumerate":
         _replay_rules(recordings, replay, on_progress)
-        text = _enumerated(recordings)
+        # what the traces do not tell about an entity that nobody has looked up is left to the next responder
+        careful = [each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted]
+        if careful:
+            replay = Replay(recordings.writes)
+            _replay_rules(recordings, replay, on_progress, looked_up=careful)
+        text = _enumerated(recordings, careful)
     else:
         text = _written(recordings, replay, ChatWriter(writer), rounds, on_progress)
     report = replay.report(min_lower)
@@ -72,24 +77,24 @@ def compile_world(
     return report
 
 
-def _enumerated(recordings: Recordings) -> str:
+def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
     records = [
         [CallRecord(tool, arguments, parsed(answer, recordings.styles[tool])) for tool, arguments, answer in trace.calls]
         for trace in recordings.traces
     ]
     used = {call.tool for trace in records for call in trace if call.tool in recordings.writes}
-    trace_rules = find_rules(records, used)
+    trace_rules = find_rules(records, used, looked_up=looked_up)
     return write_source(recordings, write_rules(trace_rules), spreads=trace_rules.spreads)
 
 
-def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress) -> None:
+def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:
     """Replay each trace on rules that were found without it. They run in this process: no code of anybody else."""
     folds = list(recordings.halves())
     advance = counter(on_progress, "compile: replay", len(folds))
     sys.modules.setdefault("runtime", runtime)
     for rest, held_out in folds:
         source = ModuleType("compiled_world")
-        exec(compile(_enumerated(rest), "world.py", "exec"), vars(source))
+        exec(compile(_enumerated(rest, looked_up), "world.py", "exec"), vars(source))
         documents = _all_documents(rest)
         for trace in held_out:
             state = State(documents)

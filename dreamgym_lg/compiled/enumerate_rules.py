@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
-from dreamgym_lg.compiled.runtime import key_of, values_in
+from dreamgym_lg.compiled.runtime import key_of, values_in, with_keys
 from dreamgym_lg.compiled.trees import Tree, decide, learn
 
 MIN_EXACT = 0.99
@@ -87,9 +87,13 @@ class Rule(NamedTuple):
     """Arguments that name documents."""
     keeps: tuple[str, ...]
     """Reading tools whose other documents stayed the same behind such a call. Those of others are forgotten."""
+    keys: Mapping[str, Sequence[str]]
+    """By binding, the keys that its document had in every example. With others, such as an error, no rule is known."""
 
     def answer(self, around: Surroundings) -> Any:
         """Raises `LookupError` where it is not known."""
+        for name, keys in self.keys.items():
+            with_keys(around.documents[name], keys)
         return evaluate(self.cases[decide(self.tree, around)].answer, around)
 
 
@@ -102,12 +106,20 @@ class TraceRules(NamedTuple):
     """Reading tools whose answers changed behind a writing call that names nothing of theirs."""
 
 
-def find_rules(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> TraceRules:
-    """The rules of the writing tools. Args: `traces`, the calls of each, in their order."""
+def find_rules(
+    traces: Sequence[Sequence[CallRecord]], writes: Collection[str], *, looked_up: Collection[str] = ()
+) -> TraceRules:
+    """The rules of the writing tools.
+
+    Args: `traces`, the calls of each, in their order; `looked_up`, tools that answer only about what was read before.
+    """
     keys = _recorded_keys(traces, writes)
     ids = {tool: _id_arguments(tool, traces, keys) for tool in sorted(writes)}
     examples = _examples(traces, writes, ids)
-    rules = {tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys) for tool in sorted(writes)}
+    rules = {
+        tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys, looked_up=tool in looked_up)
+        for tool in sorted(writes)
+    }
     return TraceRules(rules, _spreads(traces, writes, ids))
 
 
@@ -189,11 +201,11 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
     return {canonical(value) for value in (*values_in(document), *key)}
 
 
-def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys) -> Rule | None:
+def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
     """The rule over the smallest set of documents that answers left-out examples."""
     for bindings in _binding_sets(examples, keys):
         usable = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
-        if len(usable) < MIN_EXAMPLES or not _holds_left_out(usable, bindings, ids):
+        if len(usable) < MIN_EXAMPLES or (looked_up and not bindings) or not _holds_left_out(usable, bindings, ids):
             continue
         if (rule := _learn_rule(usable, bindings, ids)) is not None:
             return rule
@@ -259,7 +271,14 @@ def _learn_rule(
         return None
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
-    return Rule(tuple(bindings), tree, cases, ids, _kept([example for example, _ in usable], bindings))
+    keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}
+    return Rule(tuple(bindings), tree, cases, ids, _kept([example for example, _ in usable], bindings), keys)
+
+
+def _keys(documents: Sequence[Any]) -> list[str]:
+    """The keys that all documents have; none where they differ."""
+    first = sorted(documents[0]) if isinstance(documents[0], Mapping) else []
+    return first if all(isinstance(each, Mapping) and sorted(each) == first for each in documents) else []
 
 
 def _cluster(usable: Sequence[tuple[Example, Surroundings]]) -> tuple[list[int], list[Expression]]:

@@ -8,7 +8,7 @@ import json
 import resource
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -191,6 +191,13 @@ def at(document: Any, *path: Any) -> Any:
             document = document[step]
         except LookupError:
             return MISSING
+    return document
+
+
+def with_keys(document: Any, keys: Sequence[str]) -> Any:
+    """The document, if it has these keys and no others. Else raises `Unknown`: no recorded call was about such a one."""
+    if not isinstance(document, Mapping) or sorted(document) != sorted(keys):
+        raise Unknown(f"no recorded call was about a document other than one with {', '.join(keys)}")
     return document
 
 

@@ -18,7 +18,7 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import MISSING, State, Unknown, at, at_most, below, inside, same  # noqa: F401
+from runtime import MISSING, State, Unknown, at, at_most, below, inside, same, with_keys  # noqa: F401
 
 READS = {reads!r}
 """Tools that change nothing, with their arguments."""
@@ -54,9 +54,14 @@ def _writing(tool: str, rule: Rule | None) -> str:
     flags = ", ".join(f"{name!r}: state.mentions(args[{name!r}])" for name in sorted(map(str, mentioned)))
     first = [f"    {MENTIONED} = {{{flags}}}"]
     lines = (first if mentioned else []) + [
-        f"    {names[b.name]} = state.read({b.tool!r}, {_arguments(b.sources, names)})" for b in rule.bindings
+        f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, {_arguments(b.sources, names)})', rule.keys.get(b.name))}"
+        for b in rule.bindings
     ]
     return head + "\n".join([*lines, *_branches(rule.tree, rule, names, "    ")])
+
+
+def _with_keys(code: str, keys: Sequence[str] | None) -> str:
+    return f"with_keys({code}, {list(keys)!r})" if keys else code
 
 
 def _conditions(tree: Tree) -> list[Condition]:
