@@ -124,7 +124,7 @@ def _by_state(group: Sequence[Trajectory], replies: Sequence[Sequence[float]]) -
 
 
 def _states(episode: Trajectory) -> list[Hashable]:
-    """What the policy had read and said before each of its replies: one for each run of sampled tokens."""
+    """All tokens before each reply: one state for each run of sampled tokens."""
     states, before = list[Hashable](), tuple[Hashable, ...]()
     for segment in trainable_segments(episode):
         tokens, sampled = tuple(segment.token_ids), segment.sampled

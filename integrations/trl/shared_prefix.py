@@ -47,7 +47,7 @@ class SharedPrefix(NamedTuple):
 
 
 def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, before: int) -> int:
-    """Number of tokens that all rows begin with and that are computed once; 0 if too few.
+    """Number of first tokens that are computed once for all rows.
 
     Nothing is shared by one row, under activation checkpointing, by a model whose cache does not keep every token, and where it
     is less than a quarter of the longest row: attention with a mask costs more than the tokens.
