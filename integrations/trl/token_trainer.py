@@ -202,7 +202,7 @@ class TokenTrainer:
 
     @contextmanager
     def sharing(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Compute the first tokens of all segments once, for all passes in the block and their gradients."""
+        """Compute the first tokens of all segments once, for all passes in the block."""
         shared, training, reference = self._shared(segments), self.model.training, None
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
             prefix = shared_prefix(self.model, shared)
