@@ -66,6 +66,10 @@ class PredictionFailed(DreamGymError):
     """The experience model's answer could not be parsed within its retries."""
 
 
+class Unanswered(PredictionFailed):
+    """No responder of a dream knows the answer. Its group is masked: else the episodes that did not ask would be preferred."""
+
+
 class UserFault(PredictionFailed):
     """A dreamed user contradicts its goal. The episode is masked: nothing is trained on it, and it is no success."""
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
-from dreamgym_lg.types import Segment, Trajectory
+from dreamgym_lg.types import Segment, Trajectory, is_unanswered
 
 LearnerName = Literal["grpo", "rloo", "ppo", "rft", "dpo"]
 """The learners that can be chosen by name: `integrations.trl.learners` has their classes."""
@@ -146,8 +146,9 @@ def is_uniform(group: Sequence[Trajectory]) -> bool:
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
-    """The episodes that were played and hold a sampled token."""
-    return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
+    """The episodes that were played and hold a sampled token, of groups whose calls the dream could all answer."""
+    known = [group for group in groups if not any(is_unanswered(episode.error) for episode in group)]
+    return [episode for group in known for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
 def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int) -> list[TrainingRow]:

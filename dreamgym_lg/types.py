@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Literal, NamedTuple, get_args
 
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, Unanswered, UserFault
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
@@ -201,9 +201,15 @@ def is_missing(error: str | None) -> bool:
     """True for the error of an episode that could not be played.
 
     An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success;
-    nor is a dreamed user's fault.
+    nor is a dreamed user's fault, or an answer that no responder knows.
     """
-    return error is not None and not is_user_fault(error) and not error.startswith(f"{PredictionFailed.__name__}:")
+    names = (PredictionFailed.__name__, Unanswered.__name__, UserFault.__name__)
+    return error is not None and not error.startswith(tuple(f"{name}:" for name in names))
+
+
+def is_unanswered(error: str | None) -> bool:
+    """True for the error of an episode that no responder of its dream could answer (`Unanswered`)."""
+    return error is not None and error.startswith(f"{Unanswered.__name__}:")
 
 
 def is_user_fault(error: str | None) -> bool:

@@ -57,6 +57,21 @@ def test_uniform_groups_give_no_rows() -> None:
     assert len(group_credit([mixed])) == 3
 
 
+def test_a_group_with_a_call_that_the_dream_could_not_answer_teaches_nothing() -> None:
+    """Else whoever did not ask would be preferred."""
+    asked = episode(0.0, segment(2), error="Unanswered: no responder of the dream answers get_visit")
+    mixed = [episode(1.0, segment(2)), episode(0.0, segment(2))]
+    critic = lambda segments: [[0.5] * len(each.token_ids) for each in segments]  # noqa: E731
+    assert (
+        group_credit([[*mixed, asked]])
+        == success_credit([[*mixed, asked]])
+        == gae_credit([[*mixed, asked]], critic=critic)
+        == []
+    )
+    assert preference_pairs([[*mixed, asked]]) == [] and preference_pairs([mixed])
+    assert group_credit([mixed, [*mixed, asked]]) == group_credit([mixed])
+
+
 def test_rewards_that_differ_by_rounding_are_uniform() -> None:
     def scores(*rewards: float) -> Trajectory:
         steps = [Step(observation="o", action="a", next_observation="p", reward=reward) for reward in rewards]

@@ -11,7 +11,7 @@ from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Respon
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, Unanswered
 from dreamgym_lg.event_loop import wait_in_loop
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
@@ -88,14 +88,14 @@ class Dream:
         return list({id(value): value for value in values if value is not None}.values())
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
-        """The first answer to the action, and the name of its responder. Raises `PredictionFailed` without one."""
+        """The first answer to the action, and the name of its responder. Raises `Unanswered` without one."""
         for responder in self.responders:
             answer = await awaited(responder.respond(episode))
             # what a tool really answered, an error text perhaps, is its answer whatever it promises
             if answer is not None and (isinstance(responder, Recorded) or fits_returns(episode.task, episode.action, answer)):
                 return answer, responder.name
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
-        raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
+        raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
         """The first final verdict, else the first one, and its judge's name. None and "" without one."""

@@ -26,7 +26,8 @@ class Recorded:
 
     Traces of the same task count first, then those of the same world. Of recordings that contradict each other the answer of
     more than half is taken, if there is one. A reading call that is repeated with no writing call in between is answered as
-    before in this episode. Nothing here applies to text agents.
+    before in this episode. A look-up of something that neither the request nor an answer named is answered as all such look-ups
+    were, an error mostly, if there are at least `MISSES`. Nothing here applies to text agents.
 
     Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
     """
@@ -40,7 +41,7 @@ class Recorded:
         self.index.refresh(only_once=bool(episode.steps))
         if (call := self.index.call(episode.action)) is None:
             return None
-        return self._repeated(episode, call) or self._recorded(episode, call)
+        return self._repeated(episode, call) or self._recorded(episode, call) or self._missed(episode, call)
 
     def _repeated(self, episode: Episode, call: Call) -> Answer | None:
         """The answer of an identical reading call in this episode, since its last writing call."""
@@ -68,6 +69,12 @@ class Recorded:
             if 2 * votes.number > sum(each.number for each in answers.values()):
                 return Answer(answer, valid, votes.reasoning)
         return None
+
+    def _missed(self, episode: Episode, call: Call) -> Answer | None:
+        task = episode.task
+        before = " ".join([task.instruction, first_observation(task), *(step.next_observation for step in episode.steps)])
+        miss = None if self.index.writes(call.tool) else self.index.miss(task.environment, call, before)
+        return None if miss is None else Answer(*miss)
 
 
 class References:

@@ -15,11 +15,13 @@ from pydantic import BaseModel
 from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities
-from dreamgym_lg.tasks import ToolUse, find_tool_uses, rules
+from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, rules
 from dreamgym_lg.types import Task, Trajectory
 
 FREE_TEXT_WORDS = 4
 """Words from which on an argument that nobody said before counts as free text."""
+MISSES = 4
+"""Tasks in which look-ups of what nobody had named were answered alike, from which on others are answered so."""
 
 
 class Call(NamedTuple):
@@ -86,6 +88,8 @@ class TraceIndex:
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task, by environment and instruction, and by these and the system message."""
+        self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[str]]] = {}
+        """(environment, reading tool, names of arguments that nobody had named) -> (form of the answer, valid) -> task ids."""
         self.tools = list(tools)
         self._replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
@@ -117,23 +121,28 @@ class TraceIndex:
         new = copy(self)
         new.uses = find_tool_uses(self.tools, {call.name for call in calls if call is not None}, writes=self._writes)
         new._free_text = _find_free_text(recorded, new.writes)
-        new.answers, new.successes = {}, {}
+        new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:
             new._add(trajectory)
-        names = ("uses", "_free_text", "answers", "successes")
+        names = ("uses", "_free_text", "answers", "successes", "misses")
         self.__dict__.update({name: getattr(new, name) for name in names})  # at once, for those who read meanwhile
 
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
         effects: Effects = ()
+        before = f"{task.instruction} {first_observation(task)} {trajectory.steps[0].observation if trajectory.steps else ''}"
         scopes = worlds_of(task.id, task.environment) if task.split == "train" else ()
         for call, step in calls:
             if call is None:
                 continue
             for scope in scopes:
                 votes = self.answers.setdefault((scope, call, effects), {})
-                before = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
-                votes[step.next_observation, step.valid] = before._replace(number=before.number + 1)
+                earlier = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
+                votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
+            if scopes and (unnamed := unnamed_values(call, before)) and not self.writes(call.tool):
+                forms = self.misses.setdefault((task.environment, call.tool, tuple(unnamed)), {})
+                forms.setdefault((_form(step.next_observation, unnamed), step.valid), set()).add(task.id)
+            before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
         if trajectory.success and trajectory.steps:
             writing = [step for call, step in calls if call and self.writes(call.tool)]
@@ -146,6 +155,17 @@ class TraceIndex:
             same_words = _words_key(task.environment, task.instruction, task.split)
             for key in ((task.id,), same_words, (*same_words, rules(task))):
                 self.successes.setdefault(key, []).append(success)
+
+    def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
+        """The answer to a look-up of what nobody named `before`, if all recorded ones were answered in one form."""
+        unnamed = unnamed_values(call, before)
+        forms = self.misses.get((environment, call.tool, tuple(unnamed)), {})
+        if len(forms) != 1 or len(next(iter(forms.values()))) < MISSES:
+            return None
+        ((form, valid),) = forms
+        for name, value in unnamed.items():
+            form = form.replace(_place(name), value)
+        return form, valid
 
     def writes(self, tool: str) -> bool:
         """True if calls of the tool count as writing ones."""
@@ -176,6 +196,22 @@ class TraceIndex:
         keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
         own, alike = (self.successes.get(key, []) for key in keys)
         return own or alike if own_traces else [each for each in alike if each.task_id != task.id]
+
+
+def unnamed_values(call: Call, before: str) -> dict[str, str]:
+    """The call's texts that do not occur in what was said before, by argument."""
+    return {name: value for name, value in call.arguments if isinstance(value, str) and value and value not in before}
+
+
+def _form(answer: str, unnamed: Mapping[str, str]) -> str:
+    """The answer with places instead of the arguments' values, longest first."""
+    for name, value in sorted(unnamed.items(), key=lambda each: -len(each[1])):
+        answer = answer.replace(value, _place(name))
+    return answer
+
+
+def _place(name: str) -> str:
+    return f"\0{name}\0"
 
 
 def worlds_of(task_id: str, environment: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded
-from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.dream.trace_index import MISSES, TraceIndex
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -52,6 +52,25 @@ def test_a_recorded_call_is_answered_byte_for_byte_and_the_model_fills_only_the_
     spaced = '{"name": "get_order", "arguments": {"order_id":"W-204"}}'
     assert desk.decided(other, spaced) == [(PAID, "recorded")], "one call in another spelling"
     assert desk.decided(replace(other, environment="another"), ORDER)[0][1] == "model"
+
+
+def test_a_look_up_of_what_nobody_named_is_answered_as_all_such_look_ups_were(buffer: ReplayBuffer, desk: Desk) -> None:
+    def look_up(order: str) -> str:
+        return render_call("get_order", {"order_id": order})
+
+    for number in range(MISSES):
+        task = replace(order_task(f"t{number}"), instruction=f"Where is A{number}?")
+        error = f'{{"error": "no order B{number}"}}'
+        buffer.add(trace(task, (look_up(f"B{number}"), error, False), (look_up(f"A{number}"), PAID), DONE))
+        other = replace(order_task("other"), instruction="Where is C7?")
+        if number < MISSES - 1:
+            assert desk.decided(other, look_up("D8"))[0][1] == "model", number
+    (missed,) = desk.play(other, look_up("D8"))
+    assert (missed.observation, missed.info["valid"]) == ('{"error": "no order D8"}', False)
+    assert desk.decided(other, look_up("C7"))[0][1] == "model", "the request names it: it exists"
+    named = trace(replace(order_task("n"), instruction="My order?"), (look_up("E5"), PAID), DONE)
+    buffer.add(named)
+    assert desk.decided(other, look_up("D9"))[0][1] == "model", "not all were answered alike"
 
 
 def test_an_error_is_answered_as_the_error_that_it_was(buffer: ReplayBuffer, desk: Desk) -> None:
