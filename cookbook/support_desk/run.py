@@ -25,22 +25,13 @@ from rich.console import Console
 from tickets import Shop, create_shop
 from truthful_server import truthful_dream
 
-from dreamgym_lg import Answer, Dream, Episode, ReplayBuffer, load_traces
+from dreamgym_lg import Dream, ReplayBuffer, load_traces
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.responder import compiled_dream
 from dreamgym_lg.dream import RecordedUser, TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.report.proof import summary_table, write_report
-
-
-class NotFound:
-    """Answers what neither the traces nor the compiled world know: in this shop, an error."""
-
-    name = "not found"
-
-    def respond(self, episode: Episode) -> Answer:
-        return Answer('{"error": "not found"}')
 
 
 def compile_dream(out: Path, *, talking: bool) -> Dream:
@@ -50,8 +41,7 @@ def compile_dream(out: Path, *, talking: bool) -> Dream:
     if not (out / "world").exists():
         compile_world(replay_buffer, out / "world", tools=tools, writes=WRITES)
     index = TraceIndex(replay_buffer, tools=tools, writes=WRITES)
-    dream = compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
-    return Dream([*dream.responders, NotFound()], dream.user, dream.judges)
+    return compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
 
 
 def quick(settings: Settings) -> Settings:

@@ -157,12 +157,12 @@ class TraceIndex:
                 self.successes.setdefault(key, []).append(success)
 
     def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
-        """The answer to a look-up of what nobody named `before`, if all recorded ones were answered in one form."""
+        """The answer to a look-up of what nobody named `before`, in the form that most recorded ones had."""
         unnamed = unnamed_values(call, before)
         forms = self.misses.get((environment, call.tool, tuple(unnamed)), {})
-        if len(forms) != 1 or len(next(iter(forms.values()))) < MISSES:
+        (form, valid), tasks = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set[str]()))
+        if len(tasks) < MISSES or 2 * len(tasks) <= sum(map(len, forms.values())):
             return None
-        ((form, valid),) = forms
         for name, value in unnamed.items():
             form = form.replace(_place(name), value)
         return form, valid

@@ -54,7 +54,7 @@ def test_a_recorded_call_is_answered_byte_for_byte_and_the_model_fills_only_the_
     assert desk.decided(replace(other, environment="another"), ORDER)[0][1] == "model"
 
 
-def test_a_look_up_of_what_nobody_named_is_answered_as_all_such_look_ups_were(buffer: ReplayBuffer, desk: Desk) -> None:
+def test_a_look_up_of_what_nobody_named_is_answered_as_most_such_look_ups_were(buffer: ReplayBuffer, desk: Desk) -> None:
     def look_up(order: str) -> str:
         return render_call("get_order", {"order_id": order})
 
@@ -68,9 +68,11 @@ def test_a_look_up_of_what_nobody_named_is_answered_as_all_such_look_ups_were(bu
     (missed,) = desk.play(other, look_up("D8"))
     assert (missed.observation, missed.info["valid"]) == ('{"error": "no order D8"}', False)
     assert desk.decided(other, look_up("C7"))[0][1] == "model", "the request names it: it exists"
-    named = trace(replace(order_task("n"), instruction="My order?"), (look_up("E5"), PAID), DONE)
-    buffer.add(named)
-    assert desk.decided(other, look_up("D9"))[0][1] == "model", "not all were answered alike"
+    for number in range(MISSES):
+        assert desk.decided(other, look_up("D9"))[0][1] == "recorded", number
+        task = replace(order_task(f"n{number}"), instruction="My order?")
+        buffer.add(trace(task, (look_up(f"E{number}"), PAID.replace("W-204", f"E{number}")), DONE))
+    assert desk.decided(other, look_up("D9"))[0][1] == "model", "half of them found something"
 
 
 def test_an_error_is_answered_as_the_error_that_it_was(buffer: ReplayBuffer, desk: Desk) -> None:
