@@ -146,7 +146,7 @@ def is_uniform(group: Sequence[Trajectory]) -> bool:
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
-    """The episodes that were played and hold a sampled token, of groups whose calls the dream could all answer."""
+    """Played episodes with a sampled token, of groups whose calls the dream could answer."""
     known = [group for group in groups if not any(is_unanswered(episode.error) for episode in group)]
     return [episode for group in known for episode in group if episode.error is None and _sampled_tokens(episode)]
 

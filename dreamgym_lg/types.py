@@ -208,7 +208,7 @@ def is_missing(error: str | None) -> bool:
 
 
 def is_unanswered(error: str | None) -> bool:
-    """True for the error of an episode that no responder of its dream could answer (`Unanswered`)."""
+    """True for the error of an episode that its dream could not answer (`Unanswered`)."""
     return error is not None and error.startswith(f"{Unanswered.__name__}:")
 
 

@@ -157,7 +157,7 @@ class TraceIndex:
                 self.successes.setdefault(key, []).append(success)
 
     def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
-        """The answer to a look-up of what nobody named `before`, in the form that most recorded ones had."""
+        """The answer to a look-up of what nobody named `before`, as most recorded ones."""
         unnamed = unnamed_values(call, before)
         forms = self.misses.get((environment, call.tool, tuple(unnamed)), {})
         (form, valid), tasks = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set[str]()))
