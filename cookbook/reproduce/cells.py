@@ -62,7 +62,7 @@ METHODS: dict[str, Method] = {
         Method(name="no-reasoning", title="without reasoning", part="ablations", learner="grpo", without="reasoning",
                worlds=GAMES),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
-               worlds=("peckingorder", "alfworld")),
+               worlds=("peckingorder",)),
         *(
             Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES

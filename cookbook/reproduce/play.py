@@ -125,7 +125,7 @@ def create_alfworld() -> World:
     world.settings = replace(
         world.settings,
         tasks=None,
-        episodes={"demonstration": 480, "random": 90, "unfinished": 150},
+        episodes={"demonstration": 480, "random": 240},
         experience_steps=150,
         experience_tokens=256,
         batch_size=4,

@@ -4,7 +4,6 @@ import json
 import lzma
 import re
 import zlib
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,6 @@ Family = Literal[
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 _TASK_LINE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
-_TAKE = re.compile(r"take (\w+) \d+ from (\w+) \d+")
 _FIX = "name the folder that `alfworld-download` made ($ALFWORLD_DATA) or a packed alfworld_games.jsonl.xz"
 
 
@@ -72,18 +70,6 @@ def load_tasks(
 def walkthrough(task: Task) -> list[str]:
     """The stored solution, mostly the shortest: it knows where everything is. Errors: see `game_data`."""
     return [str(action) for action in game_data(task)["walkthrough"]]
-
-
-@lru_cache(maxsize=4)
-def usual_places(path: str | Path) -> Mapping[str, Counter[str]]:
-    """Counts of receptacle kinds by kind of thing, in the solutions of the train games."""
-    usual = defaultdict[str, Counter[str]](Counter)
-    for game in _games(_located(path)):
-        if _split(game) == "train":
-            for action in game.data["walkthrough"]:
-                if taken := _TAKE.fullmatch(action):
-                    usual[taken[1]][taken[2]] += 1
-    return usual
 
 
 def game_data(task: Task) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """ALFWorld (Shridhar et al., 2021) as an `Environment`. Household tasks in text, played by TextWorld's PDDL engine."""
 
-from collections.abc import Sequence
-
 from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.integrations.alfworld import data
 from dreamgym_lg.integrations.alfworld.engine import Game
-from dreamgym_lg.integrations.alfworld.text import check_action, without_frame
+from dreamgym_lg.integrations.alfworld.text import without_frame
 from dreamgym_lg.integrations.text_games.game import TextGame, one_line
 from dreamgym_lg.types import StepResult, Task
 
@@ -16,7 +14,7 @@ class ALFWorld(TextGame):
     Args: `max_steps`, after which an episode is truncated (the paper's 50); at least 1.
 
     Reward 1 on success, which ends the episode, else 0. The first observation is the room alone: the task stands in the
-    instruction. `info["valid"]` is False for an action that the game answers with `NOTHING_HAPPENS`. All instances share a
+    instruction. `info["valid"]` is False for an action that the game does not accept. All instances share a
     process (`engine`), one answer at a time: while a game is loaded (a second, again a tenth), the others wait.
     """
 
@@ -46,9 +44,6 @@ class ALFWorld(TextGame):
             raise EnvironmentFailed(f"ALFWorld failed in {action!r}: {error}") from error
         self._game, success = game, game.state.won
         return StepResult(one_line(game.state.text), float(success), success, False, {"success": success, "valid": valid})
-
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(action, observations)
 
     def valid_actions(self) -> list[str]:
         return self._game.state.admissible if self._game is not None else []

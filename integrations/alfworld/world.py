@@ -1,31 +1,19 @@
 """ALFWorld as the world of an experiment, and the scripted policies that collect its traces."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
 
-from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSplit, load_tasks, usual_places
+from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSplit, load_tasks, walkthrough
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.text import (
-    TOOLS,
-    Goal,
-    Known,
-    check_action,
-    follow,
-    goal_of,
-    hidden_facts,
-    kind_of,
-    likely_order,
-)
-from dreamgym_lg.integrations.text_games.game import Rules, TextGame
+from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
-from dreamgym_lg.types import Split, Step, Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
 AT_ONCE, REPEATED = 30, 6
 """Games that offline policies play in turn, and episodes of each. Loading one takes a second, the engine remembers 32."""
@@ -35,7 +23,7 @@ class ALFWorldWorld(World):
     """ALFWorld's household tasks.
 
     Splits as of `data.load_tasks`; `test` has only the official `valid_seen`, the panel `unseen rooms` the `valid_unseen`.
-    In a dream the places of the wanted things are drawn once for all episodes of a task (`hidden_facts`).
+    Its dream is the experience model's alone, without rules of the game. Offline episodes are stored solutions and random play.
 
     Args:
         games: As `data.load_tasks`. Default: $ALFWORLD_DATA, else ~/.cache/alfworld, as `alfworld-download`.
@@ -46,10 +34,9 @@ class ALFWorldWorld(World):
     """
 
     name = "alfworld"
-    assisted = True
     settings = Settings(
         tasks=500,
-        episodes={"demonstration": 400, "noisy": 400, "random": 500},
+        episodes={"demonstration": 400, "random": 900},
         retrieved=1,
         retrieved_characters=300,
         policy_tokens=32,
@@ -73,15 +60,6 @@ class ALFWorldWorld(World):
     def create_environment(self) -> ALFWorld:
         return ALFWorld(max_steps=self.max_steps)
 
-    def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(self.refusal), model])
-
-    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(action, observations)
-
-    def context(self, task: Task, steps: Sequence[Step]) -> list[str]:
-        return hidden_facts(task, steps, usual_places(self.games))
-
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """As `World.collect`, from the first tasks alone: `REPEATED` or more episodes of each."""
         tasks = tasks[: max(1, sum(episodes.values()) // (AT_ONCE * REPEATED)) * AT_ONCE]
@@ -97,45 +75,12 @@ class ALFWorldWorld(World):
         return {"unseen rooms": self._load("valid_unseen")[:limit]}
 
 
-# --- Scripted policies -----------------------------------------------------------------------------------------------
-
-
 def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
-    """The demonstrator of `task`. It searches the room as a policy has to, the usual places first, after any detour.
-
-    Raises `ConfigurationError` for an instruction that is none of ALFWorld's.
-    """
-    if (goal := goal_of(task.instruction)) is None:
-        raise ConfigurationError(f"task {task.id} asks {task.instruction!r}, which is no instruction of ALFWorld's")
-    usual, seed = usual_places(str(task.metadata["path"])), rng.randrange(2**32)
+    """The game's stored solution; astray, any action that the game accepts."""
+    stored = walkthrough(task)
 
     def right(seen: Sequence[str], valid: Sequence[str]) -> str:
-        known = follow(seen)
-        place, action = _next(goal, known, lambda kind: likely_order(known.places, usual.get(kind, {}), seed))
-        away = [other for other in valid if other.startswith("go to ")] or ["look"]
-        steps = [action, f"open {place}"] if known.here == place else [f"go to {place}"]
-        return next((step for step in steps if step in valid), away[len(seen) % len(away)])
+        action = stored[min(len(seen), len(stored)) - 1]
+        return action if action in valid else rng.choice(list(valid) or ["look"])
 
     return right
-
-
-def _next(goal: Goal, known: Known, order: Callable[[str], list[str]]) -> tuple[str, str]:
-    """A place and the action there; "" to look into it. Args: `order`, places to search for a kind of thing."""
-    held, lamp = known.held, "lamp" in goal.place
-    target = next((place for place in order("") if kind_of(place) == goal.place), "")
-    if held and kind_of(held) != goal.thing:  # a thing too many: down with it, here or elsewhere
-        return known.here, f"move {held} to {known.here}"
-    if held and goal.treat and (goal.treat, held) not in known.treated:
-        tool = next((place for kind in TOOLS[goal.treat] for place in known.places if kind_of(place) == kind), "")
-        return tool, f"{goal.treat} {held} with {tool}"
-    if held and not lamp:
-        return target, f"move {held} to {target}"
-    for place, names_there in known.contents.items():
-        for name in names_there:
-            if held and kind_of(name) == goal.place:
-                return place, f"use {name}"
-            done = place == target and not (goal.treat and (goal.treat, name) not in known.treated)
-            if not held and kind_of(name) == goal.thing and not done:
-                return place, f"take {name} from {place}"
-    unknown = [place for place in order(goal.place if held else goal.thing) if place not in known.contents]
-    return (unknown[0] if unknown else known.here), ""

@@ -13,7 +13,7 @@ import pytest
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.integrations.alfworld.data import load_tasks, walkthrough
-from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS, without_frame
+from dreamgym_lg.integrations.alfworld.text import without_frame
 from dreamgym_lg.integrations.text_games.game import one_line
 from dreamgym_lg.types import StepResult, Task
 
@@ -66,7 +66,7 @@ def test_what_the_game_does_not_know_is_invalid_and_changes_nothing(tasks: list[
     for task in tasks:
         results = played[task.id][1]
         assert [result.info["valid"] for result in results[: len(DETOUR)]] == [True, True, True, False, False]
-        assert results[3].observation == results[4].observation == NOTHING_HAPPENS
+        assert results[3].observation == results[4].observation == "Nothing happens."
         assert all(result.info["valid"] for result in results[len(DETOUR) :])
     environment = ALFWorld()
     environment.reset(tasks[0])

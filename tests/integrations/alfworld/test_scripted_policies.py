@@ -1,12 +1,11 @@
 """Scripted policies, against the real engine."""
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS, names
+from dreamgym_lg.integrations.alfworld.data import walkthrough
 from dreamgym_lg.types import Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
@@ -39,12 +38,9 @@ def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, 
         assert steps[-1].truncated != steps[-1].terminated
         for step in steps:  # played once more
             assert step.observation == seen[-1]
-            if environment.check_action(step.action, seen) is None:
-                result = environment.step(step.action)
-                assert (result.observation, result.reward) == (step.next_observation, step.reward)
-                assert result.info["valid"] == step.valid
-            else:
-                assert (step.next_observation, step.reward, step.valid) == (NOTHING_HAPPENS, 0.0, False)
+            result = environment.step(step.action)
+            assert (result.observation, result.reward) == (step.next_observation, step.reward)
+            assert result.info["valid"] == step.valid
             seen.append(step.next_observation)
 
 
@@ -59,35 +55,10 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
     played = {kind: list(collect_episodes(create_oracle, training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
     for trajectory in played["demonstration"]:
-        assert trajectory.success and not trajectory.invalid_actions
-        seen = names([trajectory.steps[0].observation])
-        for step in trajectory.steps:  # it knows nothing but what it was shown
-            assert names([step.action]) <= seen
-            seen |= names([step.next_observation])
-    assert len({len(trajectory.steps) for trajectory in played["demonstration"]}) > 4  # it searches, differently each time
-    assert sum(trajectory.success for trajectory in played["noisy"]) >= 8  # it finds back
-    assert sum(len(trajectory.steps) for trajectory in played["noisy"]) > sum(len(t.steps) for t in played["demonstration"])
+        assert [step.action for step in trajectory.steps] == walkthrough(trajectory.task) and trajectory.success
+    assert sum(trajectory.success for trajectory in played["noisy"]) < 12
     assert sum(trajectory.success for trajectory in played["random"]) <= 2
-    assert 0 < invalid["noisy"] < invalid["random"]
-
-
-@pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
-def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], detour: str) -> None:
-    task = next(task for task in training if task.metadata["type"] == "pick_two_obj_and_place")
-    right = create_oracle(environment, task, Random(0))
-    seen, moved = [environment.reset(task)], False
-    for _ in range(29):
-        valid = environment.valid_actions()
-        stray = [action for action in valid if action.startswith(detour)]
-        if detour == "back":  # take away again what was just put where it belongs
-            stray = [action for action in valid if seen[-1].startswith("You move ") and action.startswith("take toiletpaper")]
-        action = stray[0] if stray and not moved and len(seen) > 2 else right(seen, valid)
-        moved = moved or bool(stray and action == stray[0])
-        result = environment.step(action)
-        seen.append(result.observation)
-        if result.terminated:
-            break
-    assert moved and result.info["success"], seen
+    assert invalid["demonstration"] == 0 < invalid["random"]
 
 
 def test_scripted_policies_never_touch_evaluation_tasks(packed: Path, environment: ALFWorld, tasks: list[Task]) -> None:
