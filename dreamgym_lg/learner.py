@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from dreamgym_lg.types import Segment, Trajectory, is_unanswered
 
-LearnerName = Literal["grpo", "rloo", "ppo", "rft", "dpo"]
+LearnerName = Literal["grpo", "ppo", "rft", "dpo"]
 """The learners that can be chosen by name: `integrations.trl.learners` has their classes."""
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -71,27 +71,15 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
     return [(reward - mean) / (math.sqrt(variance) + 1e-4) for reward in rewards]
 
 
-def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the group's others (RLOO). Zeros for a uniform group; at least 2 rewards."""
-    total, others = sum(rewards), len(rewards) - 1
-    return [reward - (total - reward) / others for reward in rewards]
-
-
 def group_credit(
-    groups: Groups,
-    *,
-    advantages: Callable[[Sequence[float]], Sequence[float]] = group_advantages,
-    normalise: Normalisation = "episodes",
-    length: int = 1,
-    by_state: bool = False,
+    groups: Groups, *, normalise: Normalisation = "episodes", length: int = 1, by_state: bool = False
 ) -> list[TrainingRow]:
-    """Training rows of GRPO and RLOO: each sampled token with its episode's advantage.
+    """Training rows of GRPO: each sampled token with its episode's advantage.
 
     Left out are failed episodes, those without a sampled token, and uniform groups. An episode's weight is shared by its
     tokens, however it was cut into segments.
 
     Args:
-        advantages: From the rewards of two or more episodes.
         normalise: Weights of N episodes with T sampled tokens. `episodes`: a token of an episode with L of them weighs 1/(N L)
             (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO); `length`: 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
         by_state: Compare a reply with those of the group that were given to the same tokens (GiGPO, arXiv 2505.10978), if there
@@ -101,7 +89,7 @@ def group_credit(
     for group in groups:
         usable = _usable([group])
         if not is_uniform(usable):
-            whole = advantages([episode.reward for episode in usable])
+            whole = group_advantages([episode.reward for episode in usable])
             replies = [[each] * len(_states(episode)) for episode, each in zip(usable, whole, strict=True)]
             credited += zip(usable, _by_state(usable, replies) if by_state else replies, strict=True)
     return _rows(credited, normalise, length)

@@ -16,7 +16,6 @@ from dreamgym_lg.learner import (
     group_advantages,
     group_credit,
     is_uniform,
-    leave_one_out_advantages,
     preference_credit,
     preference_pairs,
     success_credit,
@@ -144,15 +143,6 @@ def test_what_the_weights_amount_to() -> None:
     assert [row.weight for row in group_credit([group])] == pytest.approx([1 / 18, 1 / 36, 1 / 12, 1 / 12])
     assert [row.weight for row in group_credit([group], normalise="tokens")] == pytest.approx([1 / 22] * 4)
     assert [row.weight for row in group_credit([group], normalise="length", length=100)] == pytest.approx([1 / 300] * 4)
-
-
-def test_leave_one_out_advantages_are_against_the_others_mean() -> None:
-    rewards = [0.0, 0.25, 1.0, 0.5]
-    expected = [reward - statistics.mean(rewards[:i] + rewards[i + 1 :]) for i, reward in enumerate(rewards)]
-    assert leave_one_out_advantages(rewards) == pytest.approx(expected)
-    rows = group_credit([[episode(0.0, segment(6)), episode(1.0, segment(2), segment(1))]], advantages=leave_one_out_advantages)
-    assert [row.advantages[-1] for row in rows] == [-1.0, 1.0, 1.0]
-    assert group_credit([[episode(1.0, segment(2))] * 2], advantages=leave_one_out_advantages) == []
 
 
 def test_successes_alone_are_fine_tuned_on_also_where_all_succeed() -> None:

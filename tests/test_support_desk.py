@@ -163,6 +163,7 @@ def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
         assert desk.shop.solved(task, said), "an episode's copy is its own"
 
 
+@pytest.mark.slow
 def test_recorded_conversations_ask_confirm_and_end_well_and_badly(desk: Any, talking: Any) -> None:
     recorded = list(talking.gym.replay_buffer.trajectories(source="offline"))
     asked = [step for each in recorded for step in each.steps[:-1] if is_answer(step.action)]
@@ -187,6 +188,7 @@ def test_the_desk_that_talks_is_the_same_in_the_truthful_dream_as_on_its_databas
     assert real.successes == 18 if habit == "good" else real.successes < 9
 
 
+@pytest.mark.slow
 def test_a_change_without_leave_is_no_success(desk: Any, talking: Any) -> None:
     """The rows are right, and nobody was asked."""
     policy = desk.old_policy.OldPolicy(habit="asks_no_leave", talks=True)

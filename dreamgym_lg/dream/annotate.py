@@ -63,11 +63,7 @@ Annotate = Callable[..., Coroutine[Any, Any, Annotated]]
 
 
 async def annotate(
-    replay_buffer: ReplayBuffer,
-    model: BaseChatModel,
-    *,
-    hosted: Hosted | None = None,
-    source: Source | None = "offline",
+    replay_buffer: ReplayBuffer, model: BaseChatModel, *, hosted: Hosted | None = None, source: Source | None = "offline"
 ) -> Annotated:
     """Let `model` write the reasoning of every recorded step of train tasks (`Step.reasoning`).
 

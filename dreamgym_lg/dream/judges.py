@@ -13,15 +13,7 @@ from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import Prompter, outgrown
-from dreamgym_lg.dream.prompts import (
-    LineFormat,
-    default_format,
-    encoded,
-    load_prompt,
-    on_one_line,
-    prompt_name,
-    read_form,
-)
+from dreamgym_lg.dream.prompts import LineFormat, default_format, encoded, load_prompt, on_one_line, prompt_name, read_form
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed

@@ -5,17 +5,7 @@ from collections.abc import Sequence
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.trace_index import (
-    Call,
-    Effects,
-    Success,
-    TraceIndex,
-    Votes,
-    facts,
-    message_text,
-    unordered,
-    worlds_of,
-)
+from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Votes, facts, message_text, unordered, worlds_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import described, first_observation, is_tool_task, schemas
 from dreamgym_lg.types import Task

@@ -6,11 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from langchain_core.tools import BaseTool
-from langgraph.prebuilt.tool_node import (
-    INVALID_TOOL_NAME_ERROR_TEMPLATE,
-    TOOL_INVOCATION_ERROR_TEMPLATE,
-    ToolInvocationError,
-)
+from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE, ToolInvocationError
 from pydantic import ValidationError
 
 from dreamgym_lg.actions import ToolCall, parse_call

@@ -77,7 +77,7 @@ class Settings:
     """Number of real steps that ends training, in the iteration that reaches it. Steps of failed episodes count, those of
     evaluations do not. None: no limit; `s2r` needs one."""
     learner: LearnerName = "grpo"
-    """Method that trains the policy on an iteration's episodes. `grpo`, `rloo`: rewards relative to the task's other episodes;
+    """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
     `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""

@@ -56,10 +56,7 @@ async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position
     except PredictionFailed:
         reply = ""
     text = f"task {trajectory.task.id}: {step.action[:200]} -> {fault or (reply or 'the end')[:200]}"
-    cases = [
-        *_by_rule(trajectory, position, goal, episode, fault, reply),
-        *await _by_judge(user, episode, fault, reply),
-    ]
+    cases = [*_by_rule(trajectory, position, goal, episode, fault, reply), *await _by_judge(user, episode, fault, reply)]
     return [UserCase(dream.user.name, kind, wrong, text) for kind, wrong in cases]
 
 

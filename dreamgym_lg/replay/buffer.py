@@ -217,12 +217,7 @@ class ReplayBuffer:
         return self.similar_many([(observation, action)], k, environment=environment, exclude_task=exclude_task)[0]
 
     def similar_many(
-        self,
-        queries: Sequence[tuple[str, str]],
-        k: int = 3,
-        *,
-        environment: str | None = None,
-        exclude_task: str | None = None,
+        self, queries: Sequence[tuple[str, str]], k: int = 3, *, environment: str | None = None, exclude_task: str | None = None
     ) -> list[list[Step]]:
         """`similar` for many (observation, action) pairs at once."""
         return self._retriever.steps(queries, k, environment, exclude_task) if k > 0 and queries else [[] for _ in queries]

@@ -14,11 +14,7 @@ Event = Literal["invalid action", "blocked", "passed through", "raised"]
 
 _SUCCESS = "(error IS NULL AND success)"
 _FAILED = "(CASE WHEN error IS NULL THEN 0 ELSE is_missing(error) END)"
-_OUTCOMES: Mapping[Outcome, str] = {
-    "success": _SUCCESS,
-    "no success": f"NOT {_SUCCESS} AND NOT {_FAILED}",
-    "failed": _FAILED,
-}
+_OUTCOMES: Mapping[Outcome, str] = {"success": _SUCCESS, "no success": f"NOT {_SUCCESS} AND NOT {_FAILED}", "failed": _FAILED}
 _COUNTS = f"count(*) AS episodes, sum({_SUCCESS}) AS successes, sum({_FAILED}) AS failed, count(error) AS errors"
 _OF_ITS_STEPS = "SELECT 1 FROM steps WHERE trajectory_id = trajectories.id AND"
 _EPISODE = "trajectories.id, run, iteration, rollout_index, source, success, error, task_id, instruction, origin, split"

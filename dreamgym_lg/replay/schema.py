@@ -3,7 +3,6 @@
 Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
 """
 
-import json
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -14,7 +13,6 @@ from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ReplayBufferError
 from dreamgym_lg.replay.rows import explained
-from dreamgym_lg.text import clean
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -34,94 +32,30 @@ def _tables(db: Database) -> None:
     db.executescript("""
         CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
             environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
-            split TEXT NOT NULL);
+            split TEXT NOT NULL, observation TEXT NOT NULL DEFAULT '', tools TEXT, rubric TEXT NOT NULL DEFAULT '',
+            seed INTEGER, panel TEXT NOT NULL DEFAULT '', messages TEXT NOT NULL DEFAULT '[]');
+        CREATE INDEX tasks_split ON tasks (split);
+        -- acts: JSON, NULL for none. They are few, and only ever read with their trajectory.
         CREATE TABLE trajectories (id INTEGER PRIMARY KEY, run TEXT NOT NULL, iteration INTEGER NOT NULL,
             task_id TEXT NOT NULL REFERENCES tasks(id), rollout_index INTEGER NOT NULL, source TEXT NOT NULL,
-            success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
+            success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL,
+            annotation TEXT, acts TEXT);
         CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
         CREATE INDEX trajectories_task ON trajectories (task_id);
         CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
             position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
             reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
-            reasoning TEXT NOT NULL);
+            reasoning TEXT NOT NULL, decided_by TEXT NOT NULL DEFAULT '', line TEXT NOT NULL DEFAULT '',
+            judged_by TEXT NOT NULL DEFAULT '', words TEXT NOT NULL DEFAULT '');
         CREATE UNIQUE INDEX steps_key ON steps (trajectory_id, position);
+        -- temperature: NULL where nobody knows it
         CREATE TABLE segments (trajectory_id INTEGER NOT NULL REFERENCES trajectories(id), position INTEGER NOT NULL,
-            token_ids BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL);
+            token_ids BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL, temperature REAL,
+            policy_version TEXT NOT NULL DEFAULT '', guided INTEGER NOT NULL DEFAULT 0);
         CREATE UNIQUE INDEX segments_key ON segments (trajectory_id, position);
         CREATE TABLE metrics (run TEXT NOT NULL, iteration INTEGER NOT NULL, name TEXT NOT NULL, value,
             PRIMARY KEY (run, iteration, name)) WITHOUT ROWID;
     """)
-
-
-@migrations(name="0002_annotation")
-def _annotation(db: Database) -> None:
-    db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
-
-
-@migrations(name="0003_temperature")
-def _temperature(db: Database) -> None:
-    # NULL for what was recorded before: nobody knows at which temperature.
-    db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
-
-
-@migrations(name="0004_decided_by")
-def _decided_by(db: Database) -> None:
-    db.execute("ALTER TABLE steps ADD COLUMN decided_by TEXT NOT NULL DEFAULT ''")
-    db.execute("CREATE INDEX tasks_split ON tasks (split)")
-
-
-@migrations(name="0005_acts")
-def _acts(db: Database) -> None:
-    db.execute("ALTER TABLE steps ADD COLUMN line TEXT NOT NULL DEFAULT ''")
-    # JSON: they are few, and only ever read with their trajectory. NULL for none.
-    db.execute("ALTER TABLE trajectories ADD COLUMN acts TEXT")
-
-
-@migrations(name="0006_policy_version")
-def _policy_version(db: Database) -> None:
-    db.execute("ALTER TABLE segments ADD COLUMN policy_version TEXT NOT NULL DEFAULT ''")
-
-
-@migrations(name="0007_guided")
-def _guided(db: Database) -> None:
-    db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
-
-
-@migrations(name="0008_judged_by")
-def _judged_by(db: Database) -> None:
-    db.execute("ALTER TABLE steps ADD COLUMN judged_by TEXT NOT NULL DEFAULT ''")
-
-
-@migrations(name="0009_task_fields")
-def _task_fields(db: Database) -> None:
-    kinds: dict[str, tuple[type, str]] = {
-        "observation": (str, "TEXT NOT NULL DEFAULT ''"),
-        "tools": (list, "TEXT"),
-        "rubric": (str, "TEXT NOT NULL DEFAULT ''"),
-        "seed": (int, "INTEGER"),
-        "panel": (str, "TEXT NOT NULL DEFAULT ''"),
-    }
-    for name, (_, column) in kinds.items():
-        db.execute(f"ALTER TABLE tasks ADD COLUMN {name} {column}")
-    # They were keys of the metadata before. What is of another kind was never the library's and stays there.
-    for position, text in db.execute("SELECT position, metadata FROM tasks").fetchall():
-        metadata = json.loads(text)
-        moved = {name: metadata.pop(name) for name, (kind, _) in kinds.items() if type(metadata.get(name)) is kind}
-        if moved:
-            values = [clean(value) if isinstance(value, str) else value for value in moved.values()]
-            values = [json.dumps(value) if isinstance(value, list) else value for value in values]
-            columns = ", ".join(f"{name} = ?" for name in ("metadata", *moved))
-            db.execute(f"UPDATE tasks SET {columns} WHERE position = ?", [json.dumps(metadata), *values, position])
-
-
-@migrations(name="0010_messages")
-def _messages(db: Database) -> None:
-    db.execute("ALTER TABLE tasks ADD COLUMN messages TEXT NOT NULL DEFAULT '[]'")
-
-
-@migrations(name="0011_words")
-def _words(db: Database) -> None:
-    db.execute("ALTER TABLE steps ADD COLUMN words TEXT NOT NULL DEFAULT ''")
 
 
 @migrations(name="0012_goal")
@@ -220,8 +154,8 @@ def _check_ours(db: Database, name: str) -> None:
             f"{name} is another application's SQLite file (no migration of dreamgym_lg is recorded in it) and was left "
             "as it is; give the path of a replay buffer, or one where no file exists yet"
         )
-    known = {migration.name for migration in migrations.pending(Database(memory=True, execute_plugins=False))}
-    if newer := [migration for migration in applied if migration not in known]:
+    newest = max(migration.name for migration in migrations.pending(Database(memory=True, execute_plugins=False)))
+    if newer := [migration for migration in applied if migration > newest]:
         raise ReplayBufferError(
             f"{name} was made by a newer dreamgym-lg (it has migration {newer[-1]!r}) and was left as it is; "
             "upgrade with: pip install -U dreamgym-lg"

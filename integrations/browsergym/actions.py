@@ -17,11 +17,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("browsergym-core", "browsergym") from error
 
-_SUBSETS: Mapping[str, Sequence[str]] = {
-    "miniwob": ("bid",),
-    "webarena": ("webarena",),
-    "webarenalite": ("webarena",),
-}
+_SUBSETS: Mapping[str, Sequence[str]] = {"miniwob": ("bid",), "webarena": ("webarena",), "webarenalite": ("webarena",)}
 """BrowserGym's own sets. Of `miniwob` those that name an element: in text nobody sees where on the screen something is."""
 _FILES = ("upload_file", "mouse_upload_file")
 """Actions left out everywhere. With them a policy could send any file of this machine to a site."""

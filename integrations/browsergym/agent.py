@@ -38,12 +38,7 @@ class BrowserTools:
     """
 
     def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        *,
-        actions: Collection[str] | None = None,
-        max_steps: int | None = None,
+        self, environment: Environment, task: Task, *, actions: Collection[str] | None = None, max_steps: int | None = None
     ) -> None:
         self.environment, self.task, self.max_steps = environment, task, max_steps
         self.steps: list[Step] = []
@@ -52,10 +47,7 @@ class BrowserTools:
         self._turn = asyncio.Lock()
         self.tools: list[BaseTool] = [
             StructuredTool(
-                name=name,
-                description=describe_action(name),
-                args_schema=tool_schema(name),
-                coroutine=self._tool(name),
+                name=name, description=describe_action(name), args_schema=tool_schema(name), coroutine=self._tool(name)
             )
             for name in chosen_actions(str(task.metadata["task"]).partition(".")[0], actions)
         ]

@@ -21,11 +21,7 @@ _INSTALL = "pip install --no-deps browsergym-webarena browsergym-webarenalite li
 
 
 def load_tasks(
-    benchmark: Benchmark,
-    *,
-    names: Iterable[str] | None = None,
-    seeds: Iterable[int] = range(1),
-    split: Split | None = None,
+    benchmark: Benchmark, *, names: Iterable[str] | None = None, seeds: Iterable[int] = range(1), split: Split | None = None
 ) -> list[Task]:
     """The tasks of a benchmark, in its own order.
 

@@ -50,12 +50,7 @@ class BrowserGymWorld(World):
     """
 
     assisted = True
-    settings = Settings(
-        tasks=640,
-        retrieved=1,
-        retrieved_characters=600,
-        policy_tokens=48,
-    )
+    settings = Settings(tasks=640, retrieved=1, retrieved_characters=600, policy_tokens=48)
 
     def __init__(
         self,

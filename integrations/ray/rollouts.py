@@ -28,13 +28,7 @@ from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.rollout import Agent, episode_tracing
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
-from dreamgym_lg.simulate.remote_episode import (
-    Parent,
-    ParentEnvironment,
-    ParentPolicy,
-    RemoteEpisode,
-    play_episode,
-)
+from dreamgym_lg.simulate.remote_episode import Parent, ParentEnvironment, ParentPolicy, RemoteEpisode, play_episode
 from dreamgym_lg.types import Task
 
 try:

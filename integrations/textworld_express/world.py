@@ -14,11 +14,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.text import (
-    GAMES,
-    check_action,
-    hidden_facts,
-)
+from dreamgym_lg.integrations.textworld_express.text import GAMES, check_action, hidden_facts
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"demonstration": 4, "random": 400, "unfinished": 1500}
@@ -31,11 +27,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "proof_tasks": 64,
         "panel_tasks": 32,
     },
-    "twc": {
-        "tasks": 5000,
-        "episodes": {"demonstration": 60, "unfinished": 1500},
-        "experience_steps": 300,
-    },
+    "twc": {"tasks": 5000, "episodes": {"demonstration": 60, "unfinished": 1500}, "experience_steps": 300},
 }
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 

@@ -192,12 +192,7 @@ class LocalChatModel(TrainablePolicy):
         return self.bind(tools=converted, **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
 
     def with_structured_output(
-        self,
-        schema: dict[str, Any] | type,
-        *,
-        include_raw: bool = False,
-        method: str = "function_calling",
-        **kwargs: Any,
+        self, schema: dict[str, Any] | type, *, include_raw: bool = False, method: str = "function_calling", **kwargs: Any
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Answers that fit a schema: by a forced tool call, or as JSON text.
 

@@ -51,13 +51,7 @@ def _is_path(name: str) -> bool:
     return "/" in name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).parent.is_dir())
 
 
-def load_model(
-    path: str | Path,
-    *,
-    device: str = "auto",
-    dtype: str | torch.dtype = "auto",
-    **options: Any,
-) -> PreTrainedModel:
+def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", **options: Any) -> PreTrainedModel:
     """Load a model's weights onto a device.
 
     Args:

@@ -1,4 +1,4 @@
-"""GRPO, RLOO, RFT and DPO, and all learners by their names. PPO has a file of its own."""
+"""GRPO, RFT and DPO, and all learners by their names. PPO has a file of its own."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,7 +19,6 @@ from dreamgym_lg.learner import (
     Pair,
     TrainingRow,
     group_credit,
-    leave_one_out_advantages,
     preference_credit,
     preference_pairs,
     success_credit,
@@ -70,20 +69,6 @@ class GRPOLearner(PolicyLearner):
             group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length, by_state=step_credit
         )
         super().__init__(model, tokenizer, path, **options)
-
-
-class RLOOLearner(PolicyLearner):
-    """REINFORCE leave-one-out (Ahmadian et al. 2024): rewards are not divided by the group's deviation.
-
-    Each of an episode's tokens weighs the same however long it is, so that with one optimiser step an iteration the gradient is
-    the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per sequence, and an episode may be several:
-    here it is clipped per token, as in GRPO, and the KL term is in the loss, not in the reward.
-
-    Args: As of `GRPOLearner`, without `loss_type` and `max_completion_length`.
-    """
-
-    OPTIONS = STEP | CLIPPING
-    _credit = staticmethod(partial(group_credit, advantages=leave_one_out_advantages, normalise="length"))
 
 
 class RFTLearner(PolicyLearner):
@@ -143,7 +128,6 @@ class DPOLearner(PolicyLearner):
 
 LEARNERS: Mapping[LearnerName, type[PolicyLearner]] = {
     "grpo": GRPOLearner,
-    "rloo": RLOOLearner,
     "ppo": PPOLearner,
     "rft": RFTLearner,
     "dpo": DPOLearner,

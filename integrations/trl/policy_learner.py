@@ -12,14 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters
 from dreamgym_lg.integrations.trl.adapters import adapt, check_trainable
-from dreamgym_lg.integrations.trl.options import (
-    ADAPTER_RATE_FACTOR,
-    Loss,
-    StepOptions,
-    check_options,
-    default_rate,
-    precision,
-)
+from dreamgym_lg.integrations.trl.options import ADAPTER_RATE_FACTOR, Loss, StepOptions, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.ranks import join_ranks
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING, TokenTrainer
 from dreamgym_lg.learner import Credit, Groups, TrainingRow

@@ -249,10 +249,5 @@ def _trajectory(episode: dict[str, Any]) -> Trajectory:
                 valid=page != "Invalid action!",
             )
         )
-    task = Task(
-        id=f"react-{episode['id']}",
-        instruction=episode["instruction"],
-        environment=REACT,
-        observation=observation,
-    )
+    task = Task(id=f"react-{episode['id']}", instruction=episode["instruction"], environment=REACT, observation=observation)
     return Trajectory(task=task, steps=steps, success=score == 1, run="react")

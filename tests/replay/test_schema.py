@@ -1,6 +1,5 @@
 """The replay buffer's file: nothing lost, nothing twice, nobody else's file touched."""
 
-import json
 import signal
 import sqlite3
 import subprocess
@@ -15,7 +14,7 @@ from sqlite_utils import Database
 
 from dreamgym_lg.errors import ReplayBufferError
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.schema import APPLICATION_ID, migrations
+from dreamgym_lg.replay.schema import APPLICATION_ID
 from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
@@ -231,66 +230,6 @@ def test_a_file_of_a_newer_release_is_refused(path: Path) -> None:
     with pytest.raises(ReplayBufferError, match=r"replay\.db was made by a newer .*0099_future.*pip install -U"):
         ReplayBuffer(path)
     assert path.read_bytes() == before
-
-
-OLD_SEGMENT = "INSERT INTO segments VALUES (1, 0, x'07000000', x'01', x'000000bf')"
-OLD_ROW = """
-    INSERT INTO tasks VALUES (1, 't0', 'eat the apple', 'kitchen', '{}', 'real', NULL, 'train');
-    INSERT INTO trajectories VALUES (1, 'r', 0, 't0', 0, 'offline', 1, NULL, '', '');
-    INSERT INTO steps VALUES (1, 1, 0, 'room 0', 'go', 'room 1', 0.5, 1, 0, 1, '');
-"""
-
-
-def test_a_file_of_the_first_release_opens_with_what_it_holds(path: Path) -> None:
-    db = Database(path)
-    migrations.apply(db, stop_before="0002_annotation")
-    db.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {OLD_ROW}; {OLD_SEGMENT}")
-    db.close()
-    whole = {"overall_plan": "eat", "success_mode": "apple", "failure_mode": "none"}
-    with ReplayBuffer(path) as buffer:
-        [found] = buffer.trajectories(segments=True)
-        [segment] = found.segments
-        assert (segment.token_ids, segment.logprobs, segment.temperature) == ((7,), (-0.5,), None)
-        assert found.annotation is None and found.success and found.steps[0].reward == 0.5
-        assert found.steps[0].decided_by == found.steps[0].judged_by == found.steps[0].line == "" and found.acts == ()
-        buffer.set_reasoning(found, ["it was hungry"], annotation=whole)
-    with ReplayBuffer(path) as buffer:
-        assert next(buffer.trajectories()).annotation == whole
-
-
-def test_what_was_hidden_in_metadata_is_in_the_tasks_fields(path: Path) -> None:
-    hidden = {
-        "observation": "a \ud83d",
-        "tools": ["look"],
-        "rubric": "eaten",
-        "seed": 3,
-        "panel": "p",
-    }
-    own = {"observation": 3, "tools": "a hammer", "seed": True, "generated": "2025-01-02"}
-    db = Database(path)
-    migrations.apply(db, stop_before="0009_task_fields")
-    for position, metadata in enumerate((hidden | {"city": "Bern"}, own, {})):
-        row = [position, f"t{position}", "eat", "kitchen", json.dumps(metadata), "real", None, "train"]
-        db.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    db.conn.commit()
-    db.close()
-    with ReplayBuffer(path) as buffer:
-        ours, theirs, bare = buffer.tasks()
-    assert ours == Task(
-        id="t0",
-        instruction="eat",
-        environment="kitchen",
-        observation="a ?",
-        tools=["look"],
-        rubric="eaten",
-        seed=3,
-        panel="p",
-        metadata={"city": "Bern"},
-    )
-    assert theirs == Task(id="t1", instruction="eat", environment="kitchen", metadata=own), (
-        "of another kind: never the library's"
-    )
-    assert bare == Task(id="t2", instruction="eat", environment="kitchen")
 
 
 def test_an_empty_file_becomes_a_buffer(path: Path) -> None:

@@ -13,7 +13,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-from dreamgym_lg.integrations.langchain.middleware import PolicyMiddleware
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, simulated, with_policy
 
@@ -47,13 +46,6 @@ async def test_with_a_policy_a_graph_streams_as_before(mode: Any, booked: list[s
     assert said(plain, "production") == (mode != "custom") == said(chunks, "policy") == said(async_chunks, "policy")
     assert not said([chunks, async_chunks], "production") and booked == ["Rome"] * 3
     assert graph.get_state(thread("served")).values["messages"][-1].text == "policy done", "one checkpointer"
-
-
-async def test_the_middleware_answers_in_place_of_the_model(booked: list[str]) -> None:
-    agent = build("production", booked, middleware=[PolicyMiddleware(Model(label="policy"))])
-    for final in (agent.invoke(PAYLOAD), await agent.ainvoke(PAYLOAD)):
-        assert said(final, "policy") and not said(final, "production")
-    assert booked == ["Rome"] * 2
 
 
 # --- in the dream -----------------------------------------------------------------------------------------------------------

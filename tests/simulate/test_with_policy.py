@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
@@ -19,7 +18,6 @@ from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg import with_policy
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.langchain.middleware import PolicyMiddleware
 from dreamgym_lg.simulate import Call, simulated
 from dreamgym_lg.simulate.episode import AgentEpisode
 
@@ -183,23 +181,3 @@ async def test_the_original_keeps_its_model_while_both_run(tmp_path: Path) -> No
         assert signed(state, mine) and not signed(state, other), number
     assert (dict(vars(graph)), dict(graph.nodes)) == before
     assert world.model.invoke("beside").text.startswith("production: ")
-
-
-# --- LangChain's own way ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("synchronous", [True, False])
-def test_a_middleware_puts_the_policy_into_create_agent(synchronous: bool, tmp_path: Path) -> None:
-    world, policy = World(folder=tmp_path), ScriptedPolicy()
-
-    @tool
-    def look(place: str) -> str:
-        """Look around."""
-        return f"{place}: nothing"
-
-    agent = create_agent(world.model, [look], middleware=[PolicyMiddleware(policy)])
-    state = agent.invoke(ask()) if synchronous else asyncio.run(agent.ainvoke(ask()))
-    assert signed(state, "policy") and world.model_calls == 0 and policy.calls == 2
-    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
-    with pytest.raises(ConfigurationError, match="policy='x' is no chat model"):
-        PolicyMiddleware("x")  # type: ignore[arg-type]

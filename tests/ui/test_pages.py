@@ -409,12 +409,12 @@ def changed(path: Path, sql: str) -> None:
         (lambda path: path.write_text("no database " * 100), "file is not a database"),
         (lambda path: path.write_text("x"), "file is not a database"),
         (
-            lambda path: changed(path, "UPDATE _sqlite_migrations SET name = '0099_later' WHERE name = '0005_acts'"),
+            lambda path: changed(path, "UPDATE _sqlite_migrations SET name = '0099_later' WHERE name = '0012_goal'"),
             "was made by a newer dreamgym-lg (it has migration '0099_later') and was left as it is; upgrade with: pip",
         ),
         (
-            lambda path: changed(path, "DELETE FROM _sqlite_migrations WHERE name = '0005_acts'"),
-            "was made by an earlier dreamgym-lg (it lacks migration '0005_acts') and is only read here; bring it up to date: ",
+            lambda path: changed(path, "DELETE FROM _sqlite_migrations WHERE name = '0012_goal'"),
+            "was made by an earlier dreamgym-lg (it lacks migration '0012_goal') and is only read here; bring it up to date: ",
         ),
         (
             lambda path: (path.unlink(), changed(path, "PRAGMA journal_mode = WAL")),

@@ -47,19 +47,22 @@ def recorded(segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(segment.logprobs)[own], torch.tensor(segment.token_ids)[own]
 
 
+def smollm2(dtype: str, adapted: bool) -> Any:
+    policy: Any = LocalChatModel.from_path("smollm2-135m", dtype=dtype, temperature=0, max_new_tokens=12)
+    if adapted:
+        adapt(policy.model)
+        torch.manual_seed(0)
+        for name, value in policy.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(value, std=0.01)
+    return policy
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool) -> None:
     """In bfloat16 two computations of one thing differ by rounding: the engine by no more than plain transformers does."""
-    exact: Any = LocalChatModel.from_path("smollm2-135m", dtype="float32", temperature=0, max_new_tokens=12)
-    policy: Any = LocalChatModel.from_path("smollm2-135m", dtype=dtype, temperature=0, max_new_tokens=12)
-    if adapted:
-        for model in (exact.model, policy.model):
-            adapt(model)
-            torch.manual_seed(0)
-            for name, value in model.named_parameters():
-                if "lora_B" in name:
-                    torch.nn.init.normal_(value, std=0.01)
+    policy = smollm2(dtype, adapted)
     segments = asyncio.run(talk_all(policy))
     if dtype == "float32":
         for segment in segments:
@@ -67,6 +70,7 @@ def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool) -> 
             torch.testing.assert_close(sampled, plain, rtol=1e-5, atol=1e-5)
             assert torch.equal(likely, tokens)
         return
+    exact = smollm2("float32", adapted)
     truth, plain, sampled = (
         torch.cat([each for each, _ in pairs])
         for pairs in (

@@ -55,16 +55,6 @@ def clipped(ratio: torch.Tensor, advantage: torch.Tensor | float) -> torch.Tenso
     return -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
 
 
-def rloo(model: Any, groups: list[list[Trajectory]]) -> torch.Tensor:
-    losses = []
-    for group in groups:
-        for one in group:
-            others = [each.reward for each in group if each is not one]
-            advantage = one.reward - sum(others) / len(others)
-            losses.append(sum(clipped(ratios(model, s), advantage).sum() for s in one.segments))
-    return sum(losses) / len(losses)  # type: ignore[return-value]
-
-
 def rft(model: Any, groups: list[list[Trajectory]]) -> torch.Tensor:
     successes = [s for group in groups for one in group if one.reward == 1 for s in one.segments]
     return -torch.cat([logprobs(model, s) for s in successes]).mean()
@@ -91,7 +81,7 @@ LORA = pytest.mark.parametrize("lora", [{}, {"peft_config": adapters()}], ids=["
 
 
 @LORA
-@pytest.mark.parametrize("name", ["rloo", "rft", "dpo"])
+@pytest.mark.parametrize("name", ["rft", "dpo"])
 def test_one_update_has_the_gradient_of_the_loss_written_out(
     moved: Any,
     groups: list[list[Trajectory]],
@@ -101,7 +91,7 @@ def test_one_update_has_the_gradient_of_the_loss_written_out(
     lora: dict[str, Any],
 ) -> None:
     reference = deepcopy(moved) if lora else LocalChatModel.from_path(moved.config._name_or_path).model
-    written = {"rloo": rloo, "rft": rft, "dpo": partial(dpo, reference=reference.eval())}[name]
+    written = {"rft": rft, "dpo": partial(dpo, reference=reference.eval())}[name]
     model = prepared(moved, tokenizer, tmp_path / "written", LEARNERS[name], lora)
     loss = written(model, groups)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -314,7 +304,5 @@ def test_options_that_cannot_be_right_are_refused(
 
 def test_an_unknown_learner_is_refused_with_the_list() -> None:
     unknown: Any = "pppo"
-    with pytest.raises(
-        ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, rft, rloo. Did you mean 'ppo'"
-    ):
+    with pytest.raises(ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, rft. Did you mean 'ppo'"):
         Settings(learner=unknown)

@@ -1,1 +1,0 @@
-"""LangChain's own way to put a policy into an agent: middleware of `create_agent`."""
