@@ -1,8 +1,7 @@
-"""Reasoning traces for recorded episodes, written in hindsight by a chat model (paper, section 4).
+"""Reasoning of recorded episodes, written in hindsight by a chat model (paper, section 4).
 
-Each trajectory is read whole, its outcome known, and answered with an overall plan, a success mode, a failure mode and one
-transition plan a step: why this action leads to this observation. The plans become the steps' reasoning, on which the
-experience model is trained; the rest makes the annotator think the episode through first, and is kept beside it.
+A trajectory is read whole, its outcome known. A plan for each step, why the action leads to the observation, becomes its
+reasoning; the episode's plan and modes, written first, are kept beside it.
 """
 
 import asyncio

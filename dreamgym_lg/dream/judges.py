@@ -12,7 +12,7 @@ from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, outgrown
+from dreamgym_lg.dream.prompter import Prompter, Prompts, outgrown
 from dreamgym_lg.dream.prompts import LineFormat, default_format, encoded, load_prompt, on_one_line, prompt_name, read_form
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
@@ -65,7 +65,7 @@ class Verify:
         return Verdict(reward, reward >= 1, "the user's own check")
 
 
-class ModelJudge:
+class ModelJudge(Prompts):
     """A language model judges a tool agent's whole episode when it ends.
 
     It reads the task, its rule for success, every step, the last message and, where there is one, a recorded success at the
@@ -104,15 +104,6 @@ class ModelJudge:
         self._usual = LINE_PROMPT if self._lines else JSON_PROMPT
         self._shares, self.policy, self.instructions = shared is not None, policy, load_prompt(self._usual)
         self.prompt = prompt_name(self._usual, f"{self.instructions}\n{policy}" if policy else None)
-
-    @property
-    def model(self) -> BaseChatModel | None:
-        """The chat model that judges."""
-        return self.prompter.model
-
-    @property
-    def hosted(self) -> Hosted | None:
-        return self.prompter.hosted
 
     @property
     def version(self) -> str:

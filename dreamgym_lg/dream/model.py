@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
+from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, outgrown
 from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -28,7 +28,7 @@ Context = Callable[[Task, Sequence[Step]], Sequence[str]]
 """Texts already decided about the world, by (task, steps). One for each step and one for the next; "" for none."""
 
 
-class Model:
+class Model(Prompts):
     """The responder that is a language model, with retrieval and reasoning.
 
     The same prompt is asked once, so that the episodes of a group share a world. `version` names the model and prompt behind
@@ -80,18 +80,9 @@ class Model:
         self._demonstrations: dict[tuple[str, str, str], tuple[Step, ...]] = {}
 
     @property
-    def model(self) -> BaseChatModel | None:
-        """The chat model that answers."""
-        return self.prompter.model
-
-    @property
     def version(self) -> str:
         """Names the model and the prompt behind the answers."""
         return self.prompter.version
-
-    @property
-    def hosted(self) -> Hosted | None:
-        return self.prompter.hosted
 
     @property
     def retrieves(self) -> bool:

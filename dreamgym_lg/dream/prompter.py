@@ -103,6 +103,21 @@ class Prompter:
         return value
 
 
+class Prompts:
+    """A part of a dream that prompts a chat model."""
+
+    prompter: Prompter
+
+    @property
+    def model(self) -> BaseChatModel | None:
+        """The chat model that answers."""
+        return self.prompter.model
+
+    @property
+    def hosted(self) -> Hosted | None:
+        return self.prompter.hosted
+
+
 def finish_prompts() -> None:
     """Wait for the calls under way, which are paid for: their answers are kept."""
     finish_in_loop(_LOOP)

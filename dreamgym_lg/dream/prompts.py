@@ -1,7 +1,6 @@
 """Prompt formats of the experience model: lines for trained models, JSON for prompted ones.
 
-Whatever an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in the
-JSON every text is encoded, so that nothing in it can close its string, or pass for a mark of a chat template.
+Text of an agent or a tool is only a value there: on its own line, or encoded, so that it closes no string and marks no turn.
 """
 
 import json

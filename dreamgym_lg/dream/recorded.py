@@ -70,12 +70,10 @@ class Recorded:
 class References:
     """Judges a tool agent's episode by the writes and message of recorded successes.
 
-    A success needs the same writing calls with the same arguments as one of them, those of one tool in the same order, and no
-    others. Its message has to tell the ids and amounts that all of those successes told, and none that occurs nowhere in the
-    episode or them. What its words mean is for the next judge: where it says something else than those successes word for word,
-    a success is not final, and counts only where no other judge decides. The wording of free text (an argument that mostly
-    holds words nobody said before) does not count, nor do refused calls. Where neither a recorded success nor the episode wrote
-    anything, or there is no recorded success, the next judge decides alone.
+    A success needs the writing calls of one of them, those of one tool in the same order, and no others; refused calls and the
+    wording of free text do not count. Its message has to tell the ids and amounts that all those successes told, and none that
+    occurs nowhere. In other words than theirs, a success is not final: it counts only where no other judge decides. Without a
+    recorded success, or where neither side wrote anything, the next judge decides alone.
 
     Args:
         traces: As of `Recorded`.

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.parts import Episode, User
-from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
+from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, outgrown
 from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
 from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
 from dreamgym_lg.errors import PredictionFailed, UserFault
@@ -101,7 +101,7 @@ def goal_of(task: Task) -> Goal:
     return Goal(**task.goal) if task.goal else Goal(goal=first_observation(task))
 
 
-class ModelUser:
+class ModelUser(Prompts):
     """A user that a language model plays, with a hidden goal.
 
     The same conversation gets the same reply, in all episodes of a group. It reads the agent's messages alone, no tool call.
@@ -133,15 +133,6 @@ class ModelUser:
         self._goal, self.has_own_goal = goal, goal is not goal_of
         self.turns: Turns | None = None
         self.show_turns(replay_buffer)
-
-    @property
-    def model(self) -> BaseChatModel | None:
-        """The chat model that plays the user."""
-        return self.prompter.model
-
-    @property
-    def hosted(self) -> Hosted | None:
-        return self.prompter.hosted
 
     @property
     def version(self) -> str:

@@ -137,9 +137,7 @@ class Experiment(Workspace):
                 supervised.train_experience_model(self, model, annotator)
 
     def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
-        """Fine-tune a local user on the users of recorded conversations.
-
-        It plays a `ModelUser(None)` of the world.
+        """Fine-tune a local user on the users of recorded conversations. It plays a `ModelUser(None)` of the world.
 
         It ends early once the loss on conversations that are held out, as from the experience model, has stopped falling.
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import FILTERED, START, BestPolicy
-from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory
@@ -96,7 +96,7 @@ def _name_of_best(work: Workspace, name: str) -> str:
     """The best policy's folder. The killed attempt's where that goes on from a checkpoint, else a new one."""
     run = work.run_name(f"stage/{name}/best")
     before = next((row["folder"] for row in work.replay_buffer.metrics(run)), None)
-    if before is not None and any(checkpoints_of(work, f"{name}-last").glob("*.pt")):
+    if before is not None and any((work.out / "checkpoints" / f"{name}-last").glob("*.pt")):
         return str(before)
     for left in work.models.glob(f"{name}-*"):
         shutil.rmtree(left)

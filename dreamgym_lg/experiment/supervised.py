@@ -200,11 +200,6 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     return work.models / "start"
 
 
-def checkpoints_of(work: Workspace, to: str) -> Path:
-    """The folder of checkpoints while `models/TO` is trained."""
-    return work.out / "checkpoints" / to
-
-
 def fine_tune(
     work: Workspace,
     label: str,
@@ -221,7 +216,7 @@ def fine_tune(
     """
     from dreamgym_lg.integrations.trl import sft
 
-    s, checkpoints = work.settings, checkpoints_of(work, to)
+    s, checkpoints = work.settings, work.out / "checkpoints" / to
     digest = sha256(json.dumps([str(start), steps, [row["input_ids"] for row in rows]]).encode()).hexdigest()
     if not (checkpoints / "rows").exists() or (checkpoints / "rows").read_text() != digest:
         shutil.rmtree(checkpoints, ignore_errors=True)

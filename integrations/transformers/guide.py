@@ -1,8 +1,7 @@
 """Guided decoding by llguidance: calls whose tool exists and whose arguments fit its schema.
 
-Text stays free, up to the marker that begins a call. From there on, only tokens are drawn that go on with a call of a tool that
-was given, in the format of the model's chat template, with another call or the end. What is drawn then has other probabilities
-than the model gives it.
+Text stays free up to the marker that begins a call. From there on only tokens of fitting calls or the end are drawn, with other
+probabilities than the model gives them.
 """
 
 import json

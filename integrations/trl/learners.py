@@ -92,8 +92,7 @@ class DPOLearner(PolicyLearner):
     The reference is the policy that training began with, also after a restart. All pairs of a group are used once an iteration:
     the best with the worst, the second best with the second worst.
 
-    TRL's `DPOTrainer` takes a pair as two sequences, of which all tokens after the prompt count. Here an episode may be several
-    segments, whose log-probabilities are added up before the loss is taken, and observations are no choice of the policy.
+    Unlike in TRL's `DPOTrainer`, an episode may be several segments, and only what the policy sampled counts.
 
     Args: As of `PolicyLearner`. `beta`: how strongly the policy is held to the reference, above 0; default 0.1.
     """

@@ -34,10 +34,8 @@ class PolicyLearner:
         tokenizer: Its tokenizer.
         path: Folder of the checkpoint; an unfinished run found there is taken up, optimiser included.
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments; of DPO, pairs), each used once.
-        micro_batch_tokens: In one forward and backward pass, padding included, at most; a longer row has a pass of its own. It
-            decides the memory that a step needs, not its gradient: the passes of a step are added up.
-        save_every: Iterations between two checkpoints, which hold 12 bytes for each trained number. Updates that a crash loses
-            are repeated by the training graph, from the recorded episodes.
+        micro_batch_tokens: Of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
+        save_every: Iterations between two checkpoints (12 bytes a trained number). The training graph repeats lost updates.
         learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 2e-4 at most.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.

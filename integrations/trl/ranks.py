@@ -1,8 +1,7 @@
 """The processes of one training: rows come from rank 0, gradients are added up.
 
-Not by accelerate's DDP: TRL's trainer would gather metrics of equally many rows at each forward pass, and a pass has as many as
-fit; the beginning that rows share is a forward pass more, and a critic is outside of the wrapper. So each process has a trainer
-of its own, which knows of no other, and gradients are added up once, before the optimiser's step.
+Not by accelerate's DDP, which fits neither passes of unequal rows, nor that of a shared beginning, nor a critic: each process has
+a trainer of its own, and gradients are added up once, before the optimiser's step.
 """
 
 import os

@@ -248,9 +248,7 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder with tokenizer and chat template, whole or not at all.
-
-    Adapters stand beside their base.
+    """Write a model folder with tokenizer and chat template, whole or not at all. Adapters stand beside their base.
 
     Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
     disk does not take them.

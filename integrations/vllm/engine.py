@@ -103,7 +103,7 @@ class ServedEngine:
         self._prefixes = PrefixCache()
         self._chosen: OrderedDict[int, Server] = OrderedDict()
         self._loop = lasting_loop("dreamgym-served")
-        session = self._wait(_created(api_key, timeout))
+        session = self._wait(create_session(api_key, timeout))
         for server in self.servers:
             server.session = session
         weakref.finalize(self, _close, session, self._loop)
@@ -270,10 +270,6 @@ class ServedEngine:
 def _is_guided(request: Request) -> bool:
     """True where the server holds the reply to a grammar. A grammar begins with the reply, so a forced beginning has none."""
     return request.guide is not None and not request.forced
-
-
-async def _created(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
-    return create_session(api_key, timeout)
 
 
 def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:

@@ -39,8 +39,8 @@ class Refused(Exception):
         self.status, self.text = status, text
 
 
-def create_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """The connections to all servers. Call it in the event loop that uses them."""
+async def create_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
+    """The connections to all servers, for the event loop that it runs in."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
