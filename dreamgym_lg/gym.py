@@ -166,7 +166,7 @@ class DreamGym:
         concurrency: int = 16,
         seed: int = 0,
     ) -> tuple[Rate, list[Trajectory]]:
-        """Success with its 95 % interval, and the episodes, in the dream or, with `real`, on the graph's own tools.
+        """Success with its 95 % interval, and the episodes. In the dream or, with `real`, on the graph's own tools.
 
         The rate is over all episodes, those of one task taken for alike (`clustered_rate`): one that could not be played is
         played again, twice at most, unless the guard or the wall stopped it (`AccessBlocked`): mend that first. In a dream, an

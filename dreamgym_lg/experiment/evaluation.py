@@ -164,7 +164,7 @@ class BestPolicy:
 
 
 def prove(work: Workspace) -> dict[str, Any]:
-    """Play every policy of the folder on the held-out tasks: real, dreamed at temperature 1, and on further panels.
+    """Play every policy of the folder on the held-out tasks. Real, dreamed at temperature 1, and on further panels.
 
     The weights before any training are played too, at temperature 1. The validation tasks, really played, choose the policy and
     the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is dreamed where there is no

@@ -1,7 +1,7 @@
 """The processes of one training: rows come from rank 0, gradients are added up.
 
-Not by accelerate's DDP, which fits neither passes of unequal rows, nor that of a shared beginning, nor a critic: each process has
-a trainer of its own, and gradients are added up once, before the optimiser's step.
+Not by accelerate's DDP, which fits neither passes of unequal rows, nor that of a shared beginning, nor a critic. Each process
+has a trainer of its own, and gradients are added up once, before the optimiser's step.
 """
 
 import os
