@@ -35,7 +35,7 @@ MAX_RETRIES, TIMEOUT = 6, 120.0
 """Retries, and seconds of one try, of a model by name. Its provider's client repeats a refused, lost or late call."""
 
 
-def load_chat_model(name: str) -> BaseChatModel:
+def load_chat_model(name: str, *, timeout: float = TIMEOUT) -> BaseChatModel:
     """The chat model of a name like `openai:MODEL` (LangChain's `init_chat_model`), at temperature 0.
 
     Its client tries a call again `MAX_RETRIES` times, and heeds `Retry-After` if its provider does. Raises
@@ -45,7 +45,7 @@ def load_chat_model(name: str) -> BaseChatModel:
     try:
         from langchain.chat_models import init_chat_model
 
-        model: BaseChatModel = init_chat_model(name, temperature=0, max_retries=MAX_RETRIES, timeout=TIMEOUT)
+        model: BaseChatModel = init_chat_model(name, temperature=0, max_retries=MAX_RETRIES, timeout=timeout)
     except ImportError as error:
         raise MissingDependency(f"the model {name!r} needs another package; run: {_install(name, str(error))}") from error
     except Exception as error:  # each provider has its own way to say that a key is missing

@@ -8,7 +8,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream.model import Context, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
-from dreamgym_lg.hosted import load_chat_model, name_of
+from dreamgym_lg.hosted import TIMEOUT, load_chat_model, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.object_graph import reachable
 
@@ -35,7 +35,7 @@ def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatMod
     if isinstance(policy, BaseChatModel):
         return policy
     if not is_local_model(policy):
-        return load_chat_model(policy)
+        return load_chat_model(policy, timeout=TIMEOUT + 1)  # no connection of the dream's, of another event loop
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
     return LocalChatModel.from_path(policy, temperature=0)

@@ -216,6 +216,13 @@ def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None
     assert (before.calls + after.calls) * TASKS * 2 == house.calls("production")
 
 
+def test_policy_and_experience_model_of_one_provider_share_no_connections(house: Models, tmp_path: Path) -> None:
+    """They are asked in two event loops, and providers' packages cache their clients."""
+    played = compare(tmp_path, "graph", "graph", policy="openai:production", episodes=4)
+    assert played.exit_code == 0, played.output
+    assert "no difference is shown: +0.000" in played.output and house.calls("dreamer") > 0
+
+
 def test_few_tasks_are_refused(tmp_path: Path, house: Models) -> None:
     with ReplayBuffer(":memory:") as buffer:
         shared = SharedDream(buffer, experience_model="openai:dreamer", isolation="guard")
