@@ -1,0 +1,38 @@
+"""Worlds compiled from the logs of two desks whose author had not read this library (`cookbook/desks`)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dreamgym_lg import ReplayBuffer, load_traces
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.replaying import ToolReplay
+
+DESKS = Path(__file__).parents[2] / "cookbook" / "desks"
+pytestmark = pytest.mark.slow  # 150 episodes of a graph over a file
+
+
+def compiled(desk: str, tool: str, folder: Path) -> dict[str, ToolReplay]:
+    logs = folder / "logs.jsonl"
+    command = [sys.executable, "write_logs.py", "--out", str(logs), "--episodes", "150", "--seed", "1"]
+    subprocess.run(command, cwd=DESKS / desk, check=True)
+    replay_buffer = ReplayBuffer(folder / "replay.db")
+    replay_buffer.extend(load_traces(logs, environment=desk))
+    report = compile_world(replay_buffer, folder / "world", writes=[tool], on_progress=lambda *_: None)
+    return {each.tool: each for each in report}
+
+
+def test_the_clinics_writes_are_exact_on_traces_that_share_no_entity(tmp_path: Path) -> None:
+    report = compiled("clinic", "move_visit", tmp_path)
+    assert report["move_visit"].admitted and report["move_visit"].exact > 100
+    assert report["move_visit"].refused * 9 <= report["move_visit"].exact, "at least 90 % of the calls"
+    assert not any(each.wrong for each in report.values())
+
+
+def test_a_rule_that_no_expression_gives_is_refused_and_nothing_is_wrong(tmp_path: Path) -> None:
+    """The parking office adds months to a date."""
+    report = compiled("parking", "extend_permit", tmp_path)
+    assert not report["extend_permit"].admitted and report["extend_permit"].refused > 50
+    assert not any(each.wrong for each in report.values())
