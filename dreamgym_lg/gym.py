@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -13,7 +13,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
@@ -33,7 +33,7 @@ from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.gepa.learner import ImprovedPrompts
 
 
 _FEW_TASKS = 10
@@ -135,10 +135,52 @@ class DreamGym:
         self.experiment.train_filtered()
 
     def train(
-        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
-    ) -> "LocalChatModel":
-        """Train the policy in the dream, or where `Settings.environment` says. Args: `options`, of `Experiment.train`."""
-        return self.experiment.train(policy, iterations, **options)
+        self,
+        policy: "BaseChatModel | str | Path | None" = None,
+        iterations: int | None = None,
+        *,
+        learner: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Train the policy in the dream, or where `Settings.environment` says. Returns the trained policy.
+
+        A policy whose weights are not here, a hosted model, keeps them: its prompts are improved, which `learner="gepa"` names
+        (`improve_prompts`, whose arguments are then `options`, and whose result is returned).
+
+        Args: `learner`, of `Settings`, or `gepa`; `options`, of `Experiment.train`.
+        """
+        hosted = not (
+            policy is None or hasattr(policy, "tokenizer") or (is_local_model(str(policy)) or isinstance(policy, Path))
+        )
+        if learner == "gepa" or (learner is None and hosted):
+            if learner is None:
+                self.experiment.say(f"learner gepa, for the weights of {model_name(policy)} are not here and its prompts are")
+            return self.improve_prompts(policy=policy, **options)
+        if learner is not None:
+            options["learner"] = learner
+        return self.experiment.train(cast(Any, policy), iterations, **options)
+
+    def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
+        """Improve the agent's system messages and tool descriptions in the dream, by GEPA. The graph stays as it is.
+
+        Killed at any moment, the same call goes on; one with a larger budget, too. It ends early where every validation task
+        succeeds.
+
+        Args:
+            reflection: The chat model that reads episodes and writes new texts, or its name.
+            policy: The chat model that acts, or its name. Default: the agent's only one.
+            episodes: Dreamed episodes at most, 300 by default. Those read again from the replay buffer count.
+            hosted: Limits and prices of both models' calls (`Hosted`); a `Model` of the dream may share it. A limit of calls is
+                kept; one of tokens or money stops before the next call, those under way (`Settings.concurrency`) are paid.
+            texts: The texts to improve, by name. Default: `dreamgym doctor` lists them.
+            force: Only say what the gate finds wrong with the dream.
+
+        Raises `ConfigurationError` for an agent without one model or without texts, and without tasks; `BudgetExceeded` for a
+        budget that the original prompts spend; `UntruthfulDream` and `MissingDependency` as `train`.
+        """
+        from dreamgym_lg.integrations.gepa.learner import improve_prompts
+
+        return improve_prompts(self.experiment, **options)
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""

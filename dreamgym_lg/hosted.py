@@ -234,6 +234,15 @@ class Hosted:
                     f"a larger max_{name}"
                 )
 
+    def begin_call(self) -> None:
+        """Count a call that begins. Raises `BudgetExceeded` if a limit is reached."""
+        self.check_budget()
+        self._count(Usage(calls=1))
+
+    def end_call(self, messages: Sequence[BaseMessage], answer: AIMessage | None) -> None:
+        """Count the tokens of a call that was begun. Args: `answer`, None for one that failed."""
+        self._count(Usage(failed=1) if answer is None else self._tokens(messages, answer))
+
     def _submit(self, model: Chat, messages: Sequence[BaseMessage]) -> Future[AIMessage]:
         # one loop for all instances: provider packages share their connections between models
         return asyncio.run_coroutine_threadsafe(self._ask(model, list(messages)), lasting_loop("dreamgym-hosted"))
@@ -256,22 +265,20 @@ class Hosted:
 
     async def _call(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
         async with self._slots:
-            self.check_budget()
-            self._count(Usage(calls=1))
-            spent = Usage(failed=1)
+            self.begin_call()
+            answer = None
             try:
                 async with asyncio.timeout(self.timeout):
                     answer = await model.ainvoke(messages, APART)
-                spent = self._tokens(messages, answer)
             finally:
-                self._count(spent)
+                self.end_call(messages, answer)
         return answer
 
     def _count(self, usage: Usage) -> None:
         self._store.spend(usage)
         self._own = self._own.plus(usage)
 
-    def _tokens(self, messages: list[BaseMessage], answer: AIMessage) -> Usage:
+    def _tokens(self, messages: Sequence[BaseMessage], answer: AIMessage) -> Usage:
         """Tokens as the server counts them, else an estimate."""
         counted = answer.usage_metadata
         read = counted["input_tokens"] if counted else count_tokens_approximately(messages)

@@ -76,6 +76,7 @@ def doctor(
     Exit code 0: it can be dreamed; 1: something is stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
+        from dreamgym_lg.production.prompts import components
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
         from dreamgym_lg.simulate.wall.wall import limits_of_wall, missing_for_wall, promises_of
@@ -94,17 +95,16 @@ def doctor(
                 isolation=isolation,
             )
         examination = replace(examination, parts=[*examination.parts, *tried])
-        components = {f"system message of {node or 'the model'}": text for node, text in prompts.items()}
-        components |= {f"description of {tool.name}": tool.description for tool in examination.tools}
+        texts = components(prompts, examination.tools)
     if as_json:
         parts = [part._asdict() for part in examination.parts]
         can = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
-        shown = {"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts, "components": components}
+        shown = {"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts, "components": texts}
         print(json.dumps(shown, indent=2))
     else:
         _show(agent, examination)
         say("What a prompt learner would change (--json has the texts):")
-        for name, text in components.items():
+        for name, text in texts.items():
             say(f"    {name}: {len(text)} characters")  # a prompt may hold what nobody else should read
         lacks = f"no wall of the kernel, which needs {'; and '.join(missing)}. " if missing else ""
         say(f"Isolation: {lacks}{promises_of(isolation)}")

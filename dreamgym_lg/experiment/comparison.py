@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import sqrt
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
@@ -23,11 +25,12 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import load_experience_model, own_policy
 from dreamgym_lg.experiment.workspace import logger
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_rate, mean_interval
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Task, Trajectory
 
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
@@ -52,6 +55,20 @@ class Version:
     input_tokens: float
     """Of these calls, as is `output_tokens`. 0 where the model reports none."""
     output_tokens: float
+
+    @classmethod
+    def of(cls, name: str, episodes: Sequence[Trajectory], meter: "Meter") -> "Version":
+        """The version that played these episodes, the meter on its model. Those of a task stand together."""
+        success = clustered_rate((episode.task.id, episode.success) for episode in episodes)
+        assert success is not None  # there is a task
+        tasks = groupby(episodes, key=lambda episode: episode.task.id)
+        return cls(
+            name=name,
+            success=success,
+            successes=tuple(mean(episode.success for episode in group) for _, group in tasks),
+            actions=mean(len(episode.steps) for episode in episodes),
+            **{key: value / len(episodes) for key, value in meter.sums.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -160,16 +177,7 @@ class SharedDream:
             on_episode=lambda _: count(),
         )
         episodes = check_played(run_lasting(playing), again="the same comparison")
-        success = clustered_rate((episode.task.id, episode.success) for episode in episodes)
-        assert success is not None  # there is a task
-        groups = (episodes[i : i + self._episodes] for i in range(0, total, self._episodes))
-        return Version(
-            name=name,
-            success=success,
-            successes=tuple(mean(episode.success for episode in group) for group in groups),
-            actions=mean(len(episode.steps) for episode in episodes),
-            **{key: value / total for key, value in meter.sums.items()},
-        )
+        return Version.of(name, episodes, meter)
 
     def _dream(self, own: AgentWorld) -> Dream:
         """Schemas and recorded answers, then the compiled world, then the experience model."""
@@ -200,13 +208,13 @@ class SharedDream:
 
 
 class Meter(BaseCallbackHandler):
-    """Sums the answers of a chat model, their tokens and seconds."""
+    """Sums the answers of a chat model, their tokens and seconds. Args: `hosted`, whose budget they take part in."""
 
-    run_inline = True
+    run_inline = raise_error = True
 
-    def __init__(self) -> None:
+    def __init__(self, hosted: Hosted | None = None) -> None:
         self.sums = dict.fromkeys(("calls", "seconds", "input_tokens", "output_tokens"), 0.0)
-        self._began, self._lock = dict[UUID, float](), Lock()
+        self._began, self._lock, self._hosted = dict[UUID, tuple[float, Sequence[BaseMessage]]](), Lock(), hosted
 
     def attached(self, model: BaseChatModel) -> BaseChatModel:
         """The model, listened to. Episodes do not see their caller's callbacks."""
@@ -216,13 +224,23 @@ class Meter(BaseCallbackHandler):
         return metered
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> None:
-        self._began[run_id] = time.perf_counter()
+        if self._hosted is not None:
+            self._hosted.begin_call()
+        self._began[run_id] = time.perf_counter(), messages[0]
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        began = self._began.pop(run_id)
+        if self._hosted is not None:
+            self._hosted.end_call(began[1], None)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         answers = [getattr(each, "message", None) for each in response.generations[0]]
         usages: list[Any] = [getattr(each, "usage_metadata", None) or {} for each in answers]
+        began, messages = self._began.pop(run_id)
+        if self._hosted is not None:
+            self._hosted.end_call(messages, answers[0])
         with self._lock:
             self.sums["calls"] += 1
-            self.sums["seconds"] += time.perf_counter() - self._began.pop(run_id)
+            self.sums["seconds"] += time.perf_counter() - began
             for key in ("input_tokens", "output_tokens"):
                 self.sums[key] += sum(usage.get(key, 0) for usage in usages)

@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from itertools import count
@@ -67,12 +68,20 @@ def export_policy(
         )
     if hasattr(policy.model, "merge_and_unload"):
         raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")
+    with new_folder(folder, overwrite, SafetensorError) as draft:
+        _write(policy, draft, folder, provenance, agent)
+
+
+@contextmanager
+def new_folder(folder: Path, overwrite: bool = False, *errors: type[Exception]) -> Iterator[Path]:
+    """The draft of a folder that is whole at the block's end, or not there. Args: `errors`, as of `writing`."""
     _check_free(folder, overwrite)
     draft, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        with writing(folder, SafetensorError):
-            _write(policy, draft, folder, provenance, agent)
+        with writing(folder, *errors):
+            draft.mkdir(parents=True)
+            yield draft
             if folder.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
                 folder.rename(replaced)
@@ -102,7 +111,8 @@ def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
     folder = Path(folder)
-    read_manifest(folder)
+    if "prompts" in read_manifest(folder):
+        raise ConfigurationError(f"{folder} holds prompts and no weights: give with_prompts(model, load_prompts(folder))")
     saved = json.loads((folder / "generation_config.json").read_text())
     sampling = {
         "temperature": saved["temperature"] if saved["do_sample"] else 0.0,
@@ -158,7 +168,6 @@ def _write(
 
     model: Any = policy.model
     tokenizer = policy.tokenizer
-    draft.mkdir(parents=True)
     write_model(model, draft, place=folder)
     tokenizer.save_pretrained(draft)
     _generation_config(policy).save_pretrained(draft)

@@ -1,0 +1,1 @@
+"""GEPA, the prompt learner: it needs the extra `gepa`."""

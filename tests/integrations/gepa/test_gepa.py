@@ -1,0 +1,310 @@
+"""The prompt learner finds a planted flaw in the dream, shows the gain with real tools, and claims nothing without one.
+
+The policy obeys the texts that it reads; the reflecting model mends what its feedback names.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gepa", reason="needs gepa")
+
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+
+from dreamgym_lg import Dream, DreamGym, Hosted, ReplayBuffer, Settings, Task, Verify, with_policy
+from dreamgym_lg.actions import parse_call
+from dreamgym_lg.dream.parts import Answer, Episode
+from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
+from dreamgym_lg.production.export import read_manifest
+from dreamgym_lg.production.prompts import load_prompts, with_prompts
+
+RULE = {
+    "look first": "Look the order up first.",
+    "in cents": "The amount is in cents.",
+    "polite end": "End with: Have a nice day.",
+}
+"""The sentence that the policy obeys, by the flaw that its absence is. An episode shows the first one."""
+SYSTEM = "You are the desk of a shop. Refund the order."
+WHERE = {"look first": "system message of model", "polite end": "system message of model", "in cents": "description of refund"}
+
+
+def texts(*flaws: str) -> tuple[str, str]:
+    """The system message and the description of `refund`, without the sentences of these flaws."""
+    kept = [rule for flaw, rule in RULE.items() if flaw not in flaws]
+    description = f"Refund an order. {RULE['in cents']}" if "in cents" not in flaws else "Refund an order."
+    return " ".join([SYSTEM, *(rule for rule in kept if rule != RULE["in cents"])]), description
+
+
+class Clerk(BaseChatModel):
+    """Obeys the system message and the descriptions of its tools, word for word."""
+
+    calls: list[int] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "clerk"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=tools)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
+        system, done = messages[0].text, [each.text for each in messages if each.type == "tool"]
+        order = int(re.findall(r"\d+", next(each.text for each in messages if each.type == "human"))[0])
+        described = json.dumps([getattr(each, "description", each) for each in kwargs.get("tools", ())])
+        euros = 1 if RULE["in cents"] not in described else 100
+        if RULE["look first"] in system and not done:
+            reply = AIMessage("", tool_calls=[{"name": "look", "args": {"order": order}, "id": "1"}])
+        elif len(done) < 1 + (RULE["look first"] in system):
+            price = int(done[0]) if done else 1
+            reply = AIMessage("", tool_calls=[{"name": "refund", "args": {"order": order, "amount": price * euros}, "id": "2"}])
+        else:
+            reply = AIMessage("Done. Have a nice day." if RULE["polite end"] in system else "Done.")
+        self.calls.append(1)
+        size = sum(len(each.text) for each in messages)
+        reply.usage_metadata = {"input_tokens": size, "output_tokens": 7, "total_tokens": size + 7}
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+class Teacher(GenericFakeChatModel):
+    """Adds the sentence that the feedback asks for to the text that it is shown."""
+
+    messages: Any = iter(())
+    prompts: list[str] = []
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        prompt = messages[0].text
+        self.prompts.append(prompt)
+        current = prompt.split("```")[1].strip()
+        lack = re.findall(r"it lacks: (.+)", prompt)
+        reply = AIMessage(f"```\n{current} {RULE[lack[0].strip()]}\n```" if lack else f"```\n{current} Be brief.\n```")
+        reply.usage_metadata = {"input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050}
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+class Till:
+    """Answers every call in the dream: an order costs its number."""
+
+    name = "till"
+
+    def respond(self, episode: Episode) -> Answer:
+        call = parse_call(episode.action)
+        return Answer(str(call.arguments["order"]) if call.name == "look" else "refunded")
+
+
+def lack(task: Task, calls: list[tuple[str, dict[str, Any]]], message: str) -> str:
+    """The flaw that an episode shows; "" for a success. The dream's judge and the real check share it."""
+    number = int(re.findall(r"\d+", task.instruction)[0])
+    if [name for name, _ in calls] != ["look", "refund"]:
+        return "look first"
+    if calls[1][1]["amount"] != number * 100:
+        return "in cents"
+    return "" if message.endswith("Have a nice day.") else "polite end"
+
+
+class Judge:
+    """Says why an episode failed."""
+
+    name = "judge"
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Any:
+        from dreamgym_lg import Verdict
+
+        if answer is not None:
+            return None
+        calls = [parse_call(step.action) for step in episode.steps]
+        fault = lack(episode.task, [(c.name, dict(c.arguments)) for c in calls], json.loads(episode.action)["answer"])
+        reward = list(RULE).index(fault) / 3 if fault else 1.0
+        return Verdict(reward, not fault, f"it lacks: {fault}" if fault else "all is there")
+
+
+def really(task: Task, state: Any) -> float:
+    calls = [(call["name"], call["args"]) for message in state["messages"] for call in getattr(message, "tool_calls", ())]
+    return float(not lack(task, calls, state["messages"][-1].text))
+
+
+LEDGER: list[int] = []
+"""What the real tool refunded."""
+
+
+def desk(*flaws: str) -> Any:
+    system, description = texts(*flaws)
+
+    @tool(description="Look up what an order cost, in euros.")
+    def look(order: int) -> int:
+        return order
+
+    @tool(description=description)
+    def refund(order: int, amount: int) -> str:
+        LEDGER.append(amount)
+        return "refunded"
+
+    return create_agent(Clerk(), [look, refund], system_prompt=system)
+
+
+TASKS = [
+    Task(id=f"{split}{n}", instruction=f"Refund order {n + 2}.", environment="desk", split=split)
+    for split, number in (("train", 9), ("validation", 6), ("test", 12))
+    for n in range(number)
+]
+
+
+def gym(folder: Path, *flaws: str, **options: Any) -> DreamGym:
+    dream = Dream([Till()], judges=[Judge()], version="till")
+    settings = Settings(max_false_success=None, concurrency=1)
+    given = {"dream": dream, "tasks": TASKS, "verify_real": really, "settings": settings, "out": folder / "run", **options}
+    return DreamGym(given.pop("graph", None) or desk(*flaws), replay_buffer=ReplayBuffer(folder / "replay.db"), **given)
+
+
+@pytest.mark.parametrize("flaw", RULE)
+def test_a_planted_flaw_is_found_in_the_dream_and_the_gain_is_shown_in_reality(tmp_path: Path, flaw: str) -> None:
+    LEDGER.clear()
+    lines, teacher = list[str](), Teacher()
+    work = gym(tmp_path, flaw, say=lines.append)
+    improved = work.train(learner="gepa", reflection=teacher, episodes=120)
+    assert not LEDGER, "no real tool ran"
+    assert RULE[flaw] in improved.changes[WHERE[flaw]][1]
+    assert improved.scores == (pytest.approx(list(RULE).index(flaw) / 3), 1)
+    assert "decided by judge: it lacks:" in teacher.prompts[0] and "(answered by till)" in teacher.prompts[0]
+    assert "learner gepa: at most 120 dreamed episodes on 9 training and 6 validation tasks" in lines[0]
+    gain = improved.compare(real=True)
+    assert gain.differs and gain.difference == 1 and gain.interval[0] > 0 and len(gain.after.successes) == 12
+    assert str(gain).startswith("better: +1.000") and len(LEDGER) == 24
+    assert improved.compare().difference == 1, "in the dream, too"
+    assert f"+{improved.changes[WHERE[flaw]][1]}" in str(improved)
+
+
+def test_without_a_flaw_nothing_is_claimed(tmp_path: Path) -> None:
+    teacher = Teacher()
+    improved = gym(tmp_path).train(learner="gepa", reflection=teacher, episodes=120)
+    assert not improved.changes and improved.scores == (1, 1) and not teacher.prompts
+    assert str(improved) == "no text did better than the original"
+    gain = improved.compare(real=True)
+    assert not gain.differs and str(gain).startswith("no difference is shown: +0.000")
+
+
+def test_a_reflection_that_mends_nothing_claims_nothing(tmp_path: Path) -> None:
+    class Lost(Teacher):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(f"```\nBe brief. {len(self.prompts)}\n```"))])
+
+    lines = list[str]()
+    improved = gym(tmp_path, "in cents", say=lines.append).improve_prompts(reflection=Lost(), episodes=60)
+    assert not improved.changes and not improved.compare(real=True).differs
+    assert any(re.match(r"the search ends: \d+ of episodes=60 are spent", line) for line in lines)
+
+
+def test_the_prompts_go_to_production_and_back(tmp_path: Path) -> None:
+    improved = gym(tmp_path, "look first", "in cents").improve_prompts(reflection=Teacher(), episodes=120)
+    assert set(improved.changes) == {WHERE["look first"], WHERE["in cents"]}
+    improved.export(tmp_path / "prompts")
+    files = {file.name for file in (tmp_path / "prompts").iterdir()}
+    assert files == {"1-system-message-of-model.txt", "2-description-of-refund.txt", "changes.diff", "manifest.json"}
+    assert read_manifest(tmp_path / "prompts")["scores"] == [0, 1]
+    assert RULE["in cents"] in (tmp_path / "prompts" / "2-description-of-refund.txt").read_text()
+    assert (tmp_path / "prompts" / "changes.diff").read_text() == str(improved)
+    changes = load_prompts(tmp_path / "prompts")
+    assert changes == improved.changes
+    LEDGER.clear()
+    graph = desk("look first", "in cents")
+    served = with_policy(graph, with_prompts(Clerk(), changes))
+    asked = {"messages": [("user", "Refund order 5.")]}
+    assert served.invoke(asked)["messages"][-1].text == "Done. Have a nice day." and LEDGER == [500]
+    assert really(TASKS[3], served.invoke(asked)) and not really(TASKS[3], graph.invoke(asked)), "the graph is as it was"
+    with pytest.raises(ConfigurationError, match="exists already"):
+        improved.export(tmp_path / "prompts")
+    (tmp_path / "prompts" / "1-system-message-of-model.txt").write_text("Refund all.")
+    with pytest.raises(ConfigurationError, match="was changed after the export"):
+        load_prompts(tmp_path / "prompts")
+
+
+# --- the budget --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit, spent",
+    [({"max_calls": 30}, 30), ({"max_tokens": 3000}, 3000), ({"max_cost": 0.005, "prices": (1.0, 10.0)}, 0.005)],
+)
+def test_a_budget_ends_the_search_within_one_call(tmp_path: Path, limit: dict[str, Any], spent: float) -> None:
+    hosted, clerk, teacher = Hosted(**limit), Clerk(calls=[]), Teacher(prompts=[])
+    lines = list[str]()
+    improved = gym(tmp_path, "look first", say=lines.append).improve_prompts(
+        reflection=teacher, policy=clerk, hosted=hosted, episodes=10_000
+    )
+    (kind,) = (name for name in ("calls", "tokens", "cost") if f"max_{name}" in limit)
+    assert hosted.usage.calls == len(clerk.calls) + len(teacher.prompts) > 0
+    largest = {"calls": 0, "tokens": 1050, "cost": 0.0015}[kind]
+    assert spent <= hosted.usage.limited[kind] <= spent + largest
+    assert any(f"of max_{kind}=" in line for line in lines) and not improved.changes
+    assert f"Limits of agent and reflection together: {kind} " in lines[0]
+
+
+def test_a_budget_that_the_first_evaluation_spends_is_an_error_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+    clerk = Clerk(calls=[])
+    with pytest.raises(BudgetExceeded, match=r"3 of max_calls=3 are spent \(.*prompts.db counts them\)"):
+        gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, hosted=Hosted(max_calls=3))
+    assert len(clerk.calls) == 3
+    with pytest.raises(ConfigurationError, match="6 validation tasks and episodes=5"):
+        gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=5)
+    assert gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=120).scores == (0, 1)
+
+
+# --- durability --------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+
+sys.path.insert(0, {here!r})
+import test_gepa as t
+
+seen = []
+
+
+class Dying(t.Clerk):
+    def _generate(self, *args, **kwargs):
+        seen.append(1)
+        if len(seen) > int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._generate(*args, **kwargs)
+
+
+hosted = t.Hosted()
+work = t.gym(Path(sys.argv[1]), "look first", "in cents", "polite end", say=lambda line: None)
+improved = work.improve_prompts(reflection=t.Teacher(), policy=Dying(), episodes=200, hosted=hosted)
+print(t.json.dumps([improved.changes, hosted.usage.limited]))
+"""
+
+
+def run(folder: Path, calls: int) -> Any:
+    """The changes and the spending of a search in a process that kills itself after so many calls; None if it did."""
+    folder.mkdir(exist_ok=True)
+    (folder / "search.py").write_text(SCRIPT.format(here=str(Path(__file__).parent)))
+    command = [sys.executable, str(folder / "search.py"), str(folder), str(calls)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    if done.returncode == -signal.SIGKILL:
+        return None
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_killed_at_any_moment_the_same_call_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    changes, spent = run(tmp_path / "whole", 10_000)
+    assert {name: RULE[flaw] in changes[name][1] for flaw, name in WHERE.items()} == {name: True for name in WHERE.values()}
+    kills, result = 0, None
+    while (result := run(tmp_path / "killed", 40)) is None:
+        kills += 1
+        assert kills < 20
+    assert kills >= 2 and result[0] == changes
+    repeated = result[1]["calls"] - spent["calls"]
+    assert 0 < repeated <= 4 * kills, "only the calls of the episode that each kill broke off are repeated"
