@@ -134,53 +134,42 @@ class DreamGym:
         """Fine-tune a baseline on the best recorded episodes (`Experiment.train_filtered`)."""
         self.experiment.train_filtered()
 
-    def train(
-        self,
-        policy: "BaseChatModel | str | Path | None" = None,
-        iterations: int | None = None,
-        *,
-        learner: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Train the policy in the dream, or where `Settings.environment` says. Returns the trained policy.
+    def train(self, policy: "BaseChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any) -> Any:
+        """Train the policy in the dream, or where `Settings.environment` says, and return it.
 
-        A policy whose weights are not here, a hosted model, keeps them: its prompts are improved, which `learner="gepa"` names
-        (`improve_prompts`, whose arguments are then `options`, and whose result is returned).
+        A hosted model, whose weights are elsewhere, needs `reflection=`: its prompts are improved.
 
-        Args: `learner`, of `Settings`, or `gepa`; `options`, of `Experiment.train`.
+        Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
-        hosted = not (
-            policy is None or hasattr(policy, "tokenizer") or (is_local_model(str(policy)) or isinstance(policy, Path))
-        )
-        if learner == "gepa" or (learner is None and hosted):
-            if learner is None:
-                self.experiment.say(f"learner gepa, for the weights of {model_name(policy)} are not here and its prompts are")
-            return self.improve_prompts(policy=policy, **options)
-        if learner is not None:
-            options["learner"] = learner
+        if "learner" not in options and policy is not None:
+            hosted = not (hasattr(policy, "tokenizer") or is_local_model(model_name(policy)))
+            options["learner"] = "gepa" if hosted and "reflection" in options else self.experiment.settings.learner
+            place = "elsewhere" if hosted else "here"
+            self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
+        if options.get("learner") == "gepa":
+            return self.improve_prompts(policy=policy, **{name: options[name] for name in options if name != "learner"})
         return self.experiment.train(cast(Any, policy), iterations, **options)
 
     def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
-        """Improve the agent's system messages and tool descriptions in the dream, by GEPA. The graph stays as it is.
+        """Improve the agent's system messages and tool descriptions in the dream, by GEPA.
 
-        Killed at any moment, the same call goes on; one with a larger budget, too. It ends early where every validation task
-        succeeds.
+        The graph stays as it is. Killed at any moment, the same call goes on, also with a larger budget.
 
         Args:
             reflection: The chat model that reads episodes and writes new texts, or its name.
             policy: The chat model that acts, or its name. Default: the agent's only one.
-            episodes: Dreamed episodes at most, 300 by default. Those read again from the replay buffer count.
-            hosted: Limits and prices of both models' calls (`Hosted`); a `Model` of the dream may share it. A limit of calls is
-                kept; one of tokens or money stops before the next call, those under way (`Settings.concurrency`) are paid.
-            texts: The texts to improve, by name. Default: `dreamgym doctor` lists them.
+            episodes: Dreamed episodes at most, default 300. Those that are read again from the replay buffer count.
+            hosted: Limits and prices of both models' calls; a `Model` of the dream may share it. Calls under way
+                (`Settings.concurrency`) are paid, and may pass a limit of tokens or cost.
+            texts: The texts to improve, by name. Default: those that `dreamgym doctor` lists.
             force: Only say what the gate finds wrong with the dream.
 
-        Raises `ConfigurationError` for an agent without one model or without texts, and without tasks; `BudgetExceeded` for a
-        budget that the original prompts spend; `UntruthfulDream` and `MissingDependency` as `train`.
+        Raises `ConfigurationError` without one model, texts or tasks, `BudgetExceeded` for a budget that the original prompts
+        spend, `UntruthfulDream` and `MissingDependency` as `train`.
         """
         from dreamgym_lg.integrations.gepa.learner import improve_prompts
 
-        return improve_prompts(self.experiment, **options)
+        return improve_prompts(self.experiment, self.world, **options)
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""

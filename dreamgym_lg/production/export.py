@@ -9,8 +9,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from itertools import count
@@ -68,20 +67,12 @@ def export_policy(
         )
     if hasattr(policy.model, "merge_and_unload"):
         raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")
-    with new_folder(folder, overwrite, SafetensorError) as draft:
-        _write(policy, draft, folder, provenance, agent)
-
-
-@contextmanager
-def new_folder(folder: Path, overwrite: bool = False, *errors: type[Exception]) -> Iterator[Path]:
-    """The draft of a folder that is whole at the block's end, or not there. Args: `errors`, as of `writing`."""
-    _check_free(folder, overwrite)
+    check_free(folder, overwrite)
     draft, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        with writing(folder, *errors):
-            draft.mkdir(parents=True)
-            yield draft
+        with writing(folder, SafetensorError):
+            _write(policy, draft, folder, provenance, agent)
             if folder.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
                 folder.rename(replaced)
@@ -91,7 +82,7 @@ def new_folder(folder: Path, overwrite: bool = False, *errors: type[Exception]) 
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _check_free(folder: Path, overwrite: bool) -> None:
+def check_free(folder: Path, overwrite: bool = False) -> None:
     if overwrite and folder.exists() and not (folder / MANIFEST).is_file():
         raise ConfigurationError(f"{folder} holds no exported policy, so it is not overwritten: name another folder")
     if not overwrite and folder.exists():
@@ -168,6 +159,7 @@ def _write(
 
     model: Any = policy.model
     tokenizer = policy.tokenizer
+    draft.mkdir(parents=True)
     write_model(model, draft, place=folder)
     tokenizer.save_pretrained(draft)
     _generation_config(policy).save_pretrained(draft)

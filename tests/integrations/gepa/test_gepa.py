@@ -18,16 +18,19 @@ pytest.importorskip("gepa", reason="needs gepa")
 
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
-from dreamgym_lg import Dream, DreamGym, Hosted, ReplayBuffer, Settings, Task, Verify, with_policy
+from dreamgym_lg import Dream, DreamGym, Hosted, Model, ReplayBuffer, Settings, Task, load_traces, with_policy
 from dreamgym_lg.actions import parse_call
 from dreamgym_lg.dream.parts import Answer, Episode
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.production.prompts import load_prompts, with_prompts
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
+
+WALL = pytest.mark.skipif(bool(missing_for_wall()), reason="needs the wall")
 
 RULE = {
     "look first": "Look the order up first.",
@@ -204,6 +207,47 @@ def test_a_reflection_that_mends_nothing_claims_nothing(tmp_path: Path) -> None:
     assert any(re.match(r"the search ends: \d+ of episodes=60 are spent", line) for line in lines)
 
 
+def test_a_text_that_no_call_holds_is_said(tmp_path: Path) -> None:
+    lines = list[str]()
+    parts = {"rules": "Refund the order.", "date": "Today is 2026-11-01."}
+    improved = gym(tmp_path, "look first", say=lines.append).improve_prompts(reflection=Teacher(), episodes=90, texts=parts)
+    assert improved.changes == {"rules": (parts["rules"], f"{parts['rules']} {RULE['look first']}")}
+    assert any(line.startswith("no call held date word for word") for line in lines)
+
+
+def test_parts_of_several_messages_and_tools_in_any_form_are_replaced() -> None:
+    class Echo(GenericFakeChatModel):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
+            shown = json.dumps([[each.text for each in messages], kwargs.get("tools")])
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(shown))])
+
+    changes = {"a": ("Be kind.", "Be short."), "b": ("Be kind. Be", "Be brief and"), "description of f": ("Be kind.", "f.")}
+    model, matched = Echo(messages=iter(())), set[str]()
+    forms = [
+        {"type": "function", "function": {"name": "f", "description": "Be kind.", "parameters": {}}},
+        {"name": "f", "description": "Be kind.", "input_schema": {}},
+        {"toolSpec": {"name": "g", "description": "Be kind."}},
+    ]
+    asked = [("system", "Hi. Be kind."), ("system", "Be kind. Be quick."), ("user", "Be kind.")]
+    read = json.loads(with_prompts(model, changes, matched=matched).invoke(asked, tools=forms).text)
+    assert read[0] == ["Hi. Be short.\n\nBe brief and quick.", "Be kind."]
+    assert [json.dumps(each).count("Be kind.") for each in read[1]] == [0, 0, 1] and matched == set(changes)
+    assert json.loads(model.invoke(asked, tools=forms).text)[1] == forms, "the model itself is as it was"
+    assert type(with_prompts(model, {})).__qualname__ == type(model).__qualname__
+
+
+@pytest.mark.parametrize("kept", ["_stream", None])
+async def test_a_model_streams_with_new_texts_as_it_did_before(kept: str | None) -> None:
+    class Streams(GenericFakeChatModel):
+        pass
+
+    if kept is None:
+        Streams._stream = BaseChatModel._stream  # type: ignore[method-assign]
+    model = with_prompts(Streams(messages=iter([AIMessage("a b"), AIMessage("a b")])), {"a": ("x", "y")})
+    assert len([chunk async for chunk in model.astream([("system", "x")])]) >= (3 if kept else 1)
+    assert (await model.ainvoke("x")).text == "a b"
+
+
 def test_the_prompts_go_to_production_and_back(tmp_path: Path) -> None:
     improved = gym(tmp_path, "look first", "in cents").improve_prompts(reflection=Teacher(), episodes=120)
     assert set(improved.changes) == {WHERE["look first"], WHERE["in cents"]}
@@ -254,9 +298,108 @@ def test_a_budget_that_the_first_evaluation_spends_is_an_error_and_a_larger_one_
     with pytest.raises(BudgetExceeded, match=r"3 of max_calls=3 are spent \(.*prompts.db counts them\)"):
         gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, hosted=Hosted(max_calls=3))
     assert len(clerk.calls) == 3
-    with pytest.raises(ConfigurationError, match="6 validation tasks and episodes=5"):
+    with pytest.raises(ConfigurationError, match="episodes=5, 3 texts, 9 training and 6 validation tasks"):
         gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=5)
     assert gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=120).scores == (0, 1)
+
+
+# --- models over HTTP, an agent behind the wall ------------------------------------------------------------------------------
+
+AGENT = """
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+
+@tool
+def cancel(booking: int) -> str:
+    'Cancel a booking.'
+    raise AssertionError("the real tool ran")
+
+
+model = ChatOpenAI(model="production", base_url={url!r}, api_key="none")
+graph = create_agent(model, [cancel], system_prompt="Be brief.")
+"""
+
+
+def answer(body: dict[str, Any]) -> dict[str, Any]:
+    """The message of the agents' model, which does as its prompt says, of the experience model, or of the reflecting one."""
+    if body["model"] == "dreamer":
+        verdict = {"reasoning": "it is there", "valid": True, "reward": 0, "terminated": False, "success": False}
+        return {"content": json.dumps({**verdict, "observation": "It is cancelled."})}
+    if body["model"] == "teacher":
+        return {"content": "```\nCancel it by the tool.\n```"}
+    system, user, *rest = body["messages"]
+    if system["content"] != "Cancel it by the tool." or rest:
+        return {"content": "Done."}
+    arguments = json.dumps({"booking": int(user["content"].split()[-1])})
+    call = {"id": "1", "type": "function", "function": {"name": "cancel", "arguments": arguments}}
+    return {"content": None, "tool_calls": [call]}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("langchain_openai", reason="needs langchain_openai")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "hosted")
+    from chat_server import ChatServer
+
+    class Models(ChatServer):
+        def _body(self, body: dict[str, Any], headers: dict[str, str], fault: str) -> tuple[int, str]:
+            status, text = super()._body(body, headers, fault)
+            whole = json.loads(text)
+            whole["choices"][0]["message"] |= answer(body)
+            return status, json.dumps(whole)
+
+    served = Models(lambda messages: "").start()
+    (tmp_path / "my_agent.py").write_text(AGENT.replace("{url!r}", repr(served.url)))
+    monkeypatch.setenv("OPENAI_BASE_URL", served.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    yield served
+    served.stop()
+
+
+def bookings(number: int) -> Any:
+    """Traces of a person who cancelled."""
+    for n in range(number):
+        call = {"id": "1", "type": "function", "function": {"name": "cancel", "arguments": f'{{"booking": {n}}}'}}
+        messages = [
+            {"role": "user", "content": f"Please cancel booking {n}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "cancelled"},
+            {"role": "assistant", "content": "Done."},
+        ]
+        yield {"id": f"t{n}", "messages": messages, "reward": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["guard", pytest.param("process", marks=WALL)])
+def test_calls_and_tokens_are_those_of_the_servers_log(tmp_path: Path, server: Any, isolation: str) -> None:
+    hosted, lines = Hosted(prices=(1.0, 4.0)), list[str]()
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        (tmp_path / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bookings(12)))
+        buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+        work = DreamGym(
+            f"{tmp_path / 'my_agent.py'}:graph",
+            replay_buffer=buffer,
+            experience_model=Model("openai:dreamer", replay_buffer=buffer, hosted=hosted),
+            writes=["cancel"],
+            isolation=isolation,
+            settings=Settings(max_false_success=None, references_only=True, concurrency=1),
+            out=tmp_path / "run",
+            say=lines.append,
+        )
+        improved = work.train("openai:production", reflection="openai:teacher", episodes=60, hosted=hosted)
+        assert improved.changes == {"system message of model": ("Be brief.", "Cancel it by the tool.")}
+        assert "learner gepa: the weights of openai:production are elsewhere" in lines
+        assert "each about 2.0 calls," in next(line for line in lines if "dreamed episodes" in line)
+        asked, usage = len(server.requests), hosted.usage
+        assert {request["model"] for request in server.requests} == {"production", "teacher", "dreamer"}
+        assert (usage.calls, usage.input_tokens, usage.output_tokens) == (asked, 100 * asked, 20 * asked)
+        assert usage.cost == pytest.approx((100 * 1.0 + 20 * 4.0) / 1e6 * asked)
+        assert (
+            work.train("openai:production", reflection="openai:teacher", episodes=60, hosted=hosted).scores == improved.scores
+        )
+        assert len(server.requests) == asked, "the same call again asks nothing"
 
 
 # --- durability --------------------------------------------------------------------------------------------------------------
@@ -298,6 +441,7 @@ def run(folder: Path, calls: int) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_same_call_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     changes, spent = run(tmp_path / "whole", 10_000)
     assert {name: RULE[flaw] in changes[name][1] for flaw, name in WHERE.items()} == {name: True for name in WHERE.values()}
