@@ -144,8 +144,8 @@ class DreamGym:
         if "learner" not in options and policy is not None:
             hosted = not (hasattr(policy, "tokenizer") or is_local_model(model_name(policy)))
             options["learner"] = "gepa" if hosted and "reflection" in options else self.experiment.settings.learner
-            place = "elsewhere" if hosted else "here"
-            self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
+            why = f"the weights of {model_name(policy)} are {'elsewhere' if hosted else 'here'}"
+            self.experiment.say(f"learner {options['learner']}: {why}")
         if options.get("learner") == "gepa":
             return self.improve_prompts(policy=policy, **{name: options[name] for name in options if name != "learner"})
         return self.experiment.train(cast(Any, policy), iterations, **options)
@@ -153,23 +153,19 @@ class DreamGym:
     def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
         """Improve the agent's system messages and tool descriptions in the dream, by GEPA.
 
-        The graph stays as it is. Killed at any moment, the same call goes on, also with a larger budget.
-
         Args:
             reflection: The chat model that reads episodes and writes new texts, or its name.
             policy: The chat model that acts, or its name. Default: the agent's only one.
             episodes: Dreamed episodes at most, default 300. Those that are read again from the replay buffer count.
-            hosted: Limits and prices of both models' calls; a `Model` of the dream may share it. Calls under way
-                (`Settings.concurrency`) are paid, and may pass a limit of tokens or cost.
+            hosted: Limits and prices of both models, and of a `Model` that shares it. Calls under way may pass one of tokens.
             texts: The texts to improve, by name. Default: those that `dreamgym doctor` lists.
             force: Only say what the gate finds wrong with the dream.
 
-        Raises `ConfigurationError` without one model, texts or tasks, `BudgetExceeded` for a budget that the original prompts
-        spend, `UntruthfulDream` and `MissingDependency` as `train`.
+        Raises `ConfigurationError` without one model, texts or tasks, and `BudgetExceeded` if the original prompts spend it.
         """
         from dreamgym_lg.integrations.gepa.learner import improve_prompts
 
-        return improve_prompts(self.experiment, self.world, **options)
+        return improve_prompts(self, **options)
 
     def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""

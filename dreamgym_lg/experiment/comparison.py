@@ -208,13 +208,13 @@ class SharedDream:
 
 
 class Meter(BaseCallbackHandler):
-    """Sums the answers of a chat model, their tokens and seconds. Args: `hosted`, whose budget they take part in."""
+    """Sums the answers of a chat model, their tokens and seconds. Args: `hosted`, their budget."""
 
     run_inline = raise_error = True
 
     def __init__(self, hosted: Hosted | None = None) -> None:
         self.sums = dict.fromkeys(("calls", "seconds", "input_tokens", "output_tokens"), 0.0)
-        self._began, self._lock, self._hosted = dict[UUID, tuple[float, Sequence[BaseMessage]]](), Lock(), hosted
+        self._began, self._lock, self._hosted = dict[UUID, tuple[float, list[BaseMessage]]](), Lock(), hosted or Hosted()
 
     def attached(self, model: BaseChatModel) -> BaseChatModel:
         """The model, listened to. Episodes do not see their caller's callbacks."""
@@ -224,16 +224,14 @@ class Meter(BaseCallbackHandler):
         return metered
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> None:
-        if self._hosted is not None:
-            self._hosted.begin_call()
+        self._hosted.begin_call()
         self._began[run_id] = time.perf_counter(), messages[0]
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         answers = [getattr(each, "message", None) for each in response.generations[0]]
         usages: list[Any] = [getattr(each, "usage_metadata", None) or {} for each in answers]
         began, messages = self._began.pop(run_id)
-        if self._hosted is not None:
-            self._hosted.end_call(messages, answers[0])
+        self._hosted.end_call(messages, answers[0])
         with self._lock:
             self.sums["calls"] += 1
             self.sums["seconds"] += time.perf_counter() - began

@@ -318,8 +318,7 @@ class Experiment(Workspace):
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
             return self.policy("base")
         if not isinstance(policy, LocalChatModel | str | Path):
-            local = "give a LocalChatModel, a path or name of one, or reflection= to improve its prompts"
-            raise ConfigurationError(f"policy={policy!r} cannot be trained; {local}")
+            raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, its path, or reflection=")
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None:
             raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")

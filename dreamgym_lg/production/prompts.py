@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
@@ -14,8 +14,6 @@ from langchain_core.tools import BaseTool
 
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.production.export import check_free, read_manifest, write_manifest
-
-ChatModel = TypeVar("ChatModel", bound=BaseChatModel)
 
 Changes = Mapping[str, tuple[str, str]]
 """The (original, new) text by component. `description of TOOL` is a tool's; any other is part of a system message."""
@@ -30,11 +28,10 @@ def components(prompts: Mapping[str, str], tools: Iterable[BaseTool]) -> dict[st
     return texts | {f"{_TOOL}{tool.name}": tool.description for tool in tools if tool.description}
 
 
-def with_prompts(model: ChatModel, changes: Changes, *, matched: set[str] | None = None) -> ChatModel:
-    """The same chat model, which reads the new texts wherever an original one stands.
+def with_prompts(model: BaseChatModel, changes: Changes, *, matched: set[str] | None = None) -> BaseChatModel:
+    """The same chat model, which reads new texts: `with_policy(graph, with_prompts(model, load_prompts(folder)))`.
 
-    `with_policy(graph, with_prompts(model, load_prompts(folder)))` is an agent with them. A system message that holds an
-    original has that part replaced; a tool's description has to be the original.
+    A part of a system message is replaced where it is the original, a tool's description as a whole.
 
     Args: `matched`, gets the names of the components that calls held.
     """

@@ -1,7 +1,6 @@
 """The prompt learner: GEPA (Agrawal et al. 2025, arXiv 2507.19457) searches, the dream plays and judges its candidates.
 
-A search follows from played episodes, which the replay buffer keeps, and reflections, which the file of `Hosted` keeps: stopped
-at any moment, the same call reads both again and goes on where it was.
+A search follows from its episodes and reflections, which are kept: stopped at any moment, the same call reads them and goes on.
 """
 
 import json
@@ -49,7 +48,7 @@ class ImprovedPrompts:
     """The chat model with the original prompts."""
     scores: tuple[float, float]
     """Mean reward on the validation tasks in the dream, before and after. The search chose by it: no proof."""
-    work: Workspace
+    gym: Any
 
     @property
     def model(self) -> BaseChatModel:
@@ -60,18 +59,14 @@ class ImprovedPrompts:
         return difference(self.changes) or "no text did better than the original"
 
     def compare(self, *, real: bool = False) -> Comparison:
-        """Play the tasks of the split `test` with both texts, in the dream or on the agent's own tools.
+        """Play the tasks of the split `test` with both texts, as `DreamGym.evaluate`.
 
-        Episodes that were played before are read, and are none of the calls and tokens. Raises `ConfigurationError` without
-        such a task and, `real`, without `verify_real=`; `EpisodesMissing` for episodes that could not be played.
-        """
-        if not (tasks := self.work.tasks("test")):
-            raise ConfigurationError("no task has the split 'test', and a gain is shown on tasks that the search never saw")
-        versions, dream = list[Version](), None if real else self.work.dream()
+        Episodes that were played before are read, and are none of the calls and tokens."""
+        versions = list[Version]()
         for name, changes in ("original", {}), ("improved", self.changes):
-            meter, run = Meter(), f"{_run(self.policy, changes)}/{'real' if real else 'dream'}"
-            played = self.work.play(run, with_prompts(meter.attached(self.policy), changes), tasks, dream=dream)
-            versions.append(Version.of(name, check_played(played), meter))
+            policy, run = with_prompts((meter := Meter()).attached(self.policy), changes), _run_name(self.policy, changes)
+            _, played = self.gym.evaluate(policy, real=real, tasks=self.gym.tasks("test"), run=run)
+            versions.append(Version.of(name, played, meter))
         return Comparison(before=versions[0], after=versions[1])
 
     def export(self, folder: str | Path) -> None:
@@ -80,8 +75,7 @@ class ImprovedPrompts:
 
 
 def improve_prompts(
-    work: Workspace,
-    world: AgentWorld,
+    gym: Any,
     *,
     reflection: BaseChatModel | str,
     policy: BaseChatModel | str | None = None,
@@ -91,6 +85,7 @@ def improve_prompts(
     force: bool = False,
 ) -> ImprovedPrompts:
     """Search for better prompts of an agent in its dream. `DreamGym.improve_prompts` says what the arguments are."""
+    work, world = cast(tuple[Workspace, AgentWorld], (gym.experiment, gym.world))
     acting, judge, budget = own_policy(policy, world.graph), own_policy(reflection, None), hosted or Hosted()
     work.out.mkdir(parents=True, exist_ok=True)
     with only_process(work.out):
@@ -105,28 +100,24 @@ def improve_prompts(
         _, prompts = run_lasting(try_out(world.agent(TrialPolicy(), real=False)))
         originals = texts or components(prompts, world.examine().tools)
         if not originals or not train or episodes < len(validation):
-            raise ConfigurationError(
-                f"episodes={episodes}, {len(originals)} texts, {len(train)} training and {len(validation)} validation tasks: "
-                "there has to be a text and a task, and the original texts alone are played on every validation task"
-            )
+            counts = f"{len(originals)} texts, {len(train)} training tasks, {len(validation)} episodes to try the originals"
+            raise ConfigurationError(f"episodes={episodes}: there are {counts}; none may be 0, nor episodes= fewer")
         work.say(_plan(work, originals, budget, f"{episodes} dreamed episodes on {len(train)} training and {len(validation)}"))
         meter = Meter(budget)
         adapter = PromptAdapter(work, dream, meter.attached(acting), originals, meter.attached(judge), budget, episodes)
         best, scores = adapter.search(train, validation, work.settings.seed)
     changes = {name: (text, best[name]) for name, text in originals.items() if best[name] != text}
-    work.say(
-        f"{len(changes)} of {len(originals)} texts changed; mean reward on the tasks that chose them {scores[0]:.3f} before, "
-        f"{scores[1]:.3f} after: compare() shows a gain on held-out ones"
-    )
-    return ImprovedPrompts(changes=changes, policy=acting, scores=scores, work=work)
+    rewards = f"mean reward on the tasks that chose them {scores[1]:.3f}, before {scores[0]:.3f}"
+    work.say(f"{len(changes)} of {len(originals)} texts changed; {rewards}: compare() plays held-out ones")
+    return ImprovedPrompts(changes=changes, policy=acting, scores=scores, gym=gym)
 
 
 def _plan(work: Workspace, originals: Mapping[str, str], hosted: Hosted, most: str) -> str:
     """The line before a search: its budget, and the estimate from recorded episodes, at four characters a token."""
     plan = f"learner gepa: at most {most} validation tasks"
     if recorded := [[(len(s.observation), len(s.action)) for s in each.steps] for each in work.offline()[:100] if each.steps]:
-        prompts = sum(map(len, originals.values()))  # read at every call, as is what came before
-        read = mean(sum(prompts + total for total in accumulate(map(sum, steps))) for steps in recorded) / 4
+        base = sum(map(len, originals.values()))  # read at every call, as is what came before
+        read = mean(sum(base + total for total in accumulate(map(sum, steps))) for steps in recorded) / 4
         written = mean(sum(action for _, action in steps) for steps in recorded) / 4
         cost = (read * hosted.prices[0] + written * hosted.prices[1]) / 1e6
         plan += f", each about {mean(map(len, recorded)):.1f} calls, {read + written:,.0f} tokens, cost {cost:.4f} of the agent"
@@ -134,8 +125,7 @@ def _plan(work: Workspace, originals: Mapping[str, str], hosted: Hosted, most: s
     return f"{plan}. Limits of agent and reflection together: {limits or 'none'}; spent so far: {hosted.usage.limited}"
 
 
-def _run(policy: BaseChatModel, changes: Changes) -> str:
-    """Run name of the episodes of this chat model with these texts."""
+def _run_name(policy: BaseChatModel, changes: Changes) -> str:
     texts = sorted((name, new) for name, (original, new) in changes.items() if new != original)
     return f"prompts/{blake2b(json.dumps([name_of(policy), texts]).encode(), digest_size=8).hexdigest()}"
 
@@ -185,27 +175,22 @@ class PromptAdapter:
     # --- called by gepa ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> EvaluationBatch:
-        """One dreamed episode per task; its reward is the score, 0 where it broke off.
-
-        Raises `BudgetExceeded` for more than `episodes` in all, and `EpisodesMissing` if none of the batch could be played.
-        """
+        """Play one dreamed episode per task. Its reward is the score, 0 where it broke off."""
         if self.played + len(batch) > self.episodes:
             raise BudgetExceeded(f"{self.played} of episodes={self.episodes} are spent, and {len(batch)} more were next")
         changes = {name: (text, candidate[name]) for name, text in self.originals.items()}
         policy = with_prompts(self.policy, changes, matched=self.matched)
-        played = self.work.play(_run(self.policy, changes), policy, batch, dream=self.dream)
+        played = self.work.play(_run_name(self.policy, changes), policy, batch, dream=self.dream)
         if all(is_missing(episode.error) for episode in played):
-            check_played(played)
+            check_played(played)  # no candidate is to blame for a model that is away
         self.played += len(batch)
         self.work.progress("improve prompts", self.played, self.episodes)
         scores = [0.0 if episode.error else episode.reward for episode in played]
         return EvaluationBatch(outputs=[None] * len(batch), scores=scores, trajectories=played if capture_traces else None)
 
-    def make_reflective_dataset(
-        self, candidate: dict[str, str], eval_batch: EvaluationBatch, components_to_update: list[str]
-    ) -> dict[str, list[dict[str, Any]]]:
+    def make_reflective_dataset(self, candidate: Any, eval_batch: Any, components_to_update: list[str]) -> dict[str, Any]:
         """The episodes as the reflecting model reads them, with the name of the text that it is to improve."""
-        played = [_shown(episode) for episode in eval_batch.trajectories or ()]
+        played = [_shown(episode) for episode in eval_batch.trajectories]
         return {name: [{"Instructions": f"the {name}", **each} for each in played] for name in components_to_update}
 
     def reflect(self, prompt: Any) -> str:
@@ -228,12 +213,8 @@ class PromptAdapter:
 
 def _shown(episode: Trajectory) -> dict[str, Any]:
     """An episode with its verdict and who answered each call."""
-    *before, last = ["", *(f"{s.action}\n-> {s.next_observation} (answered by {s.decided_by})" for s in episode.steps)]
-    verdict = f"reward {episode.reward:g} of 1"
-    if episode.steps and (judge := episode.steps[-1].judged_by):
-        last, verdict = episode.steps[-1].action, f"{verdict}, decided by {judge}: {episode.steps[-1].reasoning}"
-    return {
-        "Inputs": episode.task.instruction or episode.task.observation,
-        "Generated Outputs": "\n\n".join([*before, last]),
-        "Feedback": f"the episode broke off: {episode.error}" if episode.error else verdict,
-    }
+    steps = [f"{s.action}\n-> {s.next_observation} (answered by {s.decided_by or 'nobody'})" for s in episode.steps]
+    verdicts = [f"decided by {s.judged_by}: {s.reasoning}" for s in episode.steps[-1:] if s.judged_by]
+    feedback = f"the episode broke off: {episode.error}" if episode.error else f"reward {episode.reward:g} of 1"
+    task = episode.task.instruction or episode.task.observation
+    return {"Inputs": task, "Generated Outputs": "\n\n".join(steps), "Feedback": ", ".join([feedback, *verdicts])}

@@ -298,7 +298,7 @@ def test_a_budget_that_the_first_evaluation_spends_is_an_error_and_a_larger_one_
     with pytest.raises(BudgetExceeded, match=r"3 of max_calls=3 are spent \(.*prompts.db counts them\)"):
         gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, hosted=Hosted(max_calls=3))
     assert len(clerk.calls) == 3
-    with pytest.raises(ConfigurationError, match="episodes=5, 3 texts, 9 training and 6 validation tasks"):
+    with pytest.raises(ConfigurationError, match="episodes=5: there are 3 texts, 9 training tasks, 6 episodes"):
         gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=5)
     assert gym(tmp_path, "look first").improve_prompts(reflection=Teacher(), policy=clerk, episodes=120).scores == (0, 1)
 
