@@ -144,11 +144,13 @@ class DreamGym:
         if "learner" not in options and policy is not None:
             hosted = not (hasattr(policy, "tokenizer") or is_local_model(model_name(policy)))
             options["learner"] = "gepa" if hosted and "reflection" in options else self.experiment.settings.learner
-            why = f"the weights of {model_name(policy)} are {'elsewhere' if hosted else 'here'}"
-            self.experiment.say(f"learner {options['learner']}: {why}")
+            place = "elsewhere" if hosted else "here"
+            self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
+        if iterations is not None:
+            options["iterations"] = iterations
         if options.get("learner") == "gepa":
             return self.improve_prompts(policy=policy, **{name: options[name] for name in options if name != "learner"})
-        return self.experiment.train(cast(Any, policy), iterations, **options)
+        return self.experiment.train(cast(Any, policy), **options)
 
     def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
         """Improve the agent's system messages and tool descriptions in the dream, by GEPA.

@@ -29,9 +29,9 @@ def components(prompts: Mapping[str, str], tools: Iterable[BaseTool]) -> dict[st
 
 
 def with_prompts(model: BaseChatModel, changes: Changes, *, matched: set[str] | None = None) -> BaseChatModel:
-    """The same chat model, which reads new texts: `with_policy(graph, with_prompts(model, load_prompts(folder)))`.
+    """The same chat model, which reads new texts.
 
-    A part of a system message is replaced where it is the original, a tool's description as a whole.
+    It replaces a part of a system message that is the original, and a tool's description as a whole.
 
     Args: `matched`, gets the names of the components that calls held.
     """
@@ -54,7 +54,7 @@ def with_prompts(model: BaseChatModel, changes: Changes, *, matched: set[str] | 
 
 
 def _system(messages: Sequence[BaseMessage], changes: Changes, matched: set[str]) -> list[BaseMessage]:
-    """The messages with one system message of new texts; as they were where they hold no original."""
+    """The messages with new texts in one system message. As they were where they hold no original."""
     system = [message for message in messages if message.type == "system"]
     old = "\n\n".join(message.text for message in system)
     held = {name: texts for name, texts in changes.items() if not name.startswith(_TOOL) and texts[0] in old}
@@ -89,7 +89,7 @@ def difference(changes: Changes) -> str:
 
 
 def export_prompts(changes: Changes, folder: str | Path, record: Mapping[str, Any]) -> None:
-    """Write prompts to a new folder: a text file for each component, `changes.diff` and a manifest.
+    """Write prompts to a new folder: a text file each, `changes.diff` and a manifest.
 
     Args: `record`, JSON; their origin. Raises `ConfigurationError` for a folder that exists or cannot be written.
     """

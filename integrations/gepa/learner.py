@@ -1,4 +1,4 @@
-"""The prompt learner: GEPA (Agrawal et al. 2025, arXiv 2507.19457) searches, the dream plays and judges its candidates.
+"""The prompt learner: GEPA (Agrawal et al. 2025, arXiv 2507.19457) searches, the dream plays.
 
 A search follows from its episodes and reflections, which are kept: stopped at any moment, the same call reads them and goes on.
 """
@@ -40,7 +40,7 @@ except ImportError as error:
 
 @dataclass(frozen=True, kw_only=True)
 class ImprovedPrompts:
-    """The texts that did best on the validation tasks of the dream; `print` shows them as a diff."""
+    """The texts that did best on the validation tasks; `print` shows a diff."""
 
     changes: Changes
     """Texts that differ from the original; empty where nothing did better."""
@@ -59,9 +59,7 @@ class ImprovedPrompts:
         return difference(self.changes) or "no text did better than the original"
 
     def compare(self, *, real: bool = False) -> Comparison:
-        """Play the tasks of the split `test` with both texts, as `DreamGym.evaluate`.
-
-        Episodes that were played before are read, and are none of the calls and tokens."""
+        """Play the tasks of the split `test` with both texts, as `DreamGym.evaluate`. Stored episodes are no calls."""
         versions = list[Version]()
         for name, changes in ("original", {}), ("improved", self.changes):
             policy, run = with_prompts((meter := Meter()).attached(self.policy), changes), _run_name(self.policy, changes)
@@ -113,11 +111,11 @@ def improve_prompts(
 
 
 def _plan(work: Workspace, originals: Mapping[str, str], hosted: Hosted, most: str) -> str:
-    """The line before a search: its budget, and the estimate from recorded episodes, at four characters a token."""
+    """The line before a search: its budget, and an estimate from recorded episodes."""
     plan = f"learner gepa: at most {most} validation tasks"
     if recorded := [[(len(s.observation), len(s.action)) for s in each.steps] for each in work.offline()[:100] if each.steps]:
         base = sum(map(len, originals.values()))  # read at every call, as is what came before
-        read = mean(sum(base + total for total in accumulate(map(sum, steps))) for steps in recorded) / 4
+        read = mean(sum(base + total for total in accumulate(map(sum, steps))) for steps in recorded) / 4  # characters
         written = mean(sum(action for _, action in steps) for steps in recorded) / 4
         cost = (read * hosted.prices[0] + written * hosted.prices[1]) / 1e6
         plan += f", each about {mean(map(len, recorded)):.1f} calls, {read + written:,.0f} tokens, cost {cost:.4f} of the agent"
@@ -189,7 +187,7 @@ class PromptAdapter:
         return EvaluationBatch(outputs=[None] * len(batch), scores=scores, trajectories=played if capture_traces else None)
 
     def make_reflective_dataset(self, candidate: Any, eval_batch: Any, components_to_update: list[str]) -> dict[str, Any]:
-        """The episodes as the reflecting model reads them, with the name of the text that it is to improve."""
+        """The episodes as the reflecting model reads them, each with the text to improve."""
         played = [_shown(episode) for episode in eval_batch.trajectories]
         return {name: [{"Instructions": f"the {name}", **each} for each in played] for name in components_to_update}
 
