@@ -141,7 +141,7 @@ class DreamGym:
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
-        if "learner" not in options and policy is not None:
+        if "learner" not in options and policy is not None and not self.experiment.is_worker_rank:
             hosted = not (hasattr(policy, "tokenizer") or is_local_model(model_name(policy)))
             options["learner"] = "gepa" if hosted and "reflection" in options else self.experiment.settings.learner
             place = "elsewhere" if hosted else "here"
