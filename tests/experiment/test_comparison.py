@@ -191,10 +191,10 @@ def test_a_worse_prompt_fails_and_the_same_agent_does_not(house: Models, tmp_pat
     assert "worse: -1.000 [-1.000, -1.000] over 12 tasks" in output
     assert "failed: the loss is certainly beyond -0.020" in output
     assert house.calls("production") == TASKS * 2 * (3 + 1) and 0 < house.calls("dreamer") <= TASKS
-    same = compare(tmp_path, "graph", "graph", **{"fail-below": 0})
+    same = compare(tmp_path, "graph", "graph", **{"fail-below": 0, "isolation": "guard"})
     assert same.exit_code == 0, same.output
     assert "no difference is shown: +0.000" in same.output
-    failed = compare(tmp_path, "graph", "no_graph", **{"fail-below": 0})
+    failed = compare(tmp_path, "graph", "no_graph", **{"fail-below": 0, "isolation": "guard"})
     assert failed.exit_code == 2
 
 
@@ -310,14 +310,14 @@ def test_a_version_that_looks_nothing_up_is_worse(tmp_path: Path) -> None:
     arguments = ["--replay-buffer", str(tmp_path / "replay.db"), "--world", str(tmp_path / "world"), "--episodes", "1"]
     arguments += [each for tool in WRITES for each in ("--writes", tool)]
 
-    def run(first: str, second: str) -> tuple[int, str]:
+    def run(first: str, second: str, isolation: str) -> tuple[int, str]:
         names = [f"{tmp_path / 'agents.py'}:{name}" for name in (first, second)]
-        result = CliRunner().invoke(app, ["compare", *names, *arguments, "--fail-below", "0"])
+        result = CliRunner().invoke(app, ["compare", *names, *arguments, "--fail-below", "0", "--isolation", isolation])
         return result.exit_code, " ".join(result.output.split())
 
-    code, output = run("good", "hasty")
+    code, output = run("good", "hasty", "process")
     assert code == 1, output
     assert "worse: -0." in output
-    code, output = run("good", "good")
+    code, output = run("good", "good", "guard")
     assert code == 0, output
     assert "no difference is shown: +0.000" in output
