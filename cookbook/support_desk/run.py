@@ -46,8 +46,7 @@ def compile_dream(out: Path, *, talking: bool) -> Dream:
 
 def quick(settings: Settings) -> Settings:
     """A few minutes: enough to see every part work, not to prove a gain."""
-    few = {"batch_size": 4, "experience_steps": 30, "base_steps": 14, "iterations": 1, "num_tasks": 2, "num_generations": 4}
-    few |= {"evaluate_every": 3, "evaluate_tasks": 8, "proof_tasks": 8}
+    few = {"batch_size": 4, "experience_steps": 30, "base_steps": 10, "iterations": 1, "num_tasks": 2, "num_generations": 2}
     return replace(settings, max_false_success=None, max_gap=None, **few)
 
 
@@ -59,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
     parser.add_argument("--seed", type=int, default=1, help="of the shop, its traces and all training")
     parser.add_argument("--traces", type=int, default=200, help="tickets that the old policy dealt with")
-    parser.add_argument("--iterations", type=int, default=3, help="of training; may be raised later")
+    parser.add_argument("--iterations", type=int, default=2, help="of training; may be raised later")
     parser.add_argument("--model", default=SETTINGS.model, help="weights that the policy begins with")
     parser.add_argument("--out", type=Path, help="folder of everything; default: runs/desk-seedSEED")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
@@ -73,11 +72,11 @@ def main() -> None:
     # as a judge a small experience model is refused by the gate: recorded successes judge, and for what else it answers a
     # short training and one similar recorded step are enough
     options: dict[str, Any] = {"references_only": not arguments.truthful, "experience_steps": 60, "retrieved": 1}
-    options |= {"iterations": arguments.iterations, "model": arguments.model, "num_tasks": 4, "evaluate_every": 3}
-    settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 12, "test": 32}
+    options |= {"iterations": arguments.iterations, "model": arguments.model, "num_tasks": 4, "num_generations": 6}
+    settings, held_out = replace(SETTINGS, seed=seed, **options), {"validation": 8, "test": 24}
     if arguments.quick:
         settings = quick(settings)
-        held_out = {"validation": 2, "test": 4}
+        held_out = {"validation": 1, "test": 2}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():

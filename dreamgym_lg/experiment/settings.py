@@ -89,7 +89,7 @@ class Settings:
     """Episodes played at once."""
     learning_rate: float | None = None
     """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 (`rft`: 1e-5) at 7 B; under
-    `lora` ten times that, 2e-4 at most."""
+    `lora` ten times that, 1e-4 at most."""
     beta: float | None = None
     """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `rft` 0, of `dpo` 0.1."""
     lora: bool | None = None

@@ -19,8 +19,8 @@ from dreamgym_lg.learner import Credit, Groups, TrainingRow
 from dreamgym_lg.types import Trajectory
 
 CHECKPOINT = "training.pt"
-_LARGEST_RATE = 2e-4
-"""Largest default rate. At 6.7e-4, one step on adapters of SmolLM2-135M ended all success (docs/results)."""
+_SMALL_RATE, _ADAPTER_RATE = 2e-4, 1e-4
+"""Largest default rates, of adapters too. Two steps at 2e-4 ended SmolLM2-135M's exploration (docs/results)."""
 
 
 class PolicyLearner:
@@ -36,7 +36,7 @@ class PolicyLearner:
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments; of DPO, pairs), each used once.
         micro_batch_tokens: Of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
         save_every: Iterations between two checkpoints (12 bytes a trained number). The training graph repeats lost updates.
-        learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 2e-4 at most.
+        learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 1e-4 at most.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`; they alone are in
@@ -79,8 +79,9 @@ class PolicyLearner:
         self._updates, self._save_every = updates, save_every
         reference = self._begin(peft_config, seed, keep=beta > 0)
         if learning_rate is None:
-            factor = ADAPTER_RATE_FACTOR if loaded_adapters(model) is not None else 1
-            learning_rate = min(default_rate(model, small=_LARGEST_RATE, large=self.LARGE_RATE) * factor, _LARGEST_RATE)
+            learning_rate = default_rate(model, small=_SMALL_RATE, large=self.LARGE_RATE)
+            if loaded_adapters(model) is not None:
+                learning_rate = min(learning_rate * ADAPTER_RATE_FACTOR, _ADAPTER_RATE)
         self.beta = beta
         own = {"learning_rate": learning_rate, "beta": self.kl_weight, "temperature": temperature, "loss": self.loss}
         step = StepOptions(**{**precision(model), **own, **options})

@@ -177,8 +177,8 @@ def test_checkpointed_activations_give_the_same_gradient(
     assert expected.norm() > 1e-3 and (found - expected).norm() / expected.norm() < 1e-6
 
 
-@pytest.mark.parametrize(("parameters", "factor"), [(7_000_000_000, 10), (134_515_008, 2.9), (1_000_000, 1)])
-def test_the_default_rate_of_adapters_is_ten_times_that_of_whole_weights_and_never_breaks_a_policy(
+@pytest.mark.parametrize(("parameters", "factor"), [(7_000_000_000, 10), (134_515_008, 1.46), (1_000_000, 0.5)])
+def test_the_default_rate_of_adapters_is_ten_times_that_of_whole_weights_and_1e_4_at_most(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, parameters: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = []
@@ -187,7 +187,7 @@ def test_the_default_rate_of_adapters_is_ten_times_that_of_whole_weights_and_nev
         monkeypatch.setattr(type(policy.model), "num_parameters", lambda *_: parameters)
         learner: Any = create_trl_learner(policy, tmp_path / str(lora), Settings(lora=lora, beta=0))
         rates.append(learner._trainer.options.learning_rate)
-    assert rates[1] == pytest.approx(factor * rates[0], rel=0.02) and rates[1] <= 2e-4
+    assert rates[1] == pytest.approx(factor * rates[0], rel=0.02) and rates[1] <= 1e-4
 
 
 @pytest.mark.parametrize(
