@@ -53,10 +53,9 @@ class AgentWorld(World):
             `FILE.py:NAME` or `package.module:NAME`, also of a function that creates it. It is loaded here as well, for
             its tools and real episodes.
         tasks: Every task, of all splits.
-        isolation: `process`: dreamed episodes run in worker processes, one for each core, which the kernel keeps from writing
-            outside a scratch folder and from the network (`start_walled`); functions given here have to be of a module that
-            can be imported. `guard`: in this process, where Python code is stopped, and native code is not. Default: `process`
-            for an agent given by its path, `guard` for an object, which cannot leave this process.
+        isolation: `process`: dreamed episodes run in worker processes behind a wall of the kernel (`start_walled`); functions
+            given here have to be of a module that can be imported. `guard`: in this process, where Python code is stopped, and
+            native code is not. Default: `process` for an agent given by its path, `guard` for an object.
         payload: The graph's input for a task; by default its messages (`Task.messages`), or its instruction as the user's.
         verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
             really ran. Default: the dream's judges.

@@ -197,10 +197,9 @@ class Experiment(Workspace):
         """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
 
         It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
-        real success, never one chosen by the dream; otherwise the newest. Killed at any moment, the same call goes on; with
-        more `iterations` or `real_steps`, a finished training goes on too, and so does one that a gap to reality ended with a
-        wider or no `max_gap`. Where `torchrun` or `accelerate launch` started several processes, rank 0 does all this, and the
-        others take a share of each update; there the call ends the process once the training is over.
+        real success, otherwise the newest. Killed at any moment, the same call goes on; so does a finished training with more
+        `iterations` or `real_steps`, and one that a gap to reality ended with a wider `max_gap`. In a launch of several
+        processes rank 0 does all this, the others take a share of each update, and their call ends the process.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the

@@ -25,9 +25,8 @@ def edited_successes(
 ) -> list[Trajectory]:
     """Episodes that must not be rewarded, made from successes. Pure: the same arguments give the same edits.
 
-    They train and measure judges and are never stored as real data: `source="synthetic"`, `run="edited/<kind>"`,
-    `success=False`, every reward 0, each with its original's task. An edit is kept only if every recorded success of the same
-    request contradicts it. The kinds:
+    They are never real data: `source="synthetic"`, `run="edited/<kind>"`, without success and reward, each with its original's
+    task. An edit is kept only if every recorded success of the same request contradicts it. The kinds:
 
     * `left_out`: all calls of a writing tool are missing, which every success of the request calls,
     * `other_episode`: the calls and the message of another request, with other writing calls,

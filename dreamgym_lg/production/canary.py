@@ -38,10 +38,9 @@ def canary(
     """The graph, with the policy for a share of the threads until proven worse.
 
     A thread is drawn once, by its `thread_id`, and stays at its side; a run without one is a thread of its own. Both sides run
-    on the real tools and the graph's own checkpointer. `CanaryLog.record_outcome` says how a thread ended, or `verify` does;
-    a run that raises has failed. Once the outcomes prove the policy worse, the canary ends by itself and production serves
-    every thread, from the next run on and after restarts; `CanaryLog.stop` does so by hand. Once they prove it better, log and
-    report say so, and the canary goes on. If the log cannot be written, production serves.
+    on the real tools. `CanaryLog.record_outcome` or `verify` says how a thread ended; a run that raises has failed. Outcomes
+    that prove the policy worse end the canary, as `CanaryLog.stop` does: production serves every thread from the next run on.
+    Once they prove it better, log and report say so. If the log cannot be written, production serves.
 
     Args:
         graph: The result of `StateGraph.compile` or `create_agent`.

@@ -267,9 +267,7 @@ def production_episodes(
 def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
     """A graph with all parts of `graph`, whose runs go through two functions.
 
-    They get the new graph, the method and the arguments of the run.
-
-    They have to leave a run alone that is part of a dream (`guarded_episode()`).
+    They get the new graph, the method and the arguments of the run, and leave a run of a dream alone (`guarded_episode()`).
     """
     kind: type[Any] = type(graph)
 

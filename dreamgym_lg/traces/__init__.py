@@ -167,12 +167,11 @@ def load_traces(
     and `rubric` are a row's, its `tools` those of the whole source, by their schemas where these were recorded, else by name.
     `DreamGym` puts the schemas of its graph in their place. Its id depends on all of these but the tools, and on `environment`.
 
-    Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last step
-    is the final answer, and has the reward: a row's `reward`, `score` or `success`, else its feedback, of several that named
-    `reward_key` or the only one named like a score. `reward` overrides them: a function of the messages, or numbers by a
-    conversation's id (a thread, a trace, a row's `id`). Above 0 is a success unless `success` says otherwise. Rewards of
-    another `reward_range` than 0 to 1 are scaled to that. A conversation with a reward is over, whoever has the last word; one
-    without is truncated: its outcome is unknown, and none of its kind counts as a failure.
+    Every tool call is a step, and so is what the agent said to a user who went on. The last step is the final answer and has
+    the reward: a row's `reward`, `score` or `success`, else its feedback (`reward_key`, or the only one named like a score).
+    `reward` overrides them: a function of the messages, or numbers by a conversation's id (a thread, a trace, a row's `id`).
+    Above 0 is a success unless `success` says otherwise; another `reward_range` is scaled to 0 to 1. A conversation with a
+    reward is over; one without is truncated: its outcome is unknown, and it counts as no failure.
 
     `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
     them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.

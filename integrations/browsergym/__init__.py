@@ -6,6 +6,5 @@
     print(environment.step("fill('16', 'cierra')"))
 
 It needs Chromium: Playwright's own (`playwright install chromium`) or one on PATH (Debian: `chromium-headless-shell`).
-For speed there is no screenshot and no pause before an act; MiniWoB++'s clock is off. Lines of a page that repeat each other
-or say nothing are left out. Files cannot be uploaded and `goto` takes no `file://`: a policy in training tries everything.
+There is no screenshot, no pause and no clock; lines of a page that repeat or say nothing are left out. No file can be sent.
 """

@@ -111,13 +111,11 @@ class ShopScore(Score):
 class RecordedShop:
     """The responder that plays the shop from real traces. Unknown purchases are left to the next one.
 
-    Pages are shown as any trace of a training task showed them. A purchase of the same product with the same values in the
-    same order, for the same instruction, is rewarded as recorded; any other purchase of an instruction with a recorded success
-    fails. A new search finds, by BM25, products whose pages are recorded. A page that no trace opened shows title and price of
-    its result, without options; such a sub page is empty. Neither goals nor products outside the traces are read.
+    Pages are shown as any trace of a training task showed them. A purchase that was recorded for the same instruction, with the
+    same values in the same order, is rewarded as recorded; any other fails where a success was recorded. A new search finds, by
+    BM25, products whose pages are recorded. A page that no trace opened shows its result's title and price alone.
 
-    Args:
-        replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.
+    Args: `replay_buffer`, its trajectories of the sources `offline` and `real` and of the split `train`.
     """
 
     name = "recorded"
