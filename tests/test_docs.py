@@ -223,6 +223,11 @@ def check_local(namespace: dict[str, Any]) -> None:
     assert episode.source == "real" and episode.task.id == "t1" and len(namespace["gym"].tasks("train")) == 2
 
 
+def check_prompts(namespace: dict[str, Any]) -> None:
+    assert str(namespace["improved"]) == "no text did better than the original", "the scripted dream rewards nothing"
+    assert json.loads(Path("exports/prompts/manifest.json").read_text())["prompts"] == {}
+
+
 def check_world(namespace: dict[str, Any]) -> None:
     assert namespace["state"]["success"]
     assert namespace["policy"].invoke("read").text is not None
@@ -233,6 +238,7 @@ CHECKS = {
     "docs/how-to/canary.md": check_canary,
     "docs/how-to/hosted-model.md": check_hosted,
     "docs/how-to/local-model.md": check_local,
+    "docs/how-to/prompts.md": check_prompts,
     "docs/how-to/prove.md": check_proof,
     "docs/how-to/world.md": check_world,
 }

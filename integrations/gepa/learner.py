@@ -170,8 +170,6 @@ class PromptAdapter:
             self.work.say(f"no call held {', '.join(unseen)} word for word, so that nothing replaced it: {why}")
         return result.candidates[result.best_idx], (result.val_aggregate_scores[0], max(result.val_aggregate_scores))
 
-    # --- called by gepa ----------------------------------------------------------------------------------------------------
-
     def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> EvaluationBatch:
         """Play one dreamed episode per task. Its reward is the score, 0 where it broke off."""
         if self.played + len(batch) > self.episodes:
@@ -179,6 +177,7 @@ class PromptAdapter:
         changes = {name: (text, candidate[name]) for name, text in self.originals.items()}
         policy = with_prompts(self.policy, changes, matched=self.matched)
         played = self.work.play(_run_name(self.policy, changes), policy, batch, dream=self.dream)
+        self.hosted.check_budget()  # an agent that catches the model's error ended its episode otherwise
         if all(is_missing(episode.error) for episode in played):
             check_played(played)  # no candidate is to blame for a model that is away
         self.played += len(batch)

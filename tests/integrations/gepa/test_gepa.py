@@ -21,6 +21,7 @@ from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 
 from dreamgym_lg import Dream, DreamGym, Hosted, Model, ReplayBuffer, Settings, Task, load_traces, with_policy
 from dreamgym_lg.actions import parse_call
@@ -166,6 +167,7 @@ def gym(folder: Path, *flaws: str, **options: Any) -> DreamGym:
     dream = Dream([Till()], judges=[Judge()], version="till")
     settings = Settings(max_false_success=None, concurrency=1)
     given = {"dream": dream, "tasks": TASKS, "verify_real": really, "settings": settings, "out": folder / "run", **options}
+    folder.mkdir(exist_ok=True)
     return DreamGym(given.pop("graph", None) or desk(*flaws), replay_buffer=ReplayBuffer(folder / "replay.db"), **given)
 
 
@@ -291,6 +293,21 @@ def test_a_budget_ends_the_search_within_one_call(tmp_path: Path, limit: dict[st
     assert spent <= hosted.usage.limited[kind] <= spent + largest
     assert any(f"of max_{kind}=" in line for line in lines) and not improved.changes
     assert f"Limits of agent and reflection together: {kind} " in lines[0]
+
+
+def test_a_limit_of_calls_is_kept_by_many_episodes_at_once_and_by_an_agent_that_catches_its_error(tmp_path: Path) -> None:
+    def answer(state: MessagesState) -> dict[str, Any]:
+        try:
+            return {"messages": [Clerk().invoke([("system", SYSTEM), *state["messages"]])]}
+        except Exception:
+            return {"messages": [AIMessage("Sorry.")]}
+
+    node = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+    for graph, name in ((desk("look first"), "desk"), (node, "node")):
+        hosted, clerk, teacher = Hosted(max_calls=30), Clerk(calls=[]), Teacher(prompts=[])
+        work = gym(tmp_path / name, graph=graph, settings=Settings(max_false_success=None, concurrency=16))
+        improved = work.improve_prompts(reflection=teacher, policy=clerk, hosted=hosted, episodes=10_000)
+        assert hosted.usage.calls == len(clerk.calls) + len(teacher.prompts) == 30 and not improved.changes
 
 
 def test_a_budget_that_the_first_evaluation_spends_is_an_error_and_a_larger_one_goes_on(tmp_path: Path) -> None:
