@@ -49,6 +49,7 @@ SHARED = {
     "tests/integrations/transformers/test_process.py": "process",
     "tests/test_packaging.py": "wheel",
     "tests/test_support_desk.py": "desk",
+    "tests/compiled/test_compiled.py": "compiled",
     "tests/test_serving.py": "exported",
 }
 """Tests that share a fixture that takes seconds, by the beginnings of their ids: under pytest-xdist those of one group run in

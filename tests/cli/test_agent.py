@@ -209,6 +209,7 @@ def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, isolation:
     assert told in shown and "Traceback" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 def test_an_agent_that_writes_a_log_as_it_is_imported_does_not_pass(folder: Path) -> None:
     (folder / "logs_at_import.py").write_text("import logging\nlogging.basicConfig(filename='agent.log')\n" + APP)
@@ -217,6 +218,7 @@ def test_an_agent_that_writes_a_log_as_it_is_imported_does_not_pass(folder: Path
     assert not (folder / "agent.log").exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
     package = folder / "shop_of_tests"
     package.mkdir()
@@ -228,6 +230,7 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
     assert "book" in shown
 
 
+@pytest.mark.slow
 def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dreamgym_lg.simulate import user_code
 

@@ -418,6 +418,7 @@ def test_a_finished_training_is_left_as_it_is(finished_run: Path) -> None:
     assert {path.name: path.read_bytes() for path in (finished_run / "models" / "trained").iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "cause"),
     [

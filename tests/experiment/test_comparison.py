@@ -216,6 +216,7 @@ def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None
     assert (before.calls + after.calls) * TASKS * 2 == house.calls("production")
 
 
+@pytest.mark.slow
 def test_policy_and_experience_model_of_one_provider_share_no_connections(house: Models, tmp_path: Path) -> None:
     """They are asked in two event loops, and providers' packages cache their clients."""
     played = compare(tmp_path, "graph", "graph", policy="openai:production", episodes=4)

@@ -265,6 +265,7 @@ def test_the_worlds_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         load_world("tau-retail")
 
 
+@pytest.mark.slow
 def test_the_world_collects_the_recorded_conversations_of_its_training_customers() -> None:
     world = TauWorld("airline", folder())
     collected = list(world.collect([], {"recorded": 50}, seed=0))
@@ -308,6 +309,7 @@ def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
     assert any(step.decided_by == "user" for each in played for step in each.steps)
 
 
+@pytest.mark.slow
 def test_imitation_learns_all_that_the_agent_said_and_called() -> None:
     pytest.importorskip("trl", reason="needs trl")
     from tiny_models import create_tokenizer
