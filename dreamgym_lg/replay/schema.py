@@ -154,6 +154,8 @@ def _check_ours(db: Database, name: str) -> None:
             f"{name} is another application's SQLite file (no migration of dreamgym_lg is recorded in it) and was left "
             "as it is; give the path of a replay buffer, or one where no file exists yet"
         )
+    if applied and "words" not in db["steps"].columns_dict:
+        raise ReplayBufferError(f"{name} was made before the first release and was left as it is: import its traces anew")
     newest = max(migration.name for migration in migrations.pending(Database(memory=True, execute_plugins=False)))
     if newer := [migration for migration in applied if migration > newest]:
         raise ReplayBufferError(

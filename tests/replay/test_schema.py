@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,14 @@ def test_a_file_of_a_newer_release_is_refused(path: Path) -> None:
     with pytest.raises(ReplayBufferError, match=r"replay\.db was made by a newer .*0099_future.*pip install -U"):
         ReplayBuffer(path)
     assert path.read_bytes() == before
+
+
+def test_a_file_from_before_the_first_release_is_refused(path: Path) -> None:
+    ReplayBuffer(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE steps DROP COLUMN words")
+    with pytest.raises(ReplayBufferError, match=r"was made before the first release.*import its traces anew"):
+        ReplayBuffer(path)
 
 
 def test_an_empty_file_becomes_a_buffer(path: Path) -> None:
