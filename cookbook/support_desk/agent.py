@@ -104,4 +104,4 @@ TOOLS = [get_order, get_customer, refund, cancel, set_city, escalate]
 def create_desk(model: BaseChatModel | str, *, talking: bool = False) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The agent, with any chat model. Args: `talking`, the one that asks and confirms in a conversation."""
     graph = create_agent(model, TOOLS, system_prompt=TALKING_PROMPT if talking else SYSTEM_PROMPT)
-    return graph.with_config(recursion_limit=20)  # a model that calls for ever is cut short after some ten calls
+    return graph.with_config(recursion_limit=14)  # a model that calls for ever is cut short after seven calls
