@@ -8,7 +8,7 @@ from statistics import pvariance
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 CheckTask = Callable[[Task], str | None]
 """The reason against training on a generated task, or None. A word under which refusals are counted."""
@@ -28,7 +28,8 @@ def value(rewards: Sequence[float]) -> float:
 class Curriculum:
     """Picks the tasks of an iteration: original ones and variations of high-V ones.
 
-    Only tasks of the last iteration are varied, as in the paper. The choice depends on `seed`, the iteration and the values
+    Only tasks of the last iteration are varied, as in the paper. One with a call that the dream could not answer (`Unanswered`)
+    is picked again only where too few others are left. The choice depends on `seed`, the iteration and the values
     known by then, so that a resumed run goes on as it was.
 
     Args:
@@ -62,7 +63,7 @@ class Curriculum:
         self.values: dict[str, float] = {}
         """V of each task of the newest iteration that was trained on."""
         self._episodes: dict[str, list[Trajectory]] = {}
-        self._newest = -1
+        self._newest, self._unanswered = -1, set[str]()
         self._counts: Counter[str] = Counter()
 
     def __getitem__(self, task_id: str) -> Task:
@@ -73,7 +74,7 @@ class Curriculum:
         self._tasks.update({task.id: task for task in tasks})
         groups: dict[tuple[int, str], list[Trajectory]] = {}
         for episode in sorted(episodes, key=lambda episode: episode.rollout_index):
-            if episode.error is None:
+            if episode.error is None or is_unanswered(episode.error):
                 groups.setdefault((episode.iteration, episode.task.id), []).append(episode)
         for key in sorted(groups):
             self.update(groups[key])
@@ -86,6 +87,8 @@ class Curriculum:
         task_id, iteration = group[0].task.id, group[0].iteration
         if iteration > self._newest:
             self._newest, self.values, self._episodes = iteration, {}, {}
+        if any(is_unanswered(episode.error) for episode in group):
+            self._unanswered.add(task_id)
         played = [replace(episode, segments=()) for episode in group if episode.error is None]
         variance = value([episode.reward for episode in played])
         if iteration == self._newest:
@@ -118,7 +121,10 @@ class Curriculum:
         self._tasks |= chosen
         self._counts["generated_tasks"] += len(chosen)
         rest = [task for task in self._original if task.id not in chosen]
-        return [*chosen.values(), *rng.sample(rest, min(n - len(chosen), len(rest)))]
+        known = [task for task in rest if task.id not in self._unanswered]
+        if len(chosen) + len(known) < n:
+            known = rest
+        return [*chosen.values(), *rng.sample(known, min(n - len(chosen), len(known)))]
 
     def pop_metrics(self) -> dict[str, int]:
         """Since the last call: `generated_tasks`, and `refused_<reason>` of those that were not taken."""

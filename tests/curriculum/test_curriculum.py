@@ -141,6 +141,21 @@ def test_every_original_task_gets_its_turn() -> None:
     assert {id for iteration in range(30) for id in ids(made.sample(8, iteration=iteration))} == set(ids(TASKS))
 
 
+def test_a_task_that_the_dream_could_not_answer_is_picked_only_where_too_few_are_left() -> None:
+    made = curriculum(synthetic_share=0.0)
+    unanswered = [
+        episode(task, 0.0, 1, error="Unanswered: no responder knows", rollout_index=n) for n, task in enumerate(TASKS[:15])
+    ]
+    for each in unanswered:
+        made.update([each, episode(each.task, 1.0, 1, rollout_index=99)])
+    restored = Curriculum(TASKS, synthetic_share=0.0)
+    restored.restore([], unanswered)
+    for iteration in range(5):
+        assert {task.id for task in made.sample(5, iteration=iteration)} == {task.id for task in TASKS[15:]}
+        assert ids(restored.sample(5, iteration=iteration)) == ids(made.sample(5, iteration=iteration))
+    assert len(made.sample(8, iteration=9)) == 8, "rather those than fewer"
+
+
 def test_fewer_tasks_than_asked_for_are_all_of_them() -> None:
     assert sorted(ids(Curriculum(TASKS[:3]).sample(8, iteration=0))) == ["t0", "t1", "t2"]
 
