@@ -262,7 +262,7 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
         synthetic_share=share,
         seed=s.seed,
     )
-    trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
+    trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN))
     curriculum.restore(work.replay_buffer.tasks(origin="synthetic"), trained_on)
     return curriculum
 

@@ -29,7 +29,7 @@ from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
-from dreamgym_lg.experiment.workspace import MIN_CASES
+from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN
 from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, Judgement, PartJudgement, ajudge
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.statistics import Rate, wilson
@@ -370,6 +370,17 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     monkeypatch.setattr(work.world, "judged_by_dream", False)
     with pytest.raises(ConfigurationError, match="verify_dream=.*leave references_only away"):
         gate.trainable_tasks(work)
+
+
+def test_after_a_restart_tasks_that_the_dream_could_not_answer_are_still_avoided(make: Make) -> None:
+    work = make(rewards_all, SUCCESSES)
+    work.collect()
+    *unanswered, answered = work.tasks("train")
+    run, error = work.run_name(TRAIN), "Unanswered: no responder of the dream answers get_order"
+    for task in unanswered:
+        work.replay_buffer.add(Trajectory(task=task, source="synthetic", run=run, error=error))
+    picked = {task.id for n in range(9) for task in create_curriculum(work, real=False).sample(1, iteration=n)}
+    assert picked == {answered.id}
 
 
 # --- the gap to reality while training ----------------------------------------------------------------------------------------
