@@ -383,3 +383,35 @@ def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None
         replay_buffer.add(Trajectory(task=first.task, steps=steps, success=True))
         with pytest.raises(ConfigurationError, match="cannot be compiled: its name"):
             compile_world(replay_buffer, tmp_path)
+
+
+# --- what nobody looked up --------------------------------------------------------------------------------------------
+
+
+def _closing(number: int, *, looks_up: bool, known: bool = True) -> Trajectory:
+    """A ticket is closed; of an unknown one the tool says so, and only the look-up could have told."""
+    ticket = f"T{number}"
+    found = {"ticket": ticket, "topic": "heating"} if known else {"error": f"no ticket {ticket}"}
+    calls = [("get_ticket", found)] if looks_up else []
+    calls.append(("close", {"closed": ticket} if known else {"error": f"no ticket {ticket}"}))
+    steps = [
+        Step(observation="", action=render_call(tool, {"ticket": ticket}), next_observation=json.dumps(answer))
+        for tool, answer in calls
+    ]
+    task = Task(id=f"desk/{number}", instruction=f"Close {ticket}", environment="desk", tools=["get_ticket", "close"])
+    return Trajectory(task=task, steps=steps, success=known)
+
+
+def test_a_tool_that_was_wrong_about_what_nobody_looked_up_answers_only_about_what_was(tmp_path: Path) -> None:
+    replay_buffer = ReplayBuffer(":memory:")
+    replay_buffer.extend(_closing(1000 + n, looks_up=n % 4 > 0) for n in range(60))
+    replay_buffer.extend(_closing(2000 + n, looks_up=False, known=False) for n in range(1))
+    (close,) = (each for each in compile_world(replay_buffer, tmp_path / "world", writes=["close"]) if each.writes)
+    assert (close.exact, close.refused, close.wrong, close.admitted) == (45, 16, 0, True)
+    world = Compiled(tmp_path / "world")
+    with contextlib.closing(world):
+        looked_up = [["get_ticket", {"ticket": "T9"}, '{"ticket": "T9", "topic": "heating"}']]
+        assert world.answer("new", looked_up, "close", {"ticket": "T9"}) == '{"closed": "T9"}'
+        assert world.answer("new", [], "close", {"ticket": "T9"}) is None
+        error = [["get_ticket", {"ticket": "T9"}, '{"error": "no ticket T9"}']]
+        assert world.answer("new", error, "close", {"ticket": "T9"}) is None, "no recorded call was about such a one"
