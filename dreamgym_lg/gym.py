@@ -15,6 +15,7 @@ from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
@@ -114,9 +115,9 @@ class DreamGym:
 
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """`train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults."""
-        self.experiment.prepare()
+    def prepare(self, baselines: Sequence[str] = BASELINES) -> None:
+        """`train_experience` if the dream needs it, `train_base` and `Experiment.train_baselines`, with their defaults."""
+        self.experiment.prepare(baselines)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
         """Fine-tune a local experience model on the traces (`Experiment.train_experience`)."""
@@ -173,9 +174,9 @@ class DreamGym:
         """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""
         return self.experiment.fidelity(limit=limit)
 
-    def prove(self) -> dict[str, Any]:
+    def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
         """Every policy of the folder on held-out tasks, real and dreamed (`Experiment.prove`). Says the claims."""
-        result = self.experiment.prove()
+        result = self.experiment.prove(baselines)
         for claim in claims(result):
             self.experiment.say(f"{claim['sentence']}. {claim['verdict']}")
         return result

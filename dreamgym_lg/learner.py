@@ -206,6 +206,21 @@ def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda
     return rows
 
 
+# --- recorded episodes ----------------------------------------------------------------------------------------------------
+
+MAX_WEIGHT = 20.0
+"""Of an episode in advantage-weighted imitation (Peng et al. 2019)."""
+
+
+def advantage_weights(returns: Sequence[float]) -> list[float]:
+    """`exp(A / beta)` of each episode, at most `MAX_WEIGHT`: advantage-weighted regression (Peng et al. 2019).
+
+    A is the return less the mean, beta the deviation of all returns, which have to differ.
+    """
+    mean, beta = fmean(returns), pstdev(returns)
+    return [min(math.exp((each - mean) / beta), MAX_WEIGHT) for each in returns]
+
+
 # --- preferences ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from dreamgym_lg.learner import (
     Normalisation,
     TrainingRow,
+    advantage_weights,
     gae,
     gae_credit,
     group_advantages,
@@ -46,6 +47,13 @@ def test_group_advantages_are_the_normalised_rewards() -> None:
     assert group_advantages(rewards) == pytest.approx(expected)
     assert group_advantages([0.5, 0.5]) == [0.0, 0.0]
     assert group_advantages([0.5]) == [0.0]
+
+
+def test_recorded_episodes_weigh_by_their_advantage() -> None:
+    weights = advantage_weights([1.0, 0.0, 0.0, 1.0])
+    assert weights == pytest.approx([math.e, 1 / math.e, 1 / math.e, math.e]), "a deviation above and below the mean"
+    assert advantage_weights([2.0, 1.0, 1.0, 2.0]) == pytest.approx(weights), "whatever the scale of the rewards"
+    assert advantage_weights([0.0] * 99 + [1.0])[-1] == 20.0, "a rare success does not weigh more than all others"
 
 
 def test_uniform_groups_give_no_rows() -> None:

@@ -14,6 +14,7 @@ from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import read_settings
 from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
 from dreamgym_lg.experiment.world import World, load_world, world_names
@@ -27,7 +28,9 @@ WORLD_HELP = (
     f"A world's name ({', '.join(f'[b]{name}[/b]' for name in world_names())}), [b]FILE.py:NAME[/b] of an experiment or a "
     "world of your own, or the folder of an experiment."
 )
-LEARNERS, TRACKER_NAMES = (", ".join(f"[b]{name}[/b]" for name in names) for names in (get_args(LearnerName), TRACKERS))
+LEARNERS, TRACKER_NAMES, BASELINE_NAMES = (
+    ", ".join(f"[b]{name}[/b]" for name in names) for names in (get_args(LearnerName), TRACKERS, BASELINES)
+)
 PLACES = "Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's."
 SERVERS_HELP = "A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
 
@@ -42,6 +45,8 @@ RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after whi
 Force = Annotated[bool, typer.Option("--force", help="Train in a dream that the gate refuses, and without max_gap.")]
 ReferencesOnly = Annotated[bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
+BASELINE_HELP = f"A policy that the dream has to beat: {BASELINE_NAMES}; may be repeated. Default: all."
+Baselines = Annotated[list[str] | None, typer.Option("--baseline", help=BASELINE_HELP)]
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
 MODEL_HELP = "Weights that policy and experience model begin with: a folder, a GGUF file, a hub name. Default: smollm2-135m."
@@ -226,17 +231,18 @@ def train(
     references_only: ReferencesOnly = False,
     lora: Lora = False,
     model: Model = None,
+    baselines: Baselines = None,
     servers: Servers = None,
     report_to: ReportTo = None,
 ) -> None:
-    """Collect data if needed, train experience model and base policy, then the policy.
+    """Collect data if needed, train experience model and baselines, then the policy.
 
     A dream that rewards what it must not is refused, with the figure.
     """
     chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
-        work.prepare()
+        work.prepare(baselines or BASELINES)
         work.train(servers=servers or (), force=force, **({"max_gap": None} if force else {}))
 
 

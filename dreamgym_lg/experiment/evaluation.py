@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.report.proof import ENOUGH, POLICIES, read_claim
+from dreamgym_lg.report.proof import ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -37,7 +37,9 @@ _SAMPLING = "stage/train/sampling"
 """Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
-STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
+OFFLINE_RL = "stage/offline_rl/data"
+"""Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
+STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
@@ -195,13 +197,15 @@ def prove(work: Workspace) -> dict[str, Any]:
         **figures,
         "real_steps": count_real_steps(work),
         "filtered": filtered(work),
+        "offline_rl": next((row["how"] for row in work.replay_buffer.metrics(work.run_name(OFFLINE_RL))), None),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
     policy, mode, why = _chosen(result)
     result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / "trained")}
     if policy != "trained":
-        work.say(f"{ENOUGH}: {why}. The policy {policy!r} is kept, which `export` takes")
+        told = f"{ENOUGH}: " if len(work.validation_tasks()) >= MIN_TASKS else ""
+        work.say(f"{told}{why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
 

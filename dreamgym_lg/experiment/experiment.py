@@ -1,4 +1,4 @@
-"""`Experiment`: the stages `collect, train_experience, train_base, train_filtered, train, prove` on any world."""
+"""`Experiment`: the stages `collect, train_experience, train_baselines, train, prove` on any world."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -44,7 +44,7 @@ class Experiment(Workspace):
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
-    run.prepare()  # collect(), train_experience(), train_base(), train_filtered()
+    run.prepare()  # collect(), train_experience(), train_baselines()
     run.train()
     run.prove()
     ```
@@ -74,15 +74,16 @@ class Experiment(Workspace):
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and `train_filtered`."""
+    def prepare(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
+        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and `train_baselines`."""
+        self._check_baselines(baselines)
         self.collect()
         if self.settings.environment != "real" and self.world.needs_model:
             self.train_experience()
         if self.settings.environment != "real" and self._lacks_user:
             self.train_user()
         self.train_base()
-        self.train_filtered()
+        self.train_baselines(baselines)
 
     def collect(self) -> None:
         """Store the world's tasks and real offline trajectories of train tasks. By its scripted policies, and the start's."""
@@ -180,6 +181,35 @@ class Experiment(Workspace):
             with self.stage("filtered") as todo:
                 if todo:
                     imitation.train_filtered_policy(self)
+
+    def train_offline(self) -> None:
+        """Fine-tune `models/offline_rl` on better and worse recorded episodes: DPO or, of logs, advantage-weighted imitation.
+
+        A baseline without a dream (`imitation.train_offline_policy`). Nothing to do where the experiment was given a policy.
+
+        Raises `ConfigurationError` without a base policy.
+        """
+        if self._policy is None:
+            with self.stage("offline_rl") as todo:
+                if todo:
+                    imitation.train_offline_policy(self)
+
+    def train_baselines(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
+        """Train the policies that a dream has to beat, those that are missing.
+
+        Args: `baselines`, of `sft` (`train_base`), `sft-filtered` (`train_filtered`) and `dpo` (`train_offline`).
+
+        Raises `ConfigurationError` for another name.
+        """
+        self._check_baselines(baselines)
+        stages = {"sft": self.train_base, "sft-filtered": self.train_filtered, "dpo": self.train_offline}
+        for name, stage in stages.items():
+            if name in baselines:
+                stage()
+
+    def _check_baselines(self, names: Sequence[str]) -> None:
+        if unknown := [name for name in names if name not in imitation.BASELINES]:
+            raise ConfigurationError.unknown("baseline", unknown[0], imitation.BASELINES)
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
@@ -334,8 +364,12 @@ class Experiment(Workspace):
 
     # --- evaluation --------------------------------------------------------------------------------------------------------
 
-    def prove(self) -> dict[str, Any]:
-        """Every policy of the folder on held-out tasks, real and dreamed; writes `result.json` (`evaluation.prove`)."""
+    def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
+        """Every policy of the folder on held-out tasks, real and dreamed; writes `result.json` (`evaluation.prove`).
+
+        Args: `baselines`, that are trained first where they are missing (`train_baselines`).
+        """
+        self.train_baselines(baselines)
         return evaluation.prove(self)
 
 

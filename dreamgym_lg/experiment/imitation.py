@@ -1,22 +1,32 @@
-"""Imitation of recorded episodes. The base policy and the filtered one, the baselines of a dream."""
+"""Policies of the recorded episodes alone, baselines of a dream: imitation, filtered imitation, offline RL."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, START, BestPolicy
+from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.launch import launched
+from dreamgym_lg.learner import Groups, advantage_weights, preference_pairs
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
+    ToRows = Callable[[Sequence[Trajectory]], list[TokenizedConversation]]
+
+BASELINES = ("sft", "sft-filtered", "dpo")
+"""The baselines by the names that `Experiment.train_baselines` and `dreamgym train --baseline` take."""
 PASSES, FEWEST, MOST = 3, 25, 600
 """Default number of passes over the imitated episodes, and the least and most optimiser steps for it."""
 EVALUATIONS = 3
@@ -40,11 +50,15 @@ def train_filtered_policy(work: Workspace) -> None:
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
     if number:
-        start = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None)
-        _imitate(work, "filtered", best, start_of(work, start))
+        _imitate(work, "filtered", best, _start(work))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
     work.replay_buffer.record_metrics(work.run_name(FILTERED), 0, {"episodes": number})
+
+
+def _start(work: Workspace) -> str | Path:
+    """The weights that the base policy began with."""
+    return start_of(work, next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None))
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -58,21 +72,112 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
     return [each for each, failed in zip(clean, lost, strict=True) if each.success or (0 < least <= each.reward and not failed)]
 
 
-def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
-    """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept."""
+def train_offline_policy(work: Workspace) -> None:
+    """Train `models/offline_rl` on all recorded episodes with an outcome, and say how.
+
+    By DPO from the base policy, where pairs of a better and a worse episode of one task fill an optimiser step. Else (logs
+    mostly hold one episode of a task) by advantage-weighted imitation (`advantage_weights`) from the base policy's start.
+    """
+    if not (work.models / "base").exists():
+        raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
+    start = _start(work)
+    episodes = _tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
+    groups = [list(group) for _, group in groupby(sorted(episodes, key=_task), key=_task)]
+    pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
+    if 2 * pairs >= work.settings.batch_size and launched() is None:  # other ranks serve the learner of `train` alone
+        how = f"DPO on {pairs} pairs of a better and a worse episode of one task"
+        _prefer(work, "offline_rl", groups, pairs)
+    elif len(set(returns)) > 1:
+        how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
+        weights = advantage_weights(returns)
+        effective = sum(weights) ** 2 / sum(weight**2 for weight in weights)
+        to_rows = partial(_weighted_rows, dict(zip(returns, weights, strict=True)))
+        _imitate(work, "offline_rl", episodes, start, to_rows, number=int(effective))
+    work.say(f"offline RL: {how}" if how else "no offline RL: all recorded episodes with an outcome earned the same")
+    work.replay_buffer.record_metrics(work.run_name(OFFLINE_RL), 0, {"how": how})
+
+
+def _task(episode: Trajectory) -> str:
+    return episode.task.id
+
+
+def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
+    """The episodes with their tokens as segments. What does not replay is left out."""
+    from dreamgym_lg.integrations.trl.rows import segment_of
+
+    tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
+    for each in episodes:
+        try:
+            rows = work.world.policy_rows([each], tokenizer, max_new_tokens=work.settings.policy_tokens)
+        except ConfigurationError as error:
+            cause = str(error)
+        else:
+            tokenized.append(replace(each, segments=[segment_of(row) for row in rows]))
+    if cause:
+        work.say(f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes are left out of offline RL; the last: {cause}")
+    return tokenized
+
+
+def _weighted_rows(weights: Mapping[float, float], episodes: Sequence[Trajectory]) -> "list[TokenizedConversation]":
+    """Rows whose tokens weigh by their episode's return. Args: `weights`, by return."""
+    from dreamgym_lg.integrations.trl.rows import labelled
+
+    segments = [(each.reward, segment) for each in episodes for segment in each.segments]
+    return [{**labelled(one), "weights": [weights[reward]] * len(one.token_ids)} for reward, one in segments]
+
+
+def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
+    """Train `models/NAME` from the base policy by DPO, `PASSES` times over all pairs. Killed, it goes on with the next pass."""
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    policy, last = work.policy("base"), f"{name}-last"
+    best, checkpoints = BestPolicy(work, _name_of_best(work, name)), work.out / "checkpoints" / last
+    evaluated = _can_evaluate(work, name, "the last step decides")
+    settings = replace(work.settings, learner="dpo", num_generations=2, learning_rate=None, beta=None)
+    learner = create_trl_learner(policy, checkpoints, settings, updates=-(-2 * pairs // settings.batch_size))
+    try:
+        while learner.iteration < PASSES:
+            learner.update(groups)
+            work.progress(f"{name} policy", learner.iteration, PASSES)
+            if evaluated:
+                _evaluate(work, name, best, PASSES, policy.model, policy.tokenizer, learner.iteration)
+    finally:
+        learner.close()
+    save_model(policy.model, policy.tokenizer, work.models / last)
+    shutil.rmtree(checkpoints)
+    _keep(work, name, best)
+
+
+def _imitate(
+    work: Workspace,
+    name: str,
+    episodes: Sequence[Trajectory],
+    start: str | Path,
+    to_rows: "ToRows | None" = None,
+    number: int | None = None,
+) -> None:
+    """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept.
+
+    Args: `to_rows`, their rows, default the world's; `number`, of episodes that count for its steps, default all.
+    """
     s, options, watched = work.settings, dict[str, Any](), set[str]()
-    steps = s.base_steps or min(max(PASSES * len(episodes) // s.batch_size, FEWEST), MOST)
+    steps = s.base_steps or min(max(PASSES * (number or len(episodes)) // s.batch_size, FEWEST), MOST)
     best = BestPolicy(work, _name_of_best(work, name))
-    if _can_evaluate(work, name):
+    if _can_evaluate(work, name, "the loss on a tenth of the tasks decides"):
         options["evaluate"] = partial(_evaluate, work, name, best, steps)
-    else:  # the loss on a tenth of the tasks decides, where there are ten
+    else:  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
         watched = set(ids[: len(ids) // 10])
-    to_rows = partial(work.world.policy_rows, tokenizer=tokenizer_of(start), max_new_tokens=s.policy_tokens)
+    to_rows = to_rows or partial(work.world.policy_rows, tokenizer=tokenizer_of(start), max_new_tokens=s.policy_tokens)
     if held_out := [each for each in episodes if each.task.id in watched]:
         options["held_out"] = to_rows(held_out)
     rows = to_rows([each for each in episodes if each.task.id not in watched])
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
+    _keep(work, name, best)
+
+
+def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
+    """Put the best policy in its place; without one, the last."""
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
@@ -104,8 +209,8 @@ def _name_of_best(work: Workspace, name: str) -> str:
     return new
 
 
-def _can_evaluate(work: Workspace, name: str) -> bool:
-    """True if validation tasks can choose among a training's weights. Else it says why not.
+def _can_evaluate(work: Workspace, name: str, otherwise: str) -> bool:
+    """True if validation tasks can choose among a training's weights. Else it says why not, and what does `otherwise`.
 
     Raises `ConfigurationError` where only a dream could judge it, and there is no experience model yet.
     """
@@ -120,7 +225,7 @@ def _can_evaluate(work: Workspace, name: str) -> bool:
             "train_experience() first, or give real_budget"
         )
     if reason:
-        work.say(f"{reason}: the loss on a tenth of the tasks decides which weights of the {name} policy are kept")
+        work.say(f"{reason}: {otherwise} which weights of the {name} policy are kept")
     return not reason
 
 

@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.report.proof import ASSISTED, read_claim
+from dreamgym_lg.report.proof import ASSISTED, BASELINES, LABELS, read_claim
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Source, Trajectory
@@ -36,12 +36,14 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     is_kept = bool(keep) and own == policy_version(work.models / keep["policy"])
     is_kept = is_kept and (getattr(policy, "temperature", None) == 0) == (keep["mode"] == "greedy")
     trained = own == policy_version(work.models / "trained")
-    baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
+    baselines = {name: policy_version(work.models / name) for name in BASELINES}
     base = own in baselines.values() and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
     return {
         "policy_version": Path(own).name,
         "base_model": _base_model(work) if trained or base else _model_name(own),
-        "training": _training(work, supervised=base) if trained or base else None,
+        "training": _training(work, "offline RL" if own == baselines["offline_rl"] else "sft" if base else "")
+        if trained or base
+        else None,
         "data": _data(work.replay_buffer),
         "replay_buffer": {
             "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
@@ -63,11 +65,11 @@ def _claim(work: Workspace) -> str | None:
     return read_claim(json.loads(file.read_text())).verdict if file.exists() else None
 
 
-def _training(work: Workspace, *, supervised: bool) -> dict[str, Any]:
+def _training(work: Workspace, supervised: str) -> dict[str, Any]:
     s = work.stored_settings() or work.settings
     entry = {"world": work.world.name, "seed": s.seed, "settings": asdict(s)}
     if supervised:
-        return {**entry, "environment": "traces", "learner": "sft"}
+        return {**entry, "environment": "traces", "learner": supervised}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
     return {**entry, "environment": s.environment, "learner": s.learner, "iterations": done.get("iterations", s.iterations)}
 
@@ -174,9 +176,9 @@ _WHERE = {
     "dream": "in a dream",
     "real": "in the real environment",
     "s2r": "in a dream, then in the real environment",
-    "traces": "on recorded successes",
+    "traces": "on recorded episodes",
 }
-_BASELINES = {"base": "base: every recorded success imitated", "filtered": "filtered imitation, no dream"}
+_BASELINES = {**LABELS, "base": "base: every recorded success imitated"}
 Row = Mapping[str, Any]
 
 

@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
 LABELS = {
     **{"start": "start, untrained", "base": "imitation of every success"},
-    **{"filtered": "filtered imitation, no dream", "trained": "trained"},
+    **{"filtered": "filtered imitation, no dream", "offline_rl": "offline RL, no dream", "trained": "trained"},
 }
 """The stages of a proof, in their order; those before the last need no dream."""
 ENOUGH = "imitation of your traces is enough"
+MIN_TASKS = 20
+"""Tasks without which nobody is told that imitation is enough."""
+BASELINES = ("base", "filtered", "offline_rl")
+"""Policies that need no dream. Trained on every recorded success; on the best recorded episodes, where there are others; on all
+that have an outcome."""
+POLICIES = (*BASELINES, "trained")
+"""The policies of a proof; the last in the dream."""
 
 
 class Claim(NamedTuple):
@@ -34,9 +41,9 @@ class Claim(NamedTuple):
     """`proven`, `not proven` or `worse`. Proven and worse need a 95 % interval of the difference that excludes 0."""
     why: str
     baseline: str = ""
-    """The best imitation: `base` or `filtered`; empty where it is not known."""
+    """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True where the trained policy is no better than this imitation even without an interval."""
+    """True where the trained policy is no better than this one even without an interval, on `MIN_TASKS` tasks at least."""
 
     @property
     def verdict(self) -> str:
@@ -52,15 +59,16 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", place: str = "r
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
     if "base" not in rates or "trained" not in rates:
         return Claim("not proven", "imitation of your traces and the trained policy were not both played")
-    imitated = read_number(result.get("filtered"))
-    if imitated is None or (imitated and "filtered" not in rates):
-        return Claim("not proven", "filtered imitation of the same data was not played")
-    imitation = max((policy for policy in ("base", "filtered") if policy in rates), key=lambda policy: rates[policy].value)
+    for policy, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
+        if (data := result.get(policy)) is None or (data and policy not in rates):
+            return Claim("not proven", f"{name} the same data was not played")
+    imitation = max((policy for policy in BASELINES if policy in rates), key=lambda policy: rates[policy].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
     gain, low, high, how = _difference(records["trained"], records[best], rates["trained"], rates[best])
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"trained − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], {how}"
-    return Claim(word, why, imitation, enough=rates["trained"].value <= rates[imitation].value)
+    enough = rates["trained"].value <= rates[imitation].value and rates["trained"].episodes >= MIN_TASKS
+    return Claim(word, why, imitation, enough)
 
 
 def stages(result: Mapping[str, Any], mode: str = "sampled", place: str = "real") -> dict[str, Rate]:
@@ -89,9 +97,6 @@ def _difference(
 
 
 EPISODES_SHOWN = 12
-POLICIES = ("base", "filtered", "trained")
-"""The policies of a proof. Trained on every recorded success; on the best recorded episodes, where there are others; and in the
-dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate")
 STEPS = {"offline": "offline", "train": "in training", "evaluation": "evaluation"}
@@ -117,7 +122,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return LABELS[self.policy] if self.policy in ("start", "filtered") else self.policy
+        return self.policy if self.policy in ("base", "trained") else LABELS[self.policy]
 
     @property
     def gap(self) -> str:
@@ -199,7 +204,9 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
 def _note(result: Mapping[str, Any]) -> str:
     imitated = read_number(result.get("filtered"))
     filtered = "" if imitated is None else FILTERED.format(imitated) if imitated else UNFILTERED
-    return filtered + NOTE
+    how = result.get("offline_rl")
+    offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
+    return filtered + offline + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:

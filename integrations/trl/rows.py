@@ -84,6 +84,12 @@ def labelled(segment: Segment) -> TokenizedConversation:
     return {"input_ids": ids, "labels": [id if own else -100 for id, own in zip(ids, segment.sampled, strict=True)]}
 
 
+def segment_of(row: TokenizedConversation) -> Segment:
+    """The row as if a policy had sampled its learned tokens."""
+    learned = [0, *(int(label != -100) for label in row["labels"][1:])]
+    return Segment(token_ids=row["input_ids"], sampled=learned, logprobs=[0.0] * len(learned), temperature=1.0)
+
+
 def reply_lengths(row: TokenizedConversation) -> list[int]:
     """The length of each reply in tokens, its end token included."""
     return [len(list(part)) for learned, part in groupby(row["labels"], lambda label: label != -100) if learned]

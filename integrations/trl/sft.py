@@ -21,10 +21,9 @@ from dreamgym_lg.integrations.transformers.adapter_files import write_model
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, StepOptions, default_rate, precision
-from dreamgym_lg.integrations.trl.rows import TokenizedConversation, weigh_first_lines
+from dreamgym_lg.integrations.trl.rows import TokenizedConversation, segment_of, weigh_first_lines
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import TrainingRow
-from dreamgym_lg.types import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +81,7 @@ class EarlyStopping:
 
 def _training_row(row: TokenizedConversation) -> TrainingRow:
     """A row whose learned tokens have their loss weights as advantages."""
-    learned = [0, *(int(label != -100) for label in row["labels"][1:])]
-    size = len(learned)
-    segment = Segment(token_ids=row["input_ids"], sampled=learned, logprobs=[0.0] * size)
-    return TrainingRow(segment, row.get("weights") or [1.0] * size, 1.0)
+    return TrainingRow(segment_of(row), row.get("weights") or [1.0] * len(row["input_ids"]), 1.0)
 
 
 def _weight(rows: Sequence[TrainingRow]) -> float:

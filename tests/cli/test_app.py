@@ -121,7 +121,7 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
     everywhere = {"world", "seed", "out", "iterations", "learner", "report_to", "model"}
-    of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
+    of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers", "baselines"}
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out"}
     assert options["export"] == {"world", "folder", "temperature", "overwrite"}
@@ -131,7 +131,7 @@ def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[dict[str, object]]()
-    monkeypatch.setattr(Experiment, "prepare", lambda self: None)
+    monkeypatch.setattr(Experiment, "prepare", lambda self, baselines: None)
     monkeypatch.setattr(Experiment, "train", lambda self, **options: given.append(options))
     for options in ([], ["--force"]):
         assert run("train", "peckingorder", *options)[0] == 0

@@ -214,7 +214,7 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
         work.prepare()
     version = (work.models / "experience-0" / "version").read_text()
     monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
-    work.prepare()
+    work.prepare(["sft"])
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
@@ -269,6 +269,55 @@ def test_the_filtered_policy_begins_as_the_base_policy_and_is_trained_once(tmp_p
     sizes = [sum(value.numel() for value in work.policy(name).model.parameters()) for name in ("base", "filtered")]
     assert sizes == [sum(value.numel() for value in start.model.parameters())] * 2
     assert {path.name for path in work.models.iterdir()} == {"start", "base", "filtered"}
+
+
+def likelihood(work: Experiment, name: str, action: str) -> float:
+    """Of an action behind the closed door, in nats."""
+    policy = work.policy(name)
+    recorded = next(each for each in work.offline() if each.steps[0].action == action)
+    (row,) = work.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=16)
+    ids, learned = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:]) != -100
+    with torch.no_grad():
+        logprobs = torch.log_softmax(policy.model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
+    return float(logprobs[learned].sum())
+
+
+@pytest.mark.parametrize(("batch_size", "how"), [(4, "DPO on 2 pairs"), (16, "advantage-weighted imitation of 5 episodes")])
+def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
+    tmp_path: Path, batch_size: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException): ...
+
+    def make(**options: Any) -> Experiment:
+        return Experiment(Doors(), tmp_path / "run", settings, **{"progress": lambda *_: None, "say": said.append, **options})
+
+    def kill(label: str, done: int, total: int) -> None:
+        if (label.partition(" ")[0], done) == ("offline_rl", 2):
+            raise Killed
+
+    tokenizer, said = create_tokenizer(["open the door kick"], vocab_size=320), list[str]()
+    start = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer=tokenizer)
+    settings = replace(Doors.settings, base_steps=3, policy_tokens=16, batch_size=batch_size)
+    work = make()
+    work.collect()
+    with pytest.raises(ConfigurationError, match="holds no base policy: call train_base"):
+        work.train_offline()
+    with pytest.raises(ConfigurationError, match="unknown baseline 'sft-filterd'.*Did you mean 'sft-filtered'"):
+        work.prepare(["sft-filterd"])
+    work.train_base(start)
+    with pytest.raises(Killed):
+        make(progress=kill).train_offline()
+    assert not (work.models / "offline_rl").exists()
+    work.train_baselines(["sft", "dpo"])
+    version = (work.models / "offline_rl" / "version").read_text()
+    make().train_baselines(["dpo"])
+    assert (work.models / "offline_rl" / "version").read_text() == version, "what is done is not done again"
+    assert any(line.startswith(f"offline RL: {how}") for line in said)
+    assert {path.name for path in work.models.iterdir()} == {"start", "base", "offline_rl"}
+    assert not list((work.out / "checkpoints").rglob("*.pt")), "the checkpoints are gone"
+    policies = ("base" if how.startswith("DPO") else "start", "offline_rl")
+    before, after = (likelihood(work, name, "open") - likelihood(work, name, "kick") for name in policies)
+    assert after > before
 
 
 def test_where_there_is_nothing_to_filter_it_is_said(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_what_held_out_tasks_show_chooses_no_policy() -> None:
         def rates(numbers: dict[str, int]) -> dict[str, Any]:
             return {name: {"sampled": {"successes": n, "episodes": 40, "interval": [0, 1]}} for name, n in numbers.items()}
 
-        return {"validation": rates(validation), "real": rates(test), "filtered": 0}
+        return {"validation": rates(validation), "real": rates(test), "filtered": 0, "offline_rl": ""}
 
     better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
     assert _chosen(result(better, worse))[0] == "trained" and _chosen(result(worse, better))[0] == "base"

@@ -375,7 +375,7 @@ def test_where_imitation_is_as_good_the_card_says_so_and_claims_no_dream(
         gym.replay_buffer.add(episode("t", split="test", **played))
     rates = {"base": 104, "filtered": 136, "trained": successes}
     real = {name: {"sampled": {"successes": n, "episodes": 150, "interval": wilson(n, 150)}} for name, n in rates.items()}
-    (gym.experiment.out / "result.json").write_text(json.dumps({"real": real, "filtered": 251}))
+    (gym.experiment.out / "result.json").write_text(json.dumps({"real": real, "filtered": 251, "offline_rl": ""}))
     for name in ("filtered", "trained"):
         gym.export(tmp_path / name, policy=gym.experiment.policy(name, 0))
         card = (tmp_path / name / "README.md").read_text()
@@ -391,7 +391,7 @@ def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path)
     gym.replay_buffer.record_metrics(gym.experiment.run_name("stage/base/from"), 0, {"model": "org/start"})
     gym.export(tmp_path / "mine", policy=gym.experiment.base_policy())
     card = (tmp_path / "mine" / "README.md").read_text()
-    assert "Trained from org/start by SFT on recorded successes of the world `agent` (seed: 0)." in card
+    assert "Trained from org/start by SFT on recorded episodes of the world `agent` (seed: 0)." in card
     assert 'base_model: "org/start"' in card
 
 

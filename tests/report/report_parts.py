@@ -40,6 +40,7 @@ def make_result(**changes):
             "trained": {"greedy": measured(108, 120), "sampled": measured(103, 120)},
         },
         "filtered": 0,
+        "offline_rl": "",
         "real_steps": {"offline": 51234, "train": 0, "evaluation": 4012},
         "seconds": {"collect": 41.0, "experience": 620.0, "base": 180.0, "train": 2900.0, "evaluate": 240.0},
         "settings": {"learning_rate": 3e-4, "num_generations": 8, "episodes": {"noisy": 2500}, "nothing": None},

@@ -63,6 +63,23 @@ def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     assert ENOUGH in str(summary_table(result).caption)
 
 
+def test_nobody_is_told_by_a_few_tasks_that_imitation_is_enough():
+    """Issue 48: on two tickets it said so."""
+    for tasks, enough in ((2, False), (19, False), (20, True)):
+        assert read_claim(with_sampled(measured(tasks, tasks), measured(1, tasks))).enough == enough
+
+
+def test_offline_rl_is_a_baseline_like_the_others(tmp_path):
+    result = with_sampled(measured(40, 120), measured(90, 120))
+    result["real"]["offline_rl"] = {"sampled": measured(100, 120)}
+    claim = read_claim(result | {"offline_rl": "DPO on 12 pairs"})
+    assert (claim.baseline, claim.enough) == ("offline_rl", True) and "trained − offline RL, no dream -0.08" in claim.why
+    page = Page(render(tmp_path, result | {"offline_rl": "DPO on 12 pairs"}))
+    assert page.row("offline RL, no dream", "temperature 1")[3] == "100/120" and "Offline RL: DPO on 12 pairs." in page.text
+    for how in (None, "DPO on 12 pairs"):
+        assert "offline RL on the same data was not played" in read_claim(make_result(offline_rl=how)).why
+
+
 @pytest.mark.parametrize(("start", "word", "enough"), [(85, "not proven", False), (30, "proven", False), (110, "worse", False)])
 def test_the_weights_before_any_training_are_a_stage_and_need_no_dream_either(tmp_path, start, word, enough):
     result = with_sampled(measured(40, 120), measured(90, 120))
