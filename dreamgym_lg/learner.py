@@ -2,12 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
-from dreamgym_lg.types import Segment, Trajectory, is_unanswered
+from dreamgym_lg.types import Segment, Step, Trajectory, is_unanswered
 
 LearnerName = Literal["grpo", "ppo", "rft", "dpo"]
 """The learners that can be chosen by name: `integrations.trl.learners` has their classes."""
@@ -49,6 +49,8 @@ class TrainingRow(NamedTuple):
     """A critic's expected reward before the token was sampled; empty without a critic."""
     returns: Sequence[float] = ()
     """The critic's target there; empty without a critic."""
+    observed: Sequence[float] = ()
+    """Weight of the cross-entropy of each token of an observation; 0 of all others. Empty: no observation is learned."""
 
 
 class Credit(Protocol):
@@ -133,6 +135,11 @@ def is_uniform(group: Sequence[Trajectory]) -> bool:
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
 
 
+def teaches(group: Sequence[Trajectory]) -> bool:
+    """True if the episodes of a group that can be learned from earned different rewards."""
+    return not is_uniform(_usable([group]))
+
+
 def _usable(groups: Groups) -> list[Trajectory]:
     """Played episodes with a sampled token, of groups whose calls the dream could answer."""
     known = [group for group in groups if not any(is_unanswered(episode.error) for episode in group)]
@@ -159,6 +166,72 @@ def trainable_segments(episode: Trajectory) -> list[Segment]:
 
 def _sampled_tokens(episode: Trajectory) -> int:
     return sum(segment.trainable for segment in episode.segments)
+
+
+# --- observations ---------------------------------------------------------------------------------------------------------
+
+MADE_UP = frozenset(("model", "user"))
+"""`Step.decided_by` of language models. A responder of your own that asks one has to be named `model`."""
+Decode = Callable[[Sequence[int]], str]
+
+
+def with_observations(rows: Sequence[TrainingRow], groups: Groups, *, coefficient: float, decode: Decode) -> list[TrainingRow]:
+    """The rows with observations to be predicted (ECHO, arXiv 2605.24517), `coefficient` times their mean cross-entropy."""
+    marks = dict[int, list[bool]]()
+    for episode in (episode for group in groups for episode in group):
+        marked = observed_tokens(episode, decode)
+        marks |= {id(segment): each for segment, each in zip(trainable_segments(episode), marked, strict=True)}
+    weight = coefficient / max(sum(sum(marks[id(row.segment)]) for row in rows), 1)
+    return [row._replace(observed=[weight * mark for mark in marks[id(row.segment)]]) for row in rows]
+
+
+def observed_tokens(episode: Trajectory, decode: Decode) -> list[list[bool]]:
+    """Marks the tokens of observations in each trainable segment.
+
+    Only of those that a trace, code or reality decided, and that stand, word for word, between two replies.
+    """
+    steps, marks = list(episode.steps), list[list[bool]]()
+    real = episode.source == "real"
+    for segment in trainable_segments(episode):
+        marked, position = [False] * len(segment.token_ids), 0
+        for own, run in groupby(segment.sampled):
+            begin, position = position, position + len(list(run))
+            if own or not begin:  # what the first reply was given was there before
+                continue
+            ids = segment.token_ids[begin:position]
+            ends, text = _token_ends(ids, decode), decode(ids)
+            for start, end in _observations(text, steps, real=real) if ends[-1] == len(text) else ():
+                for i, (before, after) in enumerate(pairwise(ends), start=begin):
+                    marked[i] |= before < end and after > start
+        marks.append(marked)
+    return marks
+
+
+def _observations(text: str, steps: list[Step], *, real: bool) -> Iterator[tuple[int, int]]:
+    """Places of observations in a text, of consecutive steps. The steps up to the last one are taken off the list."""
+    place, taken, doubted = 0, 0, False
+    for number, step in enumerate(tuple(steps), start=1):
+        words = step.next_observation.strip()
+        known = step.decided_by not in MADE_UP and (bool(step.decided_by) or real)
+        at = text.find(words, place) if words else -1
+        if at < 0 and taken:
+            break
+        if at < 0:
+            doubted |= not known  # it may be here in other words
+            continue
+        place, taken = at + len(words), number
+        if known and not doubted:
+            yield at, place
+    del steps[:taken]
+
+
+def _token_ends(ids: Sequence[int], decode: Decode) -> list[int]:
+    """0, and where each token ends in the text of all. A character may be several tokens."""
+    ends = [0]
+    for i in range(len(ids)):
+        few = list(ids[max(i - 3, 0) : i + 1])
+        ends.append(ends[-1] + len(decode(few)) - len(decode(few[:-1])))
+    return ends
 
 
 # --- a critic -------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted, Usage
-from dreamgym_lg.learner import Learner
+from dreamgym_lg.learner import Groups, Learner, teaches
 from dreamgym_lg.metrics import (
     Row,
     add_totals,
@@ -46,7 +46,7 @@ from dreamgym_lg.metrics import (
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
-from dreamgym_lg.types import Source, Trajectory
+from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
 
@@ -84,6 +84,8 @@ class Training:
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
     num_generations: int = 8
+    resample: int = 0
+    """Maximum further groups of an iteration, in place of those that teach nothing."""
     max_steps: int = 10
     seed: int = 0
     concurrency: int = 64
@@ -119,26 +121,17 @@ class Training:
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
 
     def rollout(self, state: TrainingState) -> TrainingState:
-        graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
         hosted, played = self.dream.hosted if self.dream else [], list[Trajectory]()
         before = [each.usage for each in hosted]
-        playing = rollout(
-            graph,
-            [self.curriculum[task_id] for task_id in state["task_ids"]],
-            self.create_environment,
-            num_generations=self.num_generations,
-            source=self.source,
-            run=state["run"],
-            iteration=state["iteration"],
-            seed=self.seed,
-            concurrency=self.concurrency,
-            replay_buffer=self.replay_buffer,
-            policy_version=str(state["iteration"]),
-            experience_version=self.dream.version if self.dream else "",
-            recursion_limit=2 * self.max_steps + 5,
-            on_episode=played.append,
-        )
-        episodes = run_lasting(playing)
+        episodes, used = list[Trajectory](), list[str]()
+        tasks, left = [self.curriculum[task_id] for task_id in state["task_ids"]], self.resample
+        while tasks:
+            episodes += run_lasting(self._playing(state, tasks, played.append))
+            used += [task.id for task in tasks]
+            groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
+            missing = min(len(state["task_ids"]) - sum(map(teaches, groups)), left)
+            tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
+            left -= len(tasks)
         if played and not self._estimated:
             self._estimated = True
             self._tell_cost(
@@ -152,6 +145,26 @@ class Training:
                 f"trained on the others alone; the first cause: {causes[0]}"
             )
         return {}
+
+    async def _playing(
+        self, state: TrainingState, tasks: Sequence[Task], on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        return await rollout(
+            self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile(),
+            tasks,
+            self.create_environment,
+            num_generations=self.num_generations,
+            source=self.source,
+            run=state["run"],
+            iteration=state["iteration"],
+            seed=self.seed,
+            concurrency=self.concurrency,
+            replay_buffer=self.replay_buffer,
+            policy_version=str(state["iteration"]),
+            experience_version=self.dream.version if self.dream else "",
+            recursion_limit=2 * self.max_steps + 5,
+            on_episode=on_episode,
+        )
 
     def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
         """Estimate once what the rest of the run costs."""
@@ -173,7 +186,7 @@ class Training:
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
             self.free_memory()
-            self.learner.update(groups)
+            self.learner.update(self._lessons(groups))
             self.weights_changed()
         metrics |= self.learner.metrics
         earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
@@ -197,6 +210,13 @@ class Training:
         ordered = sorted(episodes, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
         return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
 
+    def _lessons(self, groups: Groups) -> Groups:
+        """The groups for the learner. Uniform ones that others were sampled in place of are left out."""
+        if not self.resample:
+            return groups
+        ordered = sorted(groups, key=teaches, reverse=True)
+        return ordered[: max(self.num_tasks, sum(map(teaches, groups)))]
+
     def repeat_updates(self, run: str, finished: int) -> None:
         """Repeat the updates that the learner had not saved, from recorded episodes."""
         if self.learner.iteration >= finished:
@@ -204,7 +224,7 @@ class Training:
         self.say(f"iterations {self.learner.iteration} to {finished - 1} are trained again: their updates were not saved")
         self.free_memory()
         while self.learner.iteration < finished:
-            self.learner.update(self._groups(run, self.learner.iteration))
+            self.learner.update(self._lessons(self._groups(run, self.learner.iteration)))
         self.weights_changed()
 
     def _real_steps(self, run: str, iteration: int) -> int:

@@ -17,6 +17,7 @@ from dreamgym_lg.learner import (
     group_advantages,
     group_credit,
     is_uniform,
+    observed_tokens,
     preference_credit,
     preference_pairs,
     success_credit,
@@ -54,6 +55,63 @@ def test_recorded_episodes_weigh_by_their_advantage() -> None:
     assert weights == pytest.approx([math.e, 1 / math.e, 1 / math.e, math.e]), "a deviation above and below the mean"
     assert advantage_weights([2.0, 1.0, 1.0, 2.0]) == pytest.approx(weights), "whatever the scale of the rewards"
     assert advantage_weights([0.0] * 99 + [1.0])[-1] == 20.0, "a rare success does not weigh more than all others"
+
+
+def spelled(*parts: tuple[str, int]) -> Segment:
+    """Each character is a token; parts with a 1 were sampled."""
+    ids = [ord(letter) for text, _ in parts for letter in text]
+    sampled = [own for text, own in parts for _ in text]
+    return Segment(token_ids=ids, sampled=sampled, logprobs=[0.0] * len(ids), temperature=1.0)
+
+
+def read(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def marked(episode: Trajectory) -> list[str]:
+    """The marked characters of each segment, runs of them apart."""
+    shown = []
+    for segment, marks in zip(episode.segments, observed_tokens(episode, read), strict=True):
+        text = "".join(letter if mark else " " for letter, mark in zip(read(segment.token_ids), marks, strict=True))
+        shown.append("|".join(text.split()))
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("decided_by", "shown"),
+    [
+        (("recorded", "compiled", ""), "door|lamp"),
+        (("recorded", "model", ""), "door"),
+        (("user", "schema", ""), "lamp"),
+        (("", "recorded", ""), "lamp"),
+    ],
+)
+def test_observations_are_marked_where_no_language_model_made_them_up(decided_by: Sequence[str], shown: str) -> None:
+    segment = spelled(("<door?>", 0), ("go", 1), ("<door>", 0), ("on", 1), ("<lamp>", 0), ("end", 1))
+    words = zip(("door", " lamp\n", ""), decided_by, strict=True)
+    steps = [Step(observation="", action="a", next_observation=text, decided_by=by) for text, by in words]
+    task = Task(id="t", instruction="i", environment="e")
+    played = Trajectory(task=task, steps=steps, segments=[segment], source="synthetic")
+    assert marked(played) == [shown]
+    real = replace(played, source="real", steps=[replace(step, decided_by="") for step in steps])
+    assert marked(real) == ["door|lamp"], "of the real environment nobody is asked"
+
+
+def test_an_observation_that_may_be_made_up_text_is_not_marked() -> None:
+    """Parallel calls are one reply; a refused call is no step; an agent may show an answer in other words."""
+
+    def of(segment: Segment, *steps: tuple[str, str]) -> Trajectory:
+        played = [Step(observation="", action="a", next_observation=text, decided_by=by) for text, by in steps]
+        return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=played, segments=[segment])
+
+    parallel = spelled(("?", 0), ("two", 1), ("<ok><made up: ok>", 0), ("end", 1))
+    assert marked(of(parallel, ("ok", "recorded"), ("made up: ok", "model"))) == ["ok"]
+    assert marked(of(parallel, ("other words", "model"), ("ok", "recorded"))) == [""], "it may stand in the other's text"
+    refused = spelled(("?", 0), ("bad", 1), ("<no such tool>", 0), ("good", 1), ("<ok>", 0), ("end", 1))
+    assert marked(of(refused, ("ok", "recorded"))) == ["ok"]
+    two = of(spelled(("?", 0), ("one", 1)), ("ok", "recorded"), ("yes", "recorded"))
+    segments = [*two.segments, spelled(("?ok", 0), ("two", 1), ("<yes>", 0), ("end", 1))]
+    assert marked(replace(two, segments=segments)) == ["", "yes"], "what a segment begins with was there before"
 
 
 def test_uniform_groups_give_no_rows() -> None:

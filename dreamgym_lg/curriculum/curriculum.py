@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from statistics import pvariance
 
@@ -125,6 +125,11 @@ class Curriculum:
         if len(chosen) + len(known) < n:
             known = rest
         return [*chosen.values(), *rng.sample(known, min(n - len(chosen), len(known)))]
+
+    def sample_more(self, n: int, *, iteration: int, used: Collection[str]) -> list[Task]:
+        """At most n further original tasks for an iteration that has `used` these."""
+        rest = [task for task in self._original if task.id not in used and task.id not in self._unanswered]
+        return random.Random(f"{self._seed}/{iteration}/{len(used)}").sample(rest, min(n, len(rest)))
 
     def pop_metrics(self) -> dict[str, int]:
         """Since the last call: `generated_tasks`, and `refused_<reason>` of those that were not taken."""

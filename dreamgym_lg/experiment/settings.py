@@ -17,8 +17,8 @@ CHANGED_LATER = {
 }  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "references_only",
+    "environment", "learner", "num_tasks", "num_generations", "resample", "concurrency", "learning_rate", "beta", "lora",
+    "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only",
 }  # fmt: skip
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
@@ -85,6 +85,9 @@ class Settings:
     """Groups of an iteration."""
     num_generations: int = 8
     """Episodes of a group: at least 2, but for `ppo` and `rft`."""
+    resample: int = 0
+    """Maximum further groups of an iteration, on other tasks, in place of those whose episodes all earned the same. Of `grpo`
+    and `dpo`, whose learning rate is multiplied by the share of groups that differ."""
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
@@ -131,6 +134,10 @@ class Settings:
                 raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
+        if self.resample < 0 or (self.resample and self.learner not in ("grpo", "dpo")):
+            raise ConfigurationError(
+                f"resample={self.resample} with learner={self.learner!r}: give 0, or more with grpo or dpo"
+            )
         if self.environment not in get_args(Place):
             raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))
         if self.environment == "s2r" and not self.real_steps:

@@ -206,6 +206,7 @@ def create_training(
         create_environment=create_environment,
         num_tasks=s.num_tasks,
         num_generations=s.num_generations,
+        resample=s.resample,
         max_steps=work.world.max_steps,
         seed=s.seed,
         concurrency=s.concurrency,

@@ -23,6 +23,7 @@ from dreamgym_lg.learner import (
     preference_pairs,
     success_credit,
     trainable_segments,
+    with_observations,
 )
 
 LOSS_TYPES: Mapping[str, Normalisation] = {
@@ -44,12 +45,14 @@ class GRPOLearner(PolicyLearner):
         loss_type: One of `LOSS_TYPES`.
         max_completion_length: Of `dr_grpo`; default 512, as TRL's.
         step_credit: Compare each reply with those to the same tokens (`group_credit`, `by_state`), not episodes as wholes.
+        echo: Coefficient, at least 0, of the cross-entropy of observations (`with_observations`), e.g. 0.05.
         options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 
-    Raises `ConfigurationError` as `PolicyLearner` does, and for an unknown loss type.
+    Raises `ConfigurationError` as `PolicyLearner` does, for an unknown loss type and a negative `echo`.
     """
 
     OPTIONS = STEP | CLIPPING
+    COMPARES = True
 
     def __init__(
         self,
@@ -60,15 +63,27 @@ class GRPOLearner(PolicyLearner):
         loss_type: str = "grpo",
         max_completion_length: int = 512,
         step_credit: bool = False,
+        echo: float = 0.0,
         **options: Any,
     ) -> None:
         if loss_type not in LOSS_TYPES:
             raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
+        if echo < 0:
+            raise ConfigurationError(f"echo={echo}: give a coefficient of at least 0, e.g. 0.05")
+        self._echo = echo
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         self.loss = "cispo" if loss_type == "cispo" else "clipped"
         self._credit = partial(
             group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length, by_state=step_credit
         )
         super().__init__(model, tokenizer, path, **options)
+
+    def _parts(self, groups: Groups) -> Sequence[TrainingRow]:
+        rows = self._credit(groups)
+        return with_observations(rows, groups, coefficient=self._echo, decode=self._decode) if self._echo else rows
+
+    def _rows(self, parts: Sequence[TrainingRow]) -> tuple[Sequence[TrainingRow], dict[str, float]]:
+        return parts, {"echo_tokens": float(sum(each > 0 for row in parts for each in row.observed))} if self._echo else {}
 
 
 class RFTLearner(PolicyLearner):
@@ -100,6 +115,7 @@ class DPOLearner(PolicyLearner):
     OPTIONS = STEP
     loss = "likelihood"
     BETA = 0.1
+    COMPARES = True
 
     @property
     def kl_weight(self) -> float:

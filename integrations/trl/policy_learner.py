@@ -15,7 +15,7 @@ from dreamgym_lg.integrations.trl.adapters import adapt, check_trainable
 from dreamgym_lg.integrations.trl.options import ADAPTER_RATE_FACTOR, Loss, StepOptions, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.ranks import join_ranks
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING, TokenTrainer
-from dreamgym_lg.learner import Credit, Groups, TrainingRow
+from dreamgym_lg.learner import Credit, Groups, TrainingRow, teaches
 from dreamgym_lg.types import Trajectory
 
 CHECKPOINT = "training.pt"
@@ -51,6 +51,9 @@ class PolicyLearner:
     """Of `StepOptions`."""
     BETA: ClassVar[float] = 0.02
     LARGE_RATE: ClassVar[float] = 1e-6
+    COMPARES: ClassVar[bool] = False
+    """True where groups teach by their differences alone. The learning rate is multiplied by the share of groups that differ:
+    else AdamW takes a step from one group of twelve as far as one from all."""
     trainer: Callable[..., TokenTrainer] = TokenTrainer
     loss: Loss = "clipped"
     _credit: Credit
@@ -171,7 +174,8 @@ class PolicyLearner:
         self._check_temperature([episode for group in groups for episode in group])
         try:
             parts = self._parts(groups)
-            metrics = {"trainable_tokens": float(tokens), "skipped": float(not parts), **self._steps(parts)}
+            share = sum(map(teaches, groups)) / len(groups) if self.COMPARES else 1.0
+            metrics = {"trainable_tokens": float(tokens), "skipped": float(not parts), **self._steps(parts, share)}
             progress = {"iteration": (number := self.iteration + 1), "metrics": metrics}
             if number % self._save_every == 0:
                 self._trainer.save(self.path / CHECKPOINT, **progress)
@@ -181,23 +185,23 @@ class PolicyLearner:
         self._progress = progress
         return self.metrics
 
-    def _steps(self, parts: Sequence[Any]) -> dict[str, float]:
-        """Take all optimiser steps of an iteration; returns the means of their metrics."""
+    def _steps(self, parts: Sequence[Any], rate: float) -> dict[str, float]:
+        """Take all optimiser steps of an iteration, at `rate` times the learning rate. Returns the means of their metrics."""
         number, measured = min(self._updates, len(parts)), defaultdict[str, list[float]](list)
         for i in range(number):
             rows, metrics = self._rows(parts[i::number])
             if self._ranks is not None:
-                self._ranks.broadcast((list(rows), number))
-            metrics |= self._step(rows, number)
+                self._ranks.broadcast((list(rows), number, rate))
+            metrics |= self._step(rows, number, rate)
             for name, value in metrics.items():
                 if i == 0 or not name.startswith(SAMPLING):  # later steps have other weights than those sampled with
                     measured[name].append(value)
         return {name: sum(values) / len(values) for name, values in measured.items()}
 
-    def _step(self, rows: Sequence[TrainingRow], scale: int) -> dict[str, float]:
+    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)  # each thread has its own current device
-        return self._trainer.step(rows, scale=scale)
+        return self._trainer.step(rows, scale=scale, rate=rate)
 
     def run_worker_rank(self) -> None:
         """Take a share of rank 0's updates, on another rank, until its learner is closed.

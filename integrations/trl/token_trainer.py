@@ -33,9 +33,13 @@ class Batch(NamedTuple):
     """(rows, tokens), as are the next two."""
     mask: torch.Tensor
     scored: torch.Tensor
-    """True for sampled tokens."""
+    """True for sampled tokens, and those of observations to be predicted."""
+    own: torch.Tensor
+    """(scored tokens): True for the sampled ones."""
+    observed: torch.Tensor
+    """(scored tokens that are not own): weights of their cross-entropy."""
     weights: torch.Tensor
-    """(scored tokens), as are the others."""
+    """(own tokens), as are the others."""
     logprobs: torch.Tensor
     """As recorded."""
     advantages: torch.Tensor
@@ -142,11 +146,11 @@ class TokenTrainer:
             fused=True,
         )
 
-    def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0, rate: float = 1.0) -> dict[str, float]:
         """Take one optimiser step; returns its metrics, of all ranks.
 
-        The loss is `scale` times the weighted sum over the rows' sampled tokens (`TrainingRow`). Metrics are means over tokens,
-        weighed as in the loss.
+        The loss is `scale` times the weighted sum over the rows' sampled tokens (`TrainingRow`), the learning rate `rate` times
+        the schedule's. Metrics are means over tokens, weighed as in the loss.
         """
         sums = self._backward(rows if self._ranks is None else _share(rows, self._ranks), scale)
         parameters = list(self._state().values())
@@ -154,7 +158,7 @@ class TokenTrainer:
             self._ranks.add_up_gradients(parameters)
             gathered = self._ranks.gather(sums)
             sums = {name: sum(each.get(name, 0.0) for each in gathered) for name in set().union(*gathered)}
-        factor = self._schedule(self.steps)
+        factor = rate * self._schedule(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm or float("inf")).item()
@@ -227,14 +231,18 @@ class TokenTrainer:
         """The rows of one pass, where the model is."""
         shape = len(rows), self._padded(max(len(row.segment.token_ids) for row in rows))
         ids, mask, scored = torch.zeros(3, *shape, dtype=torch.long)
-        columns: list[list[float]] = [[] for _ in range(5)]
-        for i, (segment, advantages, weight, values, returns) in enumerate(rows):
+        columns: list[list[float]] = [[] for _ in range(7)]
+        for i, (segment, advantages, weight, values, returns, observed) in enumerate(rows):
             size, own = len(segment.token_ids), segment.sampled
-            ids[i, :size], mask[i, :size], scored[i, :size] = torch.tensor(segment.token_ids), 1, torch.tensor(own)
-            columns[0] += [weight] * sum(own)
-            for column, numbers in zip(columns[1:], (segment.logprobs, advantages, values, returns), strict=True):
+            both = [one or int(other > 0) for one, other in zip(own, observed or [0.0] * size, strict=True)]
+            ids[i, :size], mask[i, :size], scored[i, :size] = torch.tensor(segment.token_ids), 1, torch.tensor(both)
+            columns[0] += compress(own, both)
+            columns[1] += filter(None, observed)
+            columns[2] += [weight] * sum(own)
+            for column, numbers in zip(columns[3:], (segment.logprobs, advantages, values, returns), strict=True):
                 column += compress(numbers, own)
-        batch = Batch(ids, mask, scored.bool(), *(torch.tensor(column) for column in columns))
+        sampled, *others = (torch.tensor(column) for column in columns)
+        batch = Batch(ids, mask, scored.bool(), sampled.bool(), *others)
         return Batch(*(each.to(self.model.device) for each in batch))
 
     def loss(self, batch: Batch, *, aux_weight: float = 1.0) -> tuple[torch.Tensor, Figures]:
@@ -242,13 +250,13 @@ class TokenTrainer:
 
         Args: `aux_weight`, of the load-balancing loss of a mixture of experts.
         """
-        o, reference = self.options, self.reference_log_probs(batch) if self.options.beta else None
+        o, reference = self.options, self.reference_log_probs(batch)[batch.own] if self.options.beta else None
         scores = self.forward(batch)
-        present, corrected = scores.log_probs, o.vllm_importance_sampling_correction
+        present, corrected = scores.log_probs[batch.own], o.vllm_importance_sampling_correction
         more = present.detach() - batch.logprobs
         ratio = (present - (present.detach() if corrected else batch.logprobs)).exp()
         losses, figures = _token_losses(o, present, ratio, batch.advantages)
-        figures |= {"entropy": scores.entropy, f"{SAMPLING}sampling_logp_difference/mean": more.abs()}
+        figures |= {"entropy": scores.entropy[batch.own], f"{SAMPLING}sampling_logp_difference/mean": more.abs()}
         if corrected:
             weights = more.exp().clamp(max=o.vllm_importance_sampling_clip_max)
             losses = losses * weights
@@ -259,7 +267,7 @@ class TokenTrainer:
             losses = losses + o.beta * kl
             figures["kl"] = kl.detach()
         other, others = self.other_loss(batch, scores)
-        loss = (losses * batch.weights).sum() + other
+        loss = (losses * batch.weights).sum() - (scores.log_probs[~batch.own] * batch.observed).sum() + other
         if scores.aux_loss is not None:
             loss = loss + aux_weight * self._router_coef * scores.aux_loss
         return loss, figures | others
@@ -269,7 +277,7 @@ class TokenTrainer:
         return 0.0, {}
 
     def forward(self, batch: Batch) -> Scores:
-        """Score the sampled tokens. Hidden states before one alone reach the head; TRL scores all where there is no Triton."""
+        """Score the learned tokens. Hidden states before one alone reach the head; TRL scores all where there is no Triton."""
         ids, kept = batch.ids, list[torch.Tensor]()
 
         def pack(_: object, __: object, output: Any) -> Any:

@@ -336,6 +336,7 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
         ({"environment": "s2r"}, "environment='s2r' with real_steps=None: give the steps of its real part"),
         ({"real_steps": 100}, "real_steps=100: a training in the dream spends none"),
         ({"environment": "s2r", "real_steps": 0}, "real_steps=0"),
+        ({"resample": 4, "learner": "ppo"}, "resample=4 with learner='ppo': give 0, or"),
     ],
 )
 def test_where_it_cannot_train_is_refused(given: dict[str, Any], told: str) -> None:

@@ -12,6 +12,7 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.metrics import describe
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")
@@ -193,6 +194,49 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     mixed.run(tmp_path / "turns")
     assert [row["uniform_groups"] == 1 for row in mixed.metrics()] == [True, False, True, True]
     assert mixed.learner.iteration == 4, "a useful iteration begins the count anew"
+
+
+@pytest.mark.parametrize(("moment", "houses"), [("never", "345"), ("never", "4"), ("rollout", "345"), ("update", "45")])
+def test_groups_that_all_earn_the_same_are_sampled_again_up_to_a_budget(
+    process: Any, tmp_path: Path, moment: str, houses: str
+) -> None:
+    class Killed(BaseException): ...
+
+    def reply(messages: Any) -> str:
+        recorder = TokenRecorder.current()
+        assert recorder is not None
+        recorder.record(TokenCall(None, [1], [2], [-1.0], 1.0))
+        if len(messages) == 2:
+            begun.append(0)
+        return "go north" if messages[0].text[-1] in houses and len(messages) > 2 and len(begun) % 2 else "open door"
+
+    def add(trajectory: Any) -> bool:
+        if moment == "rollout" and one.buffer.count("trajectories", run="r") == 8:
+            raise Killed
+        return bool(store(trajectory))
+
+    def die() -> None:
+        raise Killed
+
+    begun, start = list[int](), {"run": "r", "iterations": 2}
+    one = process(tmp_path, reply, resample=3, stop_after_uniform=0)
+    store, one.buffer.add = one.buffer.add, add
+    one.training.curriculum._share, one.start = 0.0, start
+    if moment != "never":
+        one.training.weights_changed = die
+        with pytest.raises(Killed):
+            one.run(tmp_path)
+        one = process(tmp_path, reply, resample=3, stop_after_uniform=0)
+        one.training.curriculum._share, one.start = 0.0, start
+    one.run(tmp_path)
+    sizes = []
+    for iteration, groups in enumerate(one.learner.updates):
+        played = {each.task.id for each in one.buffer.trajectories(run="r", iteration=iteration)}
+        differ = [len({reward for *_, reward in group}) > 1 for group in groups]
+        assert len(groups) == 2 and differ == sorted(differ, reverse=True), "surplus uniform groups are left out"
+        assert len(played) == 5 or (all(differ) and len(houses) > 1), "up to the budget"
+        sizes.append(len(played))
+    assert len(sizes) == 2 and 2 < max(sizes) <= 5
 
 
 @pytest.mark.slow

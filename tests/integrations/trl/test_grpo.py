@@ -12,6 +12,7 @@ import torch
 from grpo_parts import (
     QUESTION,
     WORDS,
+    gradient,
     groups_of,
     learner_of,
     model_of,
@@ -28,7 +29,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft
-from dreamgym_lg.learner import LearnerName, TrainingRow
+from dreamgym_lg.learner import LearnerName, TrainingRow, observed_tokens
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Trajectory
 
@@ -53,13 +54,63 @@ def test_the_loss_and_its_gradient_are_grpos_on_the_sampled_tokens_alone(
     rows = [row(segment(behaviour, i), 0.5 * i - 0.6, 4) for i in range(4)]
     learner = learner_of(model, tokenizer, tmp_path)
 
-    def gradient(loss: torch.Tensor) -> torch.Tensor:
+    def slope(loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     loss, _ = learner._trainer.loss(learner._trainer.batch(rows))
     expected = plain_loss(model, rows)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert torch.allclose(gradient(loss), gradient(expected), atol=1e-5)
+    assert torch.allclose(slope(loss), slope(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 1000])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_echo_is_the_mean_cross_entropy_of_observations_in_the_same_pass(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, moved: Any, tokens: int, beta: float
+) -> None:
+    """Equal to a plain reference, on random tokens; nothing changes where it is off."""
+    group = groups_of(moved, 3, n=1)[0]
+    played = []
+    for number, each in enumerate(group):
+        (one,), (step,) = each.segments, each.steps
+        texts = [tokenizer.decode(one.token_ids[begin:end]) for begin, end in _gaps(one.sampled)]
+        steps = [replace(step, next_observation=texts[0], decided_by="recorded")]
+        steps += [replace(step, reward=0.0, next_observation=texts[1], decided_by="model" if number % 2 else "compiled")]
+        played.append(replace(each, steps=steps))
+    found = {
+        echo: gradient(moved, tokenizer, tmp_path / f"{echo}", [played], beta=beta, micro_batch_tokens=tokens, **options)
+        for echo, options in ((0.0, {}), (-1.0, {"echo": 0.0}), (0.05, {"echo": 0.05}))
+    }
+    assert torch.equal(found[0.0], found[-1.0]), "zero when it is off"
+    losses = []
+    for each in played:
+        (one,), (marks,) = each.segments, observed_tokens(each, tokenizer.decode)
+        for (begin, end), step in zip(_gaps(one.sampled), each.steps, strict=True):
+            assert any(marks[begin:end]) == (step.decided_by != "model")
+        truth = torch.log_softmax(moved(torch.tensor([one.token_ids])).logits[0, :-1], dim=-1)
+        nats = -truth.gather(1, torch.tensor(one.token_ids[1:])[:, None])[:, 0]
+        losses.append(nats[torch.tensor(marks[1:])])
+    expected = torch.autograd.grad(0.05 * torch.cat(losses).mean(), list(moved.parameters()))
+    echo = found[0.05] - found[0.0]
+    assert torch.allclose(echo, torch.cat([each.flatten() for each in expected]), atol=2e-5) and echo.norm() > 1e-3
+
+
+def _gaps(sampled: Sequence[int]) -> list[tuple[int, int]]:
+    """Where what is read behind a reply begins and ends."""
+    edges = [i for i in range(1, len(sampled)) if sampled[i] != sampled[i - 1]]
+    return [(i, end) for i, end in zip(edges, [*edges[1:], len(sampled)], strict=True) if not sampled[i]]
+
+
+def test_a_step_is_as_long_as_the_share_of_groups_that_differ(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """AdamW takes a step from one group of twelve as far as one from all."""
+    moves = {}
+    for uniform in (0, 11):
+        model = model_of(tokenizer)
+        alike = [[trajectory(1.0, segment(model, i)) for i in range(4)]] * uniform
+        learner, before = learner_of(model, tokenizer, tmp_path / str(uniform)), weights(model)
+        assert learner.update([*groups_of(model, 0, n=1), *alike])["learning_rate"] == pytest.approx(1e-2 / (1 + uniform))
+        moves[uniform] = weights(model) - before
+    assert torch.allclose(moves[11], moves[0] / 12, atol=1e-6) and moves[0].abs().max() > 5e-3
 
 
 def test_environment_tokens_are_not_trained_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
