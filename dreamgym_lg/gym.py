@@ -19,7 +19,7 @@ from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.hosted import name_of
+from dreamgym_lg.hosted import is_on_tinker, name_of
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -138,20 +138,28 @@ class DreamGym:
     def train(self, policy: "BaseChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any) -> Any:
         """Train the policy in the dream, or where `Settings.environment` says, and return it.
 
-        A hosted model, whose weights are elsewhere, needs `reflection=`: its prompts are improved.
+        The policy decides the learner, and a line says why: `tinker:MODEL` is trained on Tinker, local weights here. Any other
+        hosted model needs `reflection=`: its prompts are improved.
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
         if "learner" not in options and policy is not None and not self.experiment.is_worker_rank:
-            hosted = not (hasattr(policy, "tokenizer") or is_local_model(model_name(policy)))
-            options["learner"] = "gepa" if hosted and "reflection" in options else self.experiment.settings.learner
-            place = "elsewhere" if hosted else "here"
+            options["learner"], place = self._learner_of(policy, reflects="reflection" in options)
             self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
         if iterations is not None:
             options["iterations"] = iterations
         if options.get("learner") == "gepa":
             return self.improve_prompts(policy=policy, **{name: options[name] for name in options if name != "learner"})
         return self.experiment.train(cast(Any, policy), **options)
+
+    def _learner_of(self, policy: "BaseChatModel | str | Path", *, reflects: bool) -> tuple[str, str]:
+        """What trains a policy, and where its weights are."""
+        name, usual = model_name(policy), self.experiment.settings.learner
+        if is_on_tinker(name):
+            return "tinker", "on Tinker"
+        if hasattr(policy, "tokenizer") or is_local_model(name):
+            return usual, "here"
+        return "gepa" if reflects else usual, "elsewhere"
 
     def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
         """Improve the agent's system messages and tool descriptions in the dream, by GEPA.

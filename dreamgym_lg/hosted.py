@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from json import JSONDecodeError
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,6 +34,15 @@ APART: RunnableConfig = {"callbacks": []}
 
 MAX_RETRIES, TIMEOUT = 6, 120.0
 """Retries, and seconds of one try, of a model by name. Its provider's client repeats a refused, lost or late call."""
+
+
+TINKER, TINKER_FILE = "tinker:", "tinker.json"
+"""Beginning of the name of a base model on Tinker, and the file that says where trained weights are there."""
+
+
+def is_on_tinker(name: str | Path) -> bool:
+    """True for `tinker:MODEL`, and for a folder of a policy whose weights are on Tinker."""
+    return str(name).startswith(TINKER) or (Path(name) / TINKER_FILE).is_file()
 
 
 def load_chat_model(name: str, *, timeout: float = TIMEOUT) -> BaseChatModel:

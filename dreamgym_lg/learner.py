@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from dreamgym_lg.types import Segment, Step, Trajectory, is_unanswered
 
-LearnerName = Literal["grpo", "ppo", "rft", "dpo"]
-"""The learners that can be chosen by name: `integrations.trl.learners` has their classes."""
+LearnerName = Literal["grpo", "ppo", "rft", "dpo", "tinker"]
+"""The learners that can be chosen by name: `integrations.trl.learners` and `integrations.tinker.learner` have their classes."""
 
 Groups = Sequence[Sequence[Trajectory]]
 """The episodes of an iteration, those of one task together."""

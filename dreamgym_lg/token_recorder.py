@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +25,7 @@ class TrainablePolicy(BaseChatModel):
     """
 
     model: Any
-    """The `transformers.PreTrainedModel` that a learner changes in place. None if it cannot be trained here."""
+    """The `transformers.PreTrainedModel` that a learner changes in place. None for weights that are elsewhere."""
     tokenizer: Any
     """The model's `transformers.PreTrainedTokenizerBase`."""
     temperature: float
@@ -36,6 +37,13 @@ class TrainablePolicy(BaseChatModel):
     @abstractmethod
     def weights_changed(self) -> None:
         """Called after each update: drop what was computed with the old weights."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the weights, or where they are, to a folder, whole or not at all. `load_named_policy` reads it.
+
+        Its file `version` names these weights. Raises `ConfigurationError` where there are none or the disk is full.
+        """
 
 
 class TokenCall(NamedTuple):

@@ -153,12 +153,10 @@ class BestPolicy:
 
         Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
         """
-        from dreamgym_lg.integrations.trl.sft import save_model
-
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
         own, best = (successes, reward), (before["successes"], before["reward"]) if before else (-1.0, -1.0)
         if own >= best:
-            save_model(policy.model, policy.tokenizer, self.folder)
+            policy.save(self.folder)
             risen = before is None or successes > before["successes"] or (not successes and reward > before["reward"])
             risen_at = at if risen or before is None else before["risen_at"]
             figures = {"at": at, "successes": successes, "reward": reward, "risen_at": risen_at}

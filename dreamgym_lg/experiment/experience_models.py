@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream.model import Context, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
-from dreamgym_lg.hosted import TIMEOUT, load_chat_model, name_of
+from dreamgym_lg.hosted import TIMEOUT, is_on_tinker, load_chat_model, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.object_graph import reachable
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
 """Settings that a folder's model was trained with, and is prompted with again."""
@@ -19,6 +23,17 @@ _OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
 def is_local_model(name: str) -> bool:
     """True for a folder, `smollm2-135m` or a name of the Hugging Face hub, unlike `openai:gpt-5.4-mini`."""
     return Path(name).is_dir() or name == Settings.model or ("/" in name and ":" not in name)
+
+
+def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
+    """The policy of a folder, a hub name or `tinker:MODEL`. Args: `options`, of the class's `from_path`."""
+    if is_on_tinker(name):
+        from dreamgym_lg.integrations.tinker.policy import TinkerChatModel
+
+        return TinkerChatModel.from_path(name, **options)
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    return LocalChatModel.from_path(name, **options)
 
 
 def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
@@ -34,11 +49,9 @@ def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatMod
         raise ConfigurationError(f"the agent has not one model ({names}): name one --policy for all")
     if isinstance(policy, BaseChatModel):
         return policy
-    if not is_local_model(policy):
-        return load_chat_model(policy, timeout=TIMEOUT + 1)  # no connection of the dream's, of another event loop
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-    return LocalChatModel.from_path(policy, temperature=0)
+    if is_local_model(policy) or is_on_tinker(policy):
+        return load_named_policy(policy, temperature=0)
+    return load_chat_model(policy, timeout=TIMEOUT + 1)  # no connection of the dream's, of another event loop
 
 
 def load_experience_model(

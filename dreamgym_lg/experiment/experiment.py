@@ -29,6 +29,7 @@ from dreamgym_lg.experiment.training import (
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.hosted import is_on_tinker
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -349,7 +350,12 @@ class Experiment(Workspace):
         if not isinstance(policy, LocalChatModel | str | Path):
             raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, its path, or reflection=")
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
-        if local.model is None:
+        remote, learner = is_on_tinker(local.name_or_path), self.settings.learner
+        if remote != (learner == "tinker"):
+            raise ConfigurationError(
+                f"learner={learner!r} of a policy {local.name_or_path!r}: tinker:MODEL needs learner='tinker'"
+            )
+        if local.model is None and not remote:
             raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
         return local
 

@@ -78,7 +78,8 @@ class Settings:
     evaluations do not. None: no limit; `s2r` needs one."""
     learner: LearnerName = "grpo"
     """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
-    `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
+    `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes; `tinker`: as
+    `grpo`, of weights on Tinker."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8

@@ -190,13 +190,9 @@ def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]])
 
 def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
-    from dreamgym_lg.integrations.trl.sft import save_model
-
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
-    if model.model is None:
-        raise ConfigurationError("the model has no weights in this process, so that it cannot be trained: give model=")
-    save_model(model.model, model.tokenizer, work.models / "start")
+    model.save(work.models / "start")
     return work.models / "start"
 
 

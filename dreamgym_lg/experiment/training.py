@@ -34,7 +34,7 @@ CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
 
 
 def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
-    """The learner that `settings.learner` names, by TRL. Args: `options`, further arguments of its class.
+    """The learner that `settings.learner` names, by TRL or on Tinker. Args: `options`, further arguments of its class.
 
     Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
     """
@@ -43,14 +43,16 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
     from dreamgym_lg.integrations.trl.learners import LEARNERS
 
     name, episodes = settings.learner, settings.num_generations
-    adapted = wants_adapters(policy.model, settings.lora)
     if episodes < 2 and name not in ("ppo", "rft"):
         raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
-    defaults = {
-        "learning_rate": settings.learning_rate,
-        "beta": settings.beta,
+    defaults: dict[str, Any] = {"learning_rate": settings.learning_rate, "beta": settings.beta, "seed": settings.seed}
+    if name == "tinker":
+        from dreamgym_lg.integrations.tinker.learner import TinkerLearner
+
+        return TinkerLearner(policy, path, **{**defaults, **options})
+    adapted = wants_adapters(policy.model, settings.lora)
+    defaults |= {
         "temperature": policy.temperature,
-        "seed": settings.seed,
         "peft_config": default_adapters() if adapted and loaded_adapters(policy.model) is None else None,
     }
     return LEARNERS[name](policy.model, policy.tokenizer, path, **{**defaults, **options})
@@ -102,14 +104,13 @@ def train_policy(
 ) -> "LocalChatModel":
     """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
     from dreamgym_lg.graphs.training import run_training
-    from dreamgym_lg.integrations.trl.sft import save_model
 
     start, total = time.perf_counter(), work.settings.iterations
     if work.settings.environment != "real":
         _announce_calls(work, work.dream())
         gate.check_truthful(work, resumed=(work.out / "training.db").exists())
     if not (work.models / "base").exists():
-        save_model(policy.model, policy.tokenizer, work.models / "base")  # the proof's baseline
+        policy.save(work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
@@ -123,7 +124,7 @@ def train_policy(
                 work.replay_buffer.record_metrics(work.run_name(_DREAMED), 0, {"iterations": iterations})
     work.progress("train: done", total, total)
     kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
-    save_model(kept.model, kept.tokenizer, work.models / "trained")
+    kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
     figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}

@@ -20,7 +20,13 @@ from dreamgym_lg.dream.users import ModelUser, model_user
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.experience_models import as_trained, load_experience_model, model_name, policy_version
+from dreamgym_lg.experiment.experience_models import (
+    as_trained,
+    load_experience_model,
+    load_named_policy,
+    model_name,
+    policy_version,
+)
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
@@ -268,14 +274,12 @@ class Workspace:
         return self.policy_at(self.models / name, temperature)
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
-        """Load a model folder or hub name as a policy that can be trained.
+        """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained.
 
-        Its weights are float32, under LoRA as they were saved."""
-        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+        Weights here are float32, under LoRA as they were saved."""
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
-        tokens = self.settings.policy_tokens
-        policy = LocalChatModel.from_path(path, temperature=temperature, max_new_tokens=tokens)
+        policy = load_named_policy(path, temperature=temperature, max_new_tokens=self.settings.policy_tokens)
         if policy.model is not None and not wants_adapters(policy.model, self.settings.lora):
             policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})

@@ -20,6 +20,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.experiment.experience_models import load_named_policy
+from dreamgym_lg.hosted import TINKER_FILE, is_on_tinker
 from dreamgym_lg.production.provenance import model_card
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.user_code import load_agent
@@ -61,7 +63,7 @@ def export_policy(
     from safetensors import SafetensorError  # what a full disk is to it
 
     folder = Path(folder)
-    if getattr(policy, "model", None) is None or not hasattr(policy, "tokenizer"):
+    if not hasattr(policy, "tokenizer") or (policy.model is None and not is_on_tinker(policy.name_or_path)):
         raise ConfigurationError(
             f"{type(policy).__name__} has no weights in this process: export a LocalChatModel with its model"
         )
@@ -93,14 +95,12 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
-    """Load an exported policy as a chat model, with its temperature, length and stop texts.
+    """Load an exported policy as a chat model, with its temperature, length and stop texts. One on Tinker is sampled there.
 
     Args: `options`, those of `LocalChatModel.from_path`, e.g. `device`, `dtype`, `temperature=0`.
 
     Raises `ConfigurationError` for a folder that is no export, of a newer format, incomplete, or changed since.
     """
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
     folder = Path(folder)
     if "prompts" in read_manifest(folder):
         raise ConfigurationError(f"{folder} holds prompts and no weights: give with_prompts(model, load_prompts(folder))")
@@ -113,7 +113,7 @@ def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
     for name in ("trust_remote_code", "revision"):
         if name in options:
             raise ConfigurationError(f"{name}= is given, and an exported policy has neither code nor revisions: leave it out")
-    return LocalChatModel.from_path(folder, **{**sampling, **options})
+    return load_named_policy(folder, **{**sampling, **options})
 
 
 def load_exported(folder: Path) -> Pregel:
@@ -160,19 +160,22 @@ def _write(
     model: Any = policy.model
     tokenizer = policy.tokenizer
     draft.mkdir(parents=True)
-    write_model(model, draft, place=folder)
-    tokenizer.save_pretrained(draft)
+    if hosted := model is None:
+        policy.save(draft)  # where the weights are
+    else:
+        write_model(model, draft, place=folder)
+        tokenizer.save_pretrained(draft)
+        _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
     _generation_config(policy).save_pretrained(draft)
-    _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
     # the server reads calls by it; of paths on this machine nothing stays
-    template = _response_template(policy)
+    template = None if hosted else _response_template(policy)
     _edit(draft / "tokenizer_config.json", {"response_template": template, "name_or_path": None, "tokenizer_file": None})
     if code := _code(draft):
         raise ConfigurationError(
             f"the model {policy.name_or_path!r} brings code of its own ({code}), and an export holds none: train a model of an "
             "architecture that transformers has"
         )
-    if template is None:
+    if template is None and not hosted:
         logger.warning(
             "the chat template of %s writes tool calls in no format that `transformers serve` knows: load_policy reads them, "
             "an OpenAI-compatible server may return them as text",
@@ -182,7 +185,7 @@ def _write(
         **provenance,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "sampling": {"temperature": policy.temperature, "max_new_tokens": policy.max_new_tokens},
-        "parameters": sum(weights.numel() for name, weights in model.named_parameters() if ".lora_" not in name),
+        **({"tinker": json.loads((draft / TINKER_FILE).read_text())} if hosted else {"parameters": _parameters(model)}),
         "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
     }
     (draft / "version").write_text(str(record["policy_version"]))
@@ -193,6 +196,10 @@ def _write(
     mode = (draft / MANIFEST).stat().st_mode  # by the umask; safetensors' own are of the owner alone
     for file in draft.iterdir():
         file.chmod(mode)
+
+
+def _parameters(model: Any) -> int:
+    return sum(weights.numel() for name, weights in model.named_parameters() if ".lora_" not in name)
 
 
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
@@ -251,7 +258,8 @@ def _edit(file: Path, values: Mapping[str, Any]) -> None:
 
 def _code(draft: Path) -> str:
     """Names of files that run code when loaded, or are no part of a model."""
-    foreign = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in _SUFFIXES]
+    files = (path for path in draft.rglob("*") if path.is_file() and path.name != "version")
+    foreign = [path.name for path in files if path.suffix not in _SUFFIXES]
     mapped = [path.name for path in draft.rglob("*config.json") if "auto_map" in json.loads(path.read_text())]
     mapped = [name for name in mapped if name in ("config.json", "tokenizer_config.json")]
     return ", ".join([*foreign, *mapped])

@@ -25,7 +25,7 @@ from dreamgym_lg.types import Source, Trajectory
 
 _PACKAGES = {
     *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
-    "datasets",
+    *("datasets", "tinker"),
 }
 _SMALL_BASE = "the small base of dreamgym-lg"
 
@@ -145,7 +145,7 @@ tags: [dreamgym-lg, langgraph, agent]
 
 The policy of a LangGraph agent: the chat model that decides which tool it calls next. {origin}
 
-* Weights `{policy_version}`, {parameters:,} parameters, safetensors; written {created} with dreamgym-lg {release}.
+* Weights `{policy_version}`, {weights}; written {created} with dreamgym-lg {release}.
 * Sampling: {sampling}.
 * Data: {data}.
 * Dream: {dream}.
@@ -163,7 +163,7 @@ policy = load_policy("{name}")
 agent = with_policy(graph, policy)  # your compiled graph, its real tools, this policy as its model
 ```
 
-`dreamgym serve {name}` is an OpenAI-compatible server of it, `langgraph dev` in this folder serves {served}.
+{server}`langgraph dev` in this folder serves {served}.
 
 ## Limits
 
@@ -192,7 +192,7 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
             f"Trained from {base} by {training['learner'].upper()} {_WHERE[training['environment']]} of the world "
             f"`{training['world']}` ({iterations}seed: {training['seed']})."
         )
-    dream = record["experience_model"]
+    dream, remote = record["experience_model"], record.get("tinker")
     return _CARD.format(
         name=name,
         base_line=f"base_model: {json.dumps(base)}\n" if "/" in base else "",
@@ -204,8 +204,12 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         dream=f"`{dream['version']}`" + (f", {ASSISTED}" if dream.get("assisted") else "") if dream else "none",
         evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {}), record.get("claim")),
         served=f"the agent `{record['agent']['path']}` with it" if record["agent"] else "it as a chat",
+        weights=f"adapters of `{remote['base_model']}` on Tinker, at `{remote['sampler']}` (to train on: `{remote['state']}`)"
+        if remote
+        else f"{record['parameters']:,} parameters, safetensors",
+        server="" if remote else f"`dreamgym serve {name}` is an OpenAI-compatible server of it, ",
         release=record["versions"]["dreamgym-lg"],
-        **{key: record[key] for key in ("policy_version", "parameters", "created")},
+        **{key: record[key] for key in ("policy_version", "created")},
     )
 
 

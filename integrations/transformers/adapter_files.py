@@ -4,14 +4,21 @@ A folder of such a model is one of PEFT's: the adapters, and the base that they 
 """
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dreamgym_lg.errors import writing
 
 BASE = "base"
 """Subfolder of the base model."""
@@ -71,3 +78,34 @@ def write_adapters(model: Any, folder: Path) -> None:
     prefix = "" if isinstance(model, PeftModel) else "base_model.model."
     named = {f"{prefix}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Write a model folder with tokenizer and chat template (`whole_folder`). Adapters stand beside their base."""
+    with whole_folder(path) as draft:
+        write_model(model, draft, place=path)
+        tokenizer.save_pretrained(draft)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Write a folder of weights, whole or not at all. What is written into the draft takes its place at the end.
+
+    Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
+    disk does not take them.
+    """
+    draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        with writing(path, SafetensorError):
+            draft.mkdir(parents=True)
+            yield draft
+            (draft / "version").write_text(uuid4().hex[:8])
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
+        raise
+    if path.exists():
+        path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
+    draft.rename(path)
+    shutil.rmtree(old, ignore_errors=True)

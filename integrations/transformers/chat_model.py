@@ -23,9 +23,10 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.adapter_files import save_model
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request, ToolChoice
@@ -171,6 +172,11 @@ class LocalChatModel(TrainablePolicy):
     def weights_changed(self) -> None:
         """Drop every cached key and value."""
         self.engine.clear()
+
+    def save(self, folder: Path) -> None:
+        if self.model is None:
+            raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
+        save_model(cast(PreTrainedModel, self.model), self.tokenizer, folder)
 
     def bind_tools(
         self,

@@ -10,14 +10,12 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, cast
-from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dreamgym_lg.errors import NothingToTrain, writing
-from dreamgym_lg.integrations.transformers.adapter_files import write_model
+from dreamgym_lg.errors import NothingToTrain
+from dreamgym_lg.integrations.transformers.adapter_files import save_model
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, StepOptions, default_rate, precision
@@ -241,26 +239,3 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
             *(cut, len(rows), longest),
         )
     return [cast(Any, {name: values[:longest] for name, values in cast(Any, row).items()}) for row in rows]
-
-
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder with tokenizer and chat template, whole or not at all. Adapters stand beside their base.
-
-    Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
-    disk does not take them.
-    """
-    draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    for left in (draft, old):
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        with writing(path, SafetensorError):
-            write_model(model, draft, place=path)
-            tokenizer.save_pretrained(draft)
-            (draft / "version").write_text(uuid4().hex[:8])
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
-        raise
-    if path.exists():
-        path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
-    draft.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
