@@ -128,7 +128,6 @@ def _weighted_rows(weights: Mapping[float, float], episodes: Sequence[Trajectory
 
 def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
     """Train `models/NAME` from the base policy by DPO, `PASSES` times over all pairs. Killed, it goes on with the next pass."""
-    from dreamgym_lg.integrations.trl.sft import save_model
 
     policy, last = work.policy("base"), f"{name}-last"
     best, checkpoints = BestPolicy(work, _name_of_best(work, name)), work.out / "checkpoints" / last
@@ -143,7 +142,7 @@ def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
                 _evaluate(work, name, best, PASSES, policy.model, policy.tokenizer, learner.iteration)
     finally:
         learner.close()
-    save_model(policy.model, policy.tokenizer, work.models / last)
+    policy.save(work.models / last)
     shutil.rmtree(checkpoints)
     _keep(work, name, best)
 
