@@ -27,12 +27,13 @@ class TinkerTrainer:
         self.engine, self.options, self.steps = engine, options, 0
         self._new, self._client, self._kept_steps = new, cast(Any, None), 0
 
-    def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0) -> dict[str, float]:
-        """Take one optimiser step by the loss `ppo`; returns its metrics. Raises as `answered`."""
+    def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0, rate: float = 1.0) -> dict[str, float]:
+        """Take one optimiser step by the loss `ppo`, as `TokenTrainer.step`. Raises as `answered`."""
         o, high = self.options, self.options.epsilon if self.options.epsilon_high is None else self.options.epsilon_high
         clipping = {"clip_low_threshold": 1 - o.epsilon, "clip_high_threshold": 1 + high}
         adam = {"beta1": o.adam_beta1, "beta2": o.adam_beta2, "eps": o.adam_epsilon, "weight_decay": o.weight_decay}
-        params = tinker.AdamParams(learning_rate=o.learning_rate, grad_clip_norm=o.max_grad_norm, **adam)
+        rate *= o.learning_rate
+        params = tinker.AdamParams(learning_rate=rate, grad_clip_norm=o.max_grad_norm, **adam)
         with answered("train"):
             client = self._client = self._client or self._begin()
             passes = client.forward_backward([_datum(row, scale) for row in rows], "ppo", clipping)
@@ -44,7 +45,7 @@ class TinkerTrainer:
             tokens = zip(segment.sampled[1:], segment.logprobs[1:], output["logprobs"].tolist(), strict=True)
             gap += row_weight / weight * sum(abs(there - here) for own, there, here in tokens if own)
         loss = float(result.metrics["loss:sum"])
-        return {"loss": loss, "learning_rate": o.learning_rate, f"{SAMPLING}sampling_logp_difference/mean": gap}
+        return {"loss": loss, "learning_rate": rate, f"{SAMPLING}sampling_logp_difference/mean": gap}
 
     def _begin(self) -> Any:
         weights, service = self.engine.weights, self.engine.service
@@ -102,6 +103,7 @@ class TinkerLearner(PolicyLearner):
     computes log-probabilities.
     """
 
+    COMPARES = True
     OPTIONS = frozenset(
         {"weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "adam_beta1", "adam_beta2", "adam_epsilon"}
     )
@@ -134,5 +136,5 @@ class TinkerLearner(PolicyLearner):
         file = self.path / CHECKPOINT
         self._progress = self._trainer.load(file) if file.exists() else {"iteration": 0, "metrics": {}}
 
-    def _step(self, rows: Sequence[TrainingRow], scale: int) -> dict[str, float]:
-        return dict(self._trainer.step(rows, scale=scale))
+    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
+        return dict(self._trainer.step(rows, scale=scale, rate=rate))
