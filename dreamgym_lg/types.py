@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, Unanswered, UserFault
 
@@ -31,6 +31,19 @@ DECIDERS: Mapping[str, str] = {
 """`Step.decided_by` and `Step.judged_by` in words; parts of other names stand for themselves."""
 
 
+class Drawn(TypedDict):
+    """The entities of a task that `draw_tasks` made, the same in each of its episodes, and what decides its outcome."""
+
+    documents: Sequence[Sequence[Any]]
+    """What reading calls return first: tool, arguments, answer."""
+    steps: Sequence[Sequence[str]]
+    """Actions of the reference, its message last, and their answers."""
+    told: Sequence[str]
+    """Where the reference changes nothing: what the message has to tell, in the form of `splits.words`."""
+    untold: Sequence[str]
+    """The same of what it must not tell: other recorded values of these fields."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One thing for the agent to do in one world."""
@@ -52,6 +65,8 @@ class Task:
     """How success is judged, in words; empty: by a general rubric."""
     goal: Mapping[str, Any] = field(default_factory=dict)
     """The user's goal in a conversation, which no agent is shown. Fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    """The entities and the reference of a task that was drawn from recorded ones (`Drawn`). Empty for any other."""
     seed: int | None = None
     """Of the world, where its environment builds it from one."""
     panel: str = ""

@@ -27,7 +27,8 @@ from truthful_server import truthful_dream
 
 from dreamgym_lg import Dream, ReplayBuffer, load_traces
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.compiled.drawing import draw_tasks
+from dreamgym_lg.compiled.responder import Compiled, compiled_dream
 from dreamgym_lg.dream import RecordedUser, TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.experiment.settings import Settings
@@ -58,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
     parser.add_argument("--seed", type=int, default=1, help="of the shop, its traces and all training")
     parser.add_argument("--traces", type=int, default=200, help="tickets that the old policy dealt with")
+    parser.add_argument("--drawn", type=int, default=0, help="train on so many new tasks, drawn from the traces' successes")
     parser.add_argument("--iterations", type=int, default=2, help="of training; may be raised later")
     parser.add_argument("--model", default=SETTINGS.model, help="weights that the policy begins with")
     parser.add_argument("--out", type=Path, help="folder of everything; default: runs/desk-seedSEED")
@@ -85,6 +87,9 @@ def main() -> None:
     if not arguments.dreamed:
         dream = truthful_dream(shop, talking=talking) if arguments.truthful else compile_dream(out, talking=talking)
     unseen = [task for task in tasks if task.split != "train"]
+    if arguments.drawn:  # about orders and customers that no trace holds: the compiled world knows all of them
+        index = TraceIndex(ReplayBuffer(out / "replay.db"), writes=WRITES)
+        unseen += draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed).tasks
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=print)
     train(gym)
     result, work = gym.prove(), gym.experiment

@@ -2,7 +2,7 @@
 
 import json
 import keyword
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -112,13 +112,15 @@ class Recordings:
             reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
-    def first_documents(self, trace: Trace) -> Documents:
+    def first_documents(self, trace: Trace, *, is_name: Callable[[str], object] = bool) -> Documents:
         """Documents of a trace's beginning. They were read before a writing call that names one of their values."""
         documents, named = Documents(), set[str]()
         for tool, arguments, answer in trace.calls:
             place = (tool, key_of(arguments))
             if tool in self.writes:
-                named |= {json.dumps(value) for value in values_in(dict(arguments)) if isinstance(value, str) and value}
+                named |= {
+                    json.dumps(value) for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)
+                }
             elif place not in documents:
                 stored = json.dumps(parsed(answer, self.styles[tool]))
                 if not any(name in place[1] or name in stored for name in named):

@@ -19,7 +19,7 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.parts import Answer, Episode, User, Verdict
-from dreamgym_lg.dream.recorded import Recorded, References
+from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
@@ -127,7 +127,14 @@ class Compiled:
 
 def _steps(episode: Episode) -> list[list[Any]]:
     calls = [(parse_call(step.action), step) for step in episode.steps if step.valid]
-    return [[call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None]
+    return _drawn(episode) + [
+        [call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None
+    ]
+
+
+def _drawn(episode: Episode) -> list[list[Any]]:
+    """The look-ups of the task's drawn entities, as calls before its first."""
+    return [list(each) for each in episode.task.drawn.get("documents", ())]
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -169,11 +176,12 @@ class EndState:
             return None
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
-            right = self.world.changes(episode.task.id, calls)
+            right = self.world.changes(episode.task.id, _drawn(episode) + calls)
             if None in right.values() or not (right or left):
                 return None
             if right == left:
-                return Verdict(1.0, True, "the world is as a recorded success leaves it")
+                fault = message_fault(episode, [success])
+                return Verdict(float(not fault), not fault, fault or "the world is as a recorded success leaves it")
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(left, ensure_ascii=False)[:500]}")
 
 

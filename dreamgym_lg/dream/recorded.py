@@ -7,6 +7,7 @@ from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Votes, facts, message_text, unordered, worlds_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.splits import words
 from dreamgym_lg.tasks import described, first_observation, is_tool_task, schemas
 from dreamgym_lg.types import Task
 
@@ -31,7 +32,8 @@ class Recorded:
         self.index.refresh(only_once=bool(episode.steps))
         if (call := self.index.call(episode.action)) is None:
             return None
-        return self._repeated(episode, call) or self._recorded(episode, call) or self._missed(episode, call)
+        recorded = None if episode.task.drawn else self._recorded(episode, call)
+        return self._repeated(episode, call) or recorded or self._missed(episode, call)
 
     def _repeated(self, episode: Episode, call: Call) -> Answer | None:
         """The answer of an identical reading call in this episode, since its last writing call."""
@@ -73,7 +75,7 @@ class References:
     A success needs the writing calls of one of them, those of one tool in the same order, and no others; refused calls and the
     wording of free text do not count. Its message has to tell the ids and amounts that all those successes told, and none that
     occurs nowhere. In other words than theirs, a success is not final: it counts only where no other judge decides. Without a
-    recorded success, or where neither side wrote anything, the next judge decides alone.
+    recorded success, or where neither side wrote anything, the next judge decides alone. A drawn task is decided either way.
 
     Args:
         traces: As of `Recorded`.
@@ -90,10 +92,10 @@ class References:
             return None
         references = self.references(episode.task, own_traces=episode.own_traces)
         done = unordered(effects_of(self.index, episode))
-        if not references or (not done and any(not each.effects for each in references)):
+        if not references or (not done and any(not each.effects for each in references) and not episode.task.drawn):
             return None
         if alike := [each for each in references if done == each.effects]:
-            if fault := _message_fault(episode, alike):
+            if fault := message_fault(episode, alike):
                 return Verdict(0.0, False, fault)
             same = any(_wording(episode.action) == _wording(each.message) for each in alike)
             unread = "" if same else "; no judge read the words of its message"
@@ -117,7 +119,7 @@ class References:
     def decides(self, task: Task) -> bool:
         """True if the writing calls of every outcome of the task are decided here."""
         references = self.references(task) if is_tool_task(task) else []
-        return bool(references) and all(each.effects for each in references)
+        return bool(references) and (bool(task.drawn) or all(each.effects for each in references))
 
 
 def effects_of(index: TraceIndex, episode: Episode) -> Effects:
@@ -125,7 +127,7 @@ def effects_of(index: TraceIndex, episode: Episode) -> Effects:
     return index.effects((index.call(step.action), step.valid) for step in episode.steps)
 
 
-def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
+def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     """The fault of the last message beside those of recorded successes; "" for none."""
     message, recorded = message_text(episode.action), [message_text(each.message) for each in successes]
     if not message.strip() and all(map(str.strip, recorded)):
@@ -133,9 +135,15 @@ def _message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     stated = facts(message)
     if missing := frozenset.intersection(*(each.facts for each in successes)) - stated:
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
-    seen = (text for step in episode.steps for text in (step.action, step.next_observation))
-    if invented := stated - facts(described(episode.task), first_observation(episode.task), *seen, *recorded):
+    seen = [described(episode.task), first_observation(episode.task), *recorded]
+    seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
+    if invented := stated - facts(*seen) - {word for text in seen for word in words(text)}:  # 72.00 is no other than 72
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
+    said, drawn = f" {' '.join(words(message))} ", episode.task.drawn
+    if unsaid := {each for each in drawn.get("told", ()) if f" {each} " not in said}:
+        return f"the message lacks {', '.join(sorted(unsaid))}"
+    if wrong := {each for each in drawn.get("untold", ()) if f" {each} " in said}:
+        return f"the message tells {', '.join(sorted(wrong))}, which is not so"
     return ""
 
 

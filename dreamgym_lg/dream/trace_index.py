@@ -16,7 +16,7 @@ from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities
 from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, rules
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
 """Words from which on an argument that nobody said before counts as free text."""
@@ -91,7 +91,7 @@ class TraceIndex:
         self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[str]]] = {}
         """(environment, reading tool, names of arguments that nobody had named) -> (form of the answer, valid) -> task ids."""
         self.tools = list(tools)
-        self._replay_buffer, self._writes = replay_buffer, writes
+        self.replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
         received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
@@ -110,9 +110,9 @@ class TraceIndex:
         if only_once and self._read is not None:
             return
         with self._lock:
-            now = self._replay_buffer.revision()
+            now = self.replay_buffer.revision()
             if now != self._read:
-                self._build([*self._replay_buffer.real_trajectories()])
+                self._build([*self.replay_buffer.real_trajectories()])
             self._read = now
 
     def _build(self, recorded: Sequence[Trajectory]) -> None:
@@ -145,16 +145,19 @@ class TraceIndex:
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
         if trajectory.success and trajectory.steps:
-            writing = [step for call, step in calls if call and self.writes(call.tool)]
-            turns = sum(is_answer(step.action) for step in trajectory.steps)
-            last, request = trajectory.steps[-1].action, trajectory.steps[0].observation
-            answers = (step.next_observation for step in writing)
-            own = facts(message_text(last)) - facts(rules(task), task.instruction, request, *answers)
-            actions = tuple(step.action for step in writing)
-            success = Success(task.id, unordered(effects), actions, last, own, turns)
+            success = self.success(task, trajectory.steps)
             same_words = _words_key(task.environment, task.instruction, task.split)
             for key in ((task.id,), same_words, (*same_words, rules(task))):
                 self.successes.setdefault(key, []).append(success)
+
+    def success(self, task: Task, steps: Sequence[Step]) -> Success:
+        """The steps of a successful episode as a reference."""
+        writing = [step for step in steps if (call := self.call(step.action)) and self.writes(call.tool)]
+        effects = self.effects((self.call(step.action), step.valid) for step in steps)
+        turns, last = sum(is_answer(step.action) for step in steps), steps[-1].action
+        answers = (step.next_observation for step in writing)
+        own = facts(message_text(last)) - facts(rules(task), task.instruction, steps[0].observation, *answers)
+        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, own, turns)
 
     def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
         """The answer to a look-up of what nobody named `before`, as most recorded ones."""
@@ -186,12 +189,15 @@ class TraceIndex:
         return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
-        """The recorded successes of the task's id, else of its words.
+        """The recorded successes of the task's id, else of its words. Of a drawn task its own reference.
 
         Of the same words under another system message (of another customer, say) are none, unless the task names no messages.
 
         Args: `own_traces`, False to leave out those of the task's own id.
         """
+        if task.drawn:
+            steps = [Step(observation="", action=action, next_observation=answer) for action, answer in task.drawn["steps"]]
+            return [self.success(task, steps)]
         same_words = _words_key(task.environment, task.instruction, task.split)
         keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
         own, alike = (self.successes.get(key, []) for key in keys)

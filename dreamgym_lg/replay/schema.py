@@ -63,6 +63,11 @@ def _goal(db: Database) -> None:
     db.execute("ALTER TABLE tasks ADD COLUMN goal TEXT NOT NULL DEFAULT '{}'")
 
 
+@migrations(name="0013_drawn")
+def _drawn(db: Database) -> None:
+    db.execute("ALTER TABLE tasks ADD COLUMN drawn TEXT NOT NULL DEFAULT '{}'")
+
+
 def _wrapped(connection: sqlite3.Connection) -> Database:
     # Plugins of sqlite-utils are the user's own affair and could change what a query means.
     return Database(connection, execute_plugins=False, recursive_triggers=False)

@@ -1,0 +1,323 @@
+"""Draws new tasks from recorded successes. Each has entities of its own, and a reference that was run on them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from random import Random
+from typing import Any, NamedTuple
+
+from dreamgym_lg.actions import is_answer, parse_call, render_answer, render_call
+from dreamgym_lg.compiled.identifiers import Identifiers, Renaming, Type, ids_in
+from dreamgym_lg.compiled.recordings import Recordings, Trace
+from dreamgym_lg.compiled.responder import Compiled
+from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
+from dreamgym_lg.dream.trace_index import TraceIndex, message_text
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.splits import common_entities, words
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import Drawn, Task, Trajectory
+
+MAX_DOCUMENTS = 40
+"""Look-ups of a drawn task's entities."""
+REQUEST = ("", "{}")
+"""The place of the request among the documents of an episode."""
+
+Place = tuple[str, str]
+"""A reading tool and its arguments, as JSON."""
+
+
+class Drawing(NamedTuple):
+    """Drawn tasks, and why others were dropped."""
+
+    tasks: list[Task]
+    dropped: Counter[str]
+    """By reason."""
+
+
+def draw_tasks(
+    world: Compiled, traces: ReplayBuffer | TraceIndex, count: int, *, seed: int = 0, environment: str | None = None
+) -> Drawing:
+    """New training tasks like recorded successes, about entities that no trace holds.
+
+    A success's ids are replaced everywhere: in its request, calls, answers and last message. What it did not look up is drawn
+    from the records of successes that made the same writing calls, in the nearest words. The reference is then run in the
+    compiled world: a task of which a call is not answered, or not as recorded, is dropped.
+
+    Args:
+        traces: A replay buffer, or an index of one that knows which tools write.
+        count: Tasks that are tried. Recorded successes take turns.
+        environment: Whose traces; by default all of the buffer's.
+
+    Raises `ConfigurationError` where no episode of one user message succeeded.
+    """
+    index = TraceIndex.of(traces)
+    index.refresh()
+    chosen = [each for each in index.replay_buffer.real_trajectories() if environment in (None, each.task.environment)]
+    records = Records(index, chosen, environment)
+    if not records.successes:
+        raise ConfigurationError(
+            f"none of the {len(chosen)} recorded episodes succeeded without a user's reply: nothing to draw"
+        )
+    rng, drawing = Random(seed), Drawing([], Counter())
+    order = rng.sample(records.successes, len(records.successes))
+    for number in range(count):
+        drawn = draw(records, order[number % len(order)], rng)
+        if isinstance(drawn, Task):
+            drawn = verified(world, records, drawn)
+        if isinstance(drawn, Task):
+            drawing.tasks.append(drawn)
+        else:
+            drawing.dropped[drawn] += 1
+    return drawing
+
+
+class Record(NamedTuple):
+    """A recorded episode, with its first documents parsed."""
+
+    trajectory: Trajectory
+    trace: Trace
+    documents: Mapping[Place, Any]
+    """The request is one of them."""
+    spots: Mapping[tuple[Place, tuple[Any, ...]], str]
+    """The ids in documents, by document and place in it."""
+    writes: tuple[Any, ...]
+    """Writing calls without what few calls of their tools have in common."""
+    words: frozenset[str]
+    """Of the request, without ids."""
+
+
+class Records:
+    """The training episodes of a buffer, and what is known of their entities."""
+
+    def __init__(self, index: TraceIndex, chosen: Sequence[Trajectory], environment: str | None) -> None:
+        writes = frozenset(filter(index.writes, index.uses))
+        self.recordings = Recordings.of(index.replay_buffer, tools=index.tools, writes=writes, environment=environment)
+        texts = (text for each in chosen for step in each.steps for text in (step.action, step.next_observation))
+        requests = (first_observation(task) for task in index.replay_buffer.tasks())
+        self.identifiers = Identifiers(self.recordings, "\n".join([*requests, *texts]))
+        calls = [call for trace in self.recordings.traces for call in trace.calls if call[0] in writes]
+        self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
+        train = [each for each in chosen if each.task.split == "train"]
+        self.all = [self._record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
+        self.successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
+
+    def _record(self, trajectory: Trajectory, trace: Trace) -> Record:
+        request = first_observation(trajectory.task)
+        first = self.recordings.first_documents(trace, is_name=self.identifiers.types_of)
+        documents = {REQUEST: request, **{place: json.loads(text) for place, text in first.items()}}
+        writes = tuple(
+            (tool, *(each for each in _arguments(own) if (tool, *each) in self._usual))
+            for tool, own, _ in trace.calls
+            if tool in self.recordings.writes
+        )
+        named = {word for value in self.identifiers.find(request) for word in words(value)}
+        return Record(
+            trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), frozenset(words(request)) - named
+        )
+
+    def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
+        ids = dict[tuple[Place, tuple[Any, ...]], str]()
+        for place, document in documents.items():
+            ids |= {(place, spot): value for spot, value in ids_in(self.identifiers, document)}
+        return ids
+
+    def text(self, tool: str, document: Any) -> str:
+        """A parsed answer as its tool writes it."""
+        return document if isinstance(document, str) else json.dumps(document, **self.recordings.styles[tool])
+
+
+def _arguments(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, json.dumps(value, sort_keys=True)) for name, value in sorted(arguments.items())]
+
+
+def _is_single(trajectory: Trajectory) -> bool:
+    """True for an episode that ends with the agent's first message."""
+    return [is_answer(step.action) for step in trajectory.steps].count(True) == 1 and is_answer(trajectory.steps[-1].action)
+
+
+def draw(records: Records, base: Record, rng: Random) -> Task | str:
+    """The success with new ids, and documents of all entities that an agent may look up; or why there is none."""
+    task, styles, renaming = base.trajectory.task, records.recordings.styles, Renaming()
+    identifiers = records.identifiers
+    calls = [[tool, dict(arguments), parsed(answer, styles[tool])] for tool, arguments, answer in base.trace.calls]
+    message = message_text(base.trajectory.steps[-1].action)
+    nodes = [value for part in (*base.documents.values(), calls, message) for value in values_in(part)]
+    ids = dict.fromkeys(
+        value for node in nodes if not isinstance(node, (bool, type(None))) for value in identifiers.find(str(node))
+    )
+    for value in sorted(ids, key=lambda each: (-len(each), each)):
+        if value not in renaming:
+            if (new := identifiers.fresh(value, renaming, rng)) is None:
+                return "no new id of its form"
+            renaming |= new
+    if not any(value in renaming for value in identifiers.find(first_observation(task))):
+        return "the request names no entity"
+    if renaming.left_in(" ".join([renaming(task.instruction), renaming(message)])):
+        return "an entity is named in other ways"
+    documents = {(tool, _renamed_key(key, renaming)): renaming(text) for (tool, key), text in base.documents.items()}
+    _complete(records, base, documents, renaming, rng)
+    del documents[REQUEST]
+    steps = [[render_call(tool, renaming(own)), records.text(tool, renaming(answer))] for tool, own, answer in calls]
+    drawn = Drawn(
+        documents=[[tool, json.loads(key), records.text(tool, document)] for (tool, key), document in documents.items()],
+        steps=[*steps, [render_answer(renaming(message)), ""]],
+        told=[],
+        untold=[],
+    )
+    if not any(call[0] in records.recordings.writes for call in calls):
+        drawn["told"], drawn["untold"] = _facts(records, documents, renaming(task.instruction), renaming(message))
+        if not drawn["told"]:
+            return "nothing is changed, and nothing told that is known"
+    return _task(task, renaming, drawn)
+
+
+def _task(task: Task, renaming: Renaming, drawn: Drawn) -> Task:
+    digest = sha256(json.dumps(drawn, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    texts = {name: renaming(getattr(task, name)) for name in ("instruction", "observation", "rubric")}
+    rest = {"messages": renaming([*map(dict, task.messages)]), "metadata": renaming(dict(task.metadata)), "drawn": dict(drawn)}
+    origin: dict[str, Any] = {"origin": "synthetic", "parent_id": task.id, "goal": {}}
+    return replace(task, id=f"{task.environment}/drawn-{digest}", **texts, **rest, **origin)
+
+
+def _renamed_key(key: str, renaming: Renaming) -> str:
+    return key_of(renaming(json.loads(key)))
+
+
+# --- what the success did not look up ---------------------------------------------------------------------------------------
+
+
+class _Origin(NamedTuple):
+    """Where an entity of a drawn task comes from."""
+
+    record: Record
+    value: str
+    """Its id there."""
+    renaming: Renaming
+
+
+def _complete(records: Records, base: Record, documents: dict[Place, Any], renaming: Renaming, rng: Random) -> None:
+    """Add documents of each entity that others name, until all are there."""
+    ids = records.identifiers
+    origins = {new: _Origin(base, old, renaming) for old, new in renaming.items()}
+    pending = list(dict.fromkeys(records.spots(documents).values()))
+    while pending and len(documents) < MAX_DOCUMENTS:
+        value = pending.pop(0)
+        # one that many episodes name keeps its id, and its recorded documents
+        for type in sorted(ids.types_of(origins[value].value)) if value in origins else ():
+            place = ids.place(type, value)
+            donor = _same_entity(records, origins[value], type) or _donor(records, base, documents, value, type, rng)
+            if place in documents or donor is None:
+                continue
+            document = donor.record.documents[ids.place(type, donor.value)]
+            for old in dict.fromkeys(each for _, each in ids_in(ids, document)):
+                if old not in donor.renaming and (new := ids.fresh(old, donor.renaming, rng)) is not None:
+                    donor.renaming.update(new)
+                    origins |= {id: _Origin(donor.record, one, donor.renaming) for one, id in new.items()}
+            documents[place] = donor.renaming(document)
+            pending += [each for _, each in ids_in(ids, documents[place])]
+
+
+def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | None:
+    """The entity itself, in the first episode that looked it up."""
+    place = records.identifiers.place(type, origin.value)
+    record = next((each for each in (origin.record, *records.all) if place in each.documents), None)
+    return origin._replace(record=record) if record is not None else None
+
+
+def _donor(
+    records: Records, base: Record, documents: Mapping[Place, Any], value: str, type: Type, rng: Random
+) -> _Origin | None:
+    """An entity of another episode that stands where this one stands, with the ids around it.
+
+    Successes that made the same writing calls come first, then those in the nearest words.
+    """
+    ours = records.spots(documents)
+    stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
+    best: tuple[Any, ...] = ()
+    for record in records.all:
+        alike = record.trajectory.success and record.writes == base.writes, _similarity(record.words, base.words)
+        for (where, spot), old in record.spots.items():
+            if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
+                best = max(best, (alike, rng.random(), record, old, where, stands[where[0], spot]), key=lambda each: each[:2])
+    if not best:
+        return None
+    _, _, record, old, theirs, here = best
+    renaming = Renaming({old: value})
+    for (where, spot), each in record.spots.items():
+        if where == theirs and (here, spot) in ours:
+            renaming.setdefault(each, ours[here, spot])
+    for one, other in zip(json.loads(theirs[1]).values(), json.loads(here[1]).values(), strict=False):
+        renaming.setdefault(str(one), str(other))
+    return _Origin(record, old, renaming)
+
+
+def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / (len(one | other) or 1)
+
+
+# --- what decides the outcome -----------------------------------------------------------------------------------------------
+
+
+def _facts(records: Records, documents: Mapping[Place, Any], request: str, message: str) -> tuple[list[str], list[str]]:
+    """What the message tells of the documents, and other recorded values of these fields."""
+    said, asked = f" {' '.join(words(message))} ", f" {' '.join(words(request))} "
+    told = {word for word in words(message) if any(map(str.isdigit, word)) and f" {word} " not in asked}
+    untold = set[str]()
+    for field, text in _fields(documents):
+        if f" {text} " in said and f" {text} " not in asked:
+            told.add(text)
+            others = {other for each in records.all for place, other in _fields(each.documents) if place == field}
+            untold |= {other for other in others if not any(map(str.isdigit, other)) and f" {other} " not in said + asked}
+    return sorted(told), sorted(untold)
+
+
+def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The texts of documents in the form of `words`, each with its tool and keys."""
+    for (tool, _), document in documents.items():
+        pending: list[tuple[tuple[str, ...], Any]] = [((tool,), document)] if isinstance(document, (dict, list)) else []
+        while pending:
+            field, node = pending.pop()
+            if isinstance(node, dict):
+                pending += [((*field, key), value) for key, value in node.items()]
+            elif isinstance(node, list):
+                pending += [(field, value) for value in node]
+            elif isinstance(node, (str, int, float)) and not isinstance(node, bool) and (text := " ".join(words(str(node)))):
+                yield field, text
+
+
+def verified(world: Compiled, records: Records, task: Task) -> Task | str:
+    """The task with its reference as the compiled world answers it; or why it does not hold there.
+
+    The answer to a writing call may differ in what the reference neither looked up before nor told.
+    """
+    known, steps, writes = [list(each) for each in task.drawn["documents"]], list[list[str]](), records.recordings.writes
+    told = f" {' '.join(words(message_text(task.drawn['steps'][-1][0])))} "
+    for action, expected in task.drawn["steps"]:
+        if (call := parse_call(action)) is not None:
+            answer = world.answer(task.id, known, call.name, call.arguments)
+            if answer is None:
+                return f"{call.name} is not answered"
+            one, other = (parsed(text, records.recordings.styles[call.name]) for text in (answer, expected))
+            lost = {" ".join(words(str(value))) for value in values_in(other) if value not in values_in(one)}
+            if answer != expected and (
+                call.name not in writes or _form(one) != _form(other) or any(f" {value} " in told for value in lost)
+            ):
+                return f"{call.name} answers otherwise"
+            known.append([call.name, dict(call.arguments), answer])
+            expected = answer
+        steps.append([action, expected])
+    return replace(task, drawn={**task.drawn, "steps": steps})
+
+
+def _form(node: Any) -> Any:
+    """The keys and types of a document; a text alone as it is."""
+    return node if isinstance(node, str) else _types(node)
+
+
+def _types(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _types(value) for key, value in node.items()}
+    return [_types(each) for each in node] if isinstance(node, list) else type(node).__name__

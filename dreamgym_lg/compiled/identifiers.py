@@ -1,0 +1,165 @@
+"""Finds the ids of entities in recorded texts, and makes new ones."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from dreamgym_lg.compiled.recordings import Recordings
+from dreamgym_lg.compiled.runtime import key_of
+from dreamgym_lg.splits import common_entities
+
+Type = tuple[str, str]
+"""A reading tool and its only argument."""
+
+_ENTITY = re.compile(r"(?=.*\d)(?=.*[^\W\d_])\S+|\d{3,}|\S*@\S*|[^\W\d_a-z][\w'-]*( [^\W\d_a-z][\w'-]*)*")
+"""An id of letters and digits, a number, an address, a name."""
+_TRIES = 50
+
+
+class Identifiers:
+    """The values with which reading tools of one argument were called, and others of their forms.
+
+    What many episodes name (`splits.common_entities`) is none, and so are words without a capital, and dates.
+
+    Args: `known`, all recorded texts: a new id occurs in none of them.
+    """
+
+    def __init__(self, recordings: Recordings, known: str) -> None:
+        self.types: dict[str, set[Type]] = {}
+        """By value, as text."""
+        self._whole = set[Type]()
+        named: list[set[str]] = []
+        single = {tool: names[0] for tool, names in recordings.reads.items() if len(names) == 1}
+        for trace in recordings.traces:
+            looked_up = [
+                (tool, single[tool], arguments.get(single[tool])) for tool, arguments, _ in trace.calls if tool in single
+            ]
+            values = [(tool, name, str(value)) for tool, name, value in looked_up if isinstance(value, (str, int))]
+            self._whole |= {(tool, name) for tool, name, value in looked_up if isinstance(value, int)}
+            named.append({value for *_, value in values if _ENTITY.fullmatch(value)})
+            for tool, name, value in values:
+                if value in named[-1]:
+                    self.types.setdefault(value, set()).add((tool, name))
+        for common in common_entities(named):
+            del self.types[str(common)]
+        self._known = known
+        self._forms = self._find_forms()
+        self._pattern = re.compile("|".join(rf"(?<!\w){form}(?!\w)" for form in self._forms) or "(?!)")
+        self._starts: dict[str, list[tuple[int, str]]] = {}
+        for value in sorted(self.types, key=len, reverse=True):
+            if (first := re.search(r"\w+", value)) is not None:
+                self._starts.setdefault(first[0], []).append((first.start(), value))
+        self.find = lru_cache(100_000)(self._find)
+
+    def _find_forms(self) -> dict[str, set[Type]]:
+        """Regular expressions of ids with letters and digits, by which others of their types are recognised."""
+        by_type: dict[Type, list[str]] = {}
+        for value, types in self.types.items():
+            for each in types if re.search(r"\d", value) and re.search(r"[^\W\d_]", value) else ():
+                by_type.setdefault(each, []).append(value)
+        forms: dict[str, set[Type]] = {}
+        for each, values in by_type.items():
+            exact = Counter(_form(value, letters=False) for value in values)
+            counts = exact if 2 * len(exact) <= len(values) else Counter(_form(value, letters=True) for value in values)
+            for form in (form for form, number in counts.items() if number > 1):
+                forms.setdefault(form, set()).add(each)
+        return dict(sorted(forms.items()))
+
+    def _find(self, text: str) -> tuple[str, ...]:
+        """The ids in a text, in their order."""
+        spans = [match.span() for match in self._pattern.finditer(text)]
+        for match in re.finditer(r"\w+", text):
+            for offset, value in self._starts.get(match[0], ()):
+                start = match.start() - offset
+                if start >= 0 and text.startswith(value, start) and not re.match(r"\w", text[start + len(value) :]):
+                    spans.append((start, start + len(value)))
+        found, end = list[str](), 0
+        for start, stop in sorted(spans, key=lambda span: (span[0], -span[1])):
+            if start >= end:
+                found.append(text[start:stop])
+                end = stop
+        return tuple(found)
+
+    def types_of(self, value: str) -> set[Type]:
+        own = self.types.get(value)
+        return own or {each for form, types in self._forms.items() if re.fullmatch(form, value) for each in types}
+
+    def place(self, type: Type, value: str) -> tuple[str, str]:
+        """The reading call that looks an id up."""
+        tool, name = type
+        return tool, key_of({name: int(value) if type in self._whole else value})
+
+    def fresh(self, value: str, renaming: Mapping[str, str], rng: Random) -> dict[str, str] | None:
+        """A new id in place of one, and new words in place of those of a name; None where none is found.
+
+        Args: `renaming`, ids and words so far.
+        """
+        for _ in range(_TRIES):
+            if re.search(r"\d", value):
+                new = {value: re.sub(r"\d", lambda digit: rng.choice("123456789" if digit[0] != "0" else "0123456789"), value)}
+            else:
+                new = self._fresh_name(value, renaming, rng)
+            one_word = " " not in value and not re.search(r"\d", value)  # no new one can be made of it
+            if new and new[value] not in (value, *renaming.values()) and (one_word or new[value] not in self._known):
+                return new
+        return None
+
+    def _fresh_name(self, name: str, renaming: Mapping[str, str], rng: Random) -> dict[str, str]:
+        """A name of other names' words, each in its place."""
+        pieces = re.split(r"(\W+)", name)
+        alike = [re.split(r"(\W+)", each) for each in sorted(self.types) if self.types_of(each) & self.types_of(name)]
+        alike = [each for each in alike if each[1::2] == pieces[1::2] and not re.search(r"\d", "".join(each))]
+        new = {piece: renaming.get(piece) or rng.choice(alike)[place] for place, piece in enumerate(pieces) if place % 2 == 0}
+        return {**new, name: "".join(new.get(piece, piece) for piece in pieces)} if alike else {}
+
+
+def _form(value: str, *, letters: bool) -> str:
+    """A regular expression of values with other digits and, with `letters`, other letters."""
+    runs = re.findall(r"\d+|[A-Z]+|[a-z]+|.", value)
+    return "".join(
+        rf"\d{{{len(run)}}}"
+        if run.isdigit()
+        else rf"[A-Z]{{{len(run)}}}"
+        if letters and re.fullmatch("[A-Z]+", run)
+        else "[a-z]+"
+        if letters and re.fullmatch("[a-z]+", run)
+        else re.escape(run)
+        for run in runs
+    )
+
+
+class Renaming(dict[str, str]):
+    """New ids by old ones; called with a document or text it puts them in."""
+
+    def __call__(self, node: Any) -> Any:
+        if isinstance(node, dict):
+            return {self(key): self(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self(each) for each in node]
+        if isinstance(node, int) and not isinstance(node, bool):
+            return int(self.get(str(node), node))
+        if not isinstance(node, str) or not self:
+            return node
+        pattern = "|".join(map(re.escape, sorted(self, key=len, reverse=True)))
+        return re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", lambda match: self[match[0]], node)
+
+    def left_in(self, text: str) -> list[str]:
+        """Numbers and words of old ids that are still in a renamed text: it named an entity otherwise."""
+        old = {part.casefold() for value in self for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
+        new = {part.casefold() for value in self.values() for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
+        return sorted((old - new) & set(re.findall(r"\d{3,}|[^\W\d_]{4,}", text.casefold())))
+
+
+def ids_in(identifiers: Identifiers, node: Any) -> Iterable[tuple[tuple[Any, ...], str]]:
+    """The ids in a document, each with its place: keys and the number among the ids of its text."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from (((key, *place), each) for place, each in ids_in(identifiers, value))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from (((number, *place), each) for place, each in ids_in(identifiers, value))
+    elif isinstance(node, (str, int)) and not isinstance(node, bool):
+        yield from (((number,), each) for number, each in enumerate(identifiers.find(str(node))))

@@ -1,0 +1,155 @@
+"""Tasks drawn from recorded successes: about entities that no trace holds, with a reference that holds in the world."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from compiled_shop import Shop, walled
+
+from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.drawing import draw_tasks
+from dreamgym_lg.compiled.identifiers import Renaming
+from dreamgym_lg.compiled.responder import Compiled, compiled_dream
+from dreamgym_lg.dream import TraceIndex
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.types import Split
+
+WRITES = ("refund", "move", "note")
+pytestmark = walled
+
+
+def _episode(number: int, split: Split = "train") -> Trajectory:
+    """A request about order K<number>; every second policy refunds without a look, and is right by luck."""
+    shop = Shop(Random(number), number)
+    order, customer = f"K{number}", f"C{number}"
+    record = shop.orders[order]
+    right = record["status"] == "sent" and record["total"] <= 100
+    asks = number % 3 == 0
+    calls: list[tuple[str, dict[str, Any]]] = [("get_order", {"order_id": order})] if number % 2 or asks else []
+    if asks:
+        calls.append(("get_customer", {"customer_id": customer}))
+        message = f"It is {record['status']}, for {shop.customers[customer]['city']}."
+    else:
+        calls.append(("refund", {"order_id": order}))
+        message = f"Order {order} is paid back."
+    instruction = f"Where is {order}?" if asks else f"Pay {order} back."
+    steps, observation = [], instruction
+    for tool, arguments in calls:
+        answer = shop.call(tool, arguments)
+        steps.append(Step(observation=observation, action=render_call(tool, arguments), next_observation=answer))
+        observation = answer
+    success = asks or right
+    last = Step(observation=observation, action=render_answer(message), next_observation="", reward=success, terminated=True)
+    task = Task(
+        id=f"shop/{number}",
+        instruction=instruction,
+        environment="shop",
+        messages=[{"role": "user", "content": instruction}],
+        tools=[*WRITES, "get_order", "get_customer"],
+        split=split,
+    )
+    return Trajectory(task=task, steps=[*steps, last], success=success)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TraceIndex, Compiled]]:
+    replay_buffer = ReplayBuffer(":memory:")
+    replay_buffer.extend(_episode(1000 + number, "test" if number >= 300 else "train") for number in range(330))
+    folder = tmp_path_factory.mktemp("world")
+    writes = ["refund"]
+    compile_world(replay_buffer, folder, writes=writes, on_progress=lambda *_: None)
+    world = Compiled(folder)
+    yield TraceIndex(replay_buffer, writes=writes), world
+    world.close()
+
+
+def _play(index: TraceIndex, folder: Path, task: Task, *actions: str) -> Any:
+    environment = compiled_dream(folder, index).create_environment()
+    environment.reset(task)
+    results = [environment.step(action) for action in actions]
+    return results[-1]
+
+
+def test_drawn_tasks_are_about_new_entities_and_their_references_hold(shop: Any) -> None:
+    index, world = shop
+    drawn = draw_tasks(world, index, 60, seed=1)
+    assert len(drawn.tasks) == 60 and not drawn.dropped
+    stored = index.replay_buffer.tasks()
+    recorded = {task.instruction for task in stored}
+    assert len({task.id for task in drawn.tasks}) == 60
+    for task in drawn.tasks:
+        assert (task.origin, task.split) == ("synthetic", "train") and task.instruction not in recorded
+        assert task.messages[0]["content"] == task.instruction
+        (order,) = (word.strip(".?") for word in task.instruction.split() if word.startswith("K"))
+        (document,) = (answer for tool, _, answer in task.drawn["documents"] if tool == "get_order")
+        assert json.loads(document)["id"] == order, "what the reference did not look up is there, too"
+        assert _play(index, world.folder, task, *(action for action, _ in task.drawn["steps"])).info["success"]
+
+
+def test_whoever_looks_up_what_a_lucky_reference_did_not_finds_that_it_was_right(shop: Any) -> None:
+    index, world = shop
+    tasks = [task for task in draw_tasks(world, index, 60, seed=1).tasks if len(task.drawn["steps"]) == 2]
+    assert tasks
+    for task in tasks:
+        order = json.loads(next(answer for tool, _, answer in task.drawn["documents"] if tool == "get_order"))
+        assert order["status"] == "sent" and order["total"] <= 100
+        (_, answer), _ = task.drawn["steps"]
+        assert json.loads(answer) == {**order, "status": "refunded"}, "the world's answer, not that of another order"
+
+
+def test_the_judge_decides_drawn_tasks_by_end_state_and_facts(shop: Any) -> None:
+    index, world = shop
+    tasks = draw_tasks(world, index, 60, seed=1).tasks
+    asking = next(task for task in tasks if task.instruction.startswith("Where"))
+    paying = next(task for task in tasks if task.instruction.startswith("Pay"))
+    *looks, message = (action for action, _ in asking.drawn["steps"])
+    other = next(city for city in ("Oslo", "Lund", "Bern") if city not in message)
+    assert not _play(index, world.folder, asking, *looks, render_answer("Done.")).info["success"]
+    assert not _play(index, world.folder, asking, *looks, message.replace('."', f', or for {other}."')).info["success"]
+    *calls, message = (action for action, _ in paying.drawn["steps"])
+    assert not _play(index, world.folder, paying, message).info["success"]
+    customer = next(own["customer_id"] for tool, own, _ in paying.drawn["documents"] if tool == "get_customer")
+    look = render_call("get_customer", {"customer_id": customer})
+    assert _play(index, world.folder, paying, look, *calls, message).info["success"]
+    wrong = _play(index, world.folder, paying, *calls, render_answer("Order K7 is paid back for 99.99."))
+    assert "which nothing in the episode shows" in wrong.info["reasoning"]
+
+
+def test_the_same_seed_draws_the_same_tasks_and_a_buffer_keeps_them(shop: Any, tmp_path: Path) -> None:
+    index, world = shop
+    drawn = draw_tasks(world, index, 9, seed=4).tasks
+    assert drawn == draw_tasks(world, TraceIndex(index.replay_buffer, writes=["refund"]), 9, seed=4).tasks
+    assert drawn != draw_tasks(world, index, 9, seed=5).tasks
+    with ReplayBuffer(tmp_path / "replay.db") as replay_buffer:
+        replay_buffer.add_tasks(drawn)
+        stored = replay_buffer.tasks(origin="synthetic")
+    assert [task.drawn for task in stored] == [json.loads(json.dumps(task.drawn)) for task in drawn]
+    assert _play(index, world.folder, stored[0], *(action for action, _ in stored[0].drawn["steps"])).info["success"]
+
+
+def test_what_does_not_verify_is_dropped_with_its_reason(shop: Any) -> None:
+    index, world = shop
+    rules = json.loads((world.folder / "rules.json").read_text())
+    refused = {**rules, "admitted": {**rules["admitted"], "refund": False}}
+    (world.folder / "rules.json").write_text(json.dumps(refused))
+    other = Compiled(world.folder)
+    drawn = draw_tasks(other, index, 60, seed=1)
+    (world.folder / "rules.json").write_text(json.dumps(rules))
+    other.close()
+    assert set(drawn.dropped) == {"refund is not answered"} and len(drawn.tasks) > 20
+    assert all(task.instruction.startswith("Where") for task in drawn.tasks)
+    with ReplayBuffer(":memory:") as failures, pytest.raises(ConfigurationError, match="none of the 9 .* nothing to draw"):
+        failures.extend([each for each in map(_episode, range(1000, 1100)) if not each.success][:9])
+        draw_tasks(world, TraceIndex(failures, writes=["refund"]), 1)
+
+
+def test_a_renaming_changes_whole_ids_alone_and_knows_what_it_left() -> None:
+    renaming = Renaming({"K12": "K99", "Mara Lind": "Ida Kern", "Mara": "Ida", "Lind": "Kern", "345": "678"})
+    assert renaming("K12, K123 and Mara Lind") == "K99, K123 and Ida Kern"
+    assert renaming({"K12": [345, "Lind", True, None]}) == {"K99": [678, "Kern", True, None]}
+    assert renaming.left_in("order 345 of mara") == ["345", "mara"] and not renaming.left_in("order 678 of Ida")
