@@ -126,7 +126,7 @@ def create_dream(case: Case, chat: Any, index: TraceIndex) -> Dream:
     """A new one for each caller: nothing is remembered of what another asked."""
     user = ScriptedUser(next_message) if case.task is TALK else None
     judges = [References(index, conversations=user is not None), ModelJudge(chat, references=index)]
-    return Dream([Schemas(TOOLS), Recorded(index), Model(chat, replay_buffer=index._replay_buffer)], user, judges)
+    return Dream([Schemas(TOOLS), Recorded(index), Model(chat, replay_buffer=index.replay_buffer)], user, judges)
 
 
 Answered = tuple[Any, ...]
@@ -309,7 +309,7 @@ def test_the_simulated_side_of_a_real_run_gets_the_same_answers(
             played.append(super()._episode(*arguments))
             return played[-1]
 
-    model = Model(chat, replay_buffer=index._replay_buffer)
+    model = Model(chat, replay_buffer=index.replay_buffer)
     parts = {"graph": create_agent(policy, TOOLS), "policy": policy, "index": index, "model": model, "tools": DESK.tools}
     simulation = Kept(**parts, is_sync=is_sync, environment="desk", options={}, verify=None)
     run = ShadowedRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
