@@ -32,7 +32,10 @@ DECIDERS: Mapping[str, str] = {
 
 
 class Drawn(TypedDict):
-    """The entities of a task that `draw_tasks` made, the same in each of its episodes, and what decides its outcome."""
+    """The entities of a drawn task (`draw_tasks`), and the facts that decide its outcome.
+
+    They are the same in each of its episodes.
+    """
 
     documents: Sequence[Sequence[Any]]
     """What reading calls return first: tool, arguments, answer."""

@@ -139,7 +139,7 @@ def _is_single(trajectory: Trajectory) -> bool:
 
 
 def draw(records: Records, base: Record, rng: Random) -> Task | str:
-    """The success with new ids, and documents of all entities that an agent may look up; or why there is none."""
+    """The success with new ids and documents of all its entities; or why there is none."""
     task, styles, renaming = base.trajectory.task, records.recordings.styles, Renaming()
     identifiers = records.identifiers
     calls = [[tool, dict(arguments), parsed(answer, styles[tool])] for tool, arguments, answer in base.trace.calls]
@@ -230,7 +230,7 @@ def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | Non
 def _donor(
     records: Records, base: Record, documents: Mapping[Place, Any], value: str, type: Type, rng: Random
 ) -> _Origin | None:
-    """An entity of another episode that stands where this one stands, with the ids around it.
+    """An entity of another episode at the same place, with the ids around it.
 
     Successes that made the same writing calls come first, then those in the nearest words.
     """
@@ -262,7 +262,7 @@ def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 def _facts(records: Records, documents: Mapping[Place, Any], request: str, message: str) -> tuple[list[str], list[str]]:
-    """What the message tells of the documents, and other recorded values of these fields."""
+    """Facts of the documents in the message, and other recorded values of these fields."""
     said, asked = f" {' '.join(words(message))} ", f" {' '.join(words(request))} "
     told = {word for word in words(message) if any(map(str.isdigit, word)) and f" {word} " not in asked}
     untold = set[str]()
@@ -289,7 +289,7 @@ def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], s
 
 
 def verified(world: Compiled, records: Records, task: Task) -> Task | str:
-    """The task with its reference as the compiled world answers it; or why it does not hold there.
+    """The task with its reference as the world answers it; or why it does not hold.
 
     The answer to a writing call may differ in what the reference neither looked up before nor told.
     """

@@ -20,7 +20,7 @@ _TRIES = 50
 
 
 class Identifiers:
-    """The values with which reading tools of one argument were called, and others of their forms.
+    """Ids of entities: values that reading tools of one argument got, and others of their forms.
 
     What many episodes name (`splits.common_entities`) is none, and so are words without a capital, and dates.
 
@@ -55,7 +55,7 @@ class Identifiers:
         self.find = lru_cache(100_000)(self._find)
 
     def _find_forms(self) -> dict[str, set[Type]]:
-        """Regular expressions of ids with letters and digits, by which others of their types are recognised."""
+        """Regular expressions that recognise other ids of letters and digits."""
         by_type: dict[Type, list[str]] = {}
         for value, types in self.types.items():
             for each in types if re.search(r"\d", value) and re.search(r"[^\W\d_]", value) else ():
@@ -93,7 +93,7 @@ class Identifiers:
         return tool, key_of({name: int(value) if type in self._whole else value})
 
     def fresh(self, value: str, renaming: Mapping[str, str], rng: Random) -> dict[str, str] | None:
-        """A new id in place of one, and new words in place of those of a name; None where none is found.
+        """A new id by the old one, and new words by those of a name. None without one.
 
         Args: `renaming`, ids and words so far.
         """
@@ -147,14 +147,14 @@ class Renaming(dict[str, str]):
         return re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", lambda match: self[match[0]], node)
 
     def left_in(self, text: str) -> list[str]:
-        """Numbers and words of old ids that are still in a renamed text: it named an entity otherwise."""
+        """Numbers and words of old ids in a renamed text, which named an entity otherwise."""
         old = {part.casefold() for value in self for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
         new = {part.casefold() for value in self.values() for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
         return sorted((old - new) & set(re.findall(r"\d{3,}|[^\W\d_]{4,}", text.casefold())))
 
 
 def ids_in(identifiers: Identifiers, node: Any) -> Iterable[tuple[tuple[Any, ...], str]]:
-    """The ids in a document, each with its place: keys and the number among the ids of its text."""
+    """The ids in a document with their places: keys, and the number in its text."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from (((key, *place), each) for place, each in ids_in(identifiers, value))
