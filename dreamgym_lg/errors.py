@@ -58,10 +58,6 @@ class AccessBlocked(EnvironmentFailed):
     """The guard or the wall stopped what an agent's code did in a dream. The same episode played again is stopped again."""
 
 
-class WorkerLost(EnvironmentFailed):
-    """The process or machine that played an episode has died. `rollout` plays the episode again, three times at most."""
-
-
 class PredictionFailed(DreamGymError):
     """The experience model's answer could not be parsed within its retries."""
 
@@ -91,7 +87,7 @@ class BudgetExceeded(RunStopped):
 
 
 class ProcessLost(RunStopped):
-    """The process of a local model or of a training has died."""
+    """A process beside this one has died: of a browser, a game, or a compiled world."""
 
 
 class ServersUnavailable(RunStopped):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _FEW_TASKS = 10
 """Tasks of traces below which none is held out for validation."""
-_OF_EXPERIMENT = ("policy", "create_learner", "engine", "rollouts", "report_to", "progress")
+_OF_EXPERIMENT = ("policy", "create_learner", "engine", "report_to", "progress")
 
 
 class DreamGym:
@@ -59,7 +59,7 @@ class DreamGym:
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         say: Called with every warning and result of one line. Default: a logged warning.
-        options: `policy`, `create_learner`, `engine`, `rollouts`, `report_to`, `progress` of `Experiment`; of `AgentWorld`
+        options: `policy`, `create_learner`, `engine`, `report_to`, `progress` of `Experiment`; of `AgentWorld`
             `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `task_generator`, `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does, and for an `experience_model` beside a `dream`.
@@ -89,13 +89,12 @@ class DreamGym:
         stored = replay_buffer.tasks(origin="real")
         self.experiment = Experiment(self.world, out, settings, **arguments)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
-        if not self.experiment.is_worker_rank and self.experiment.stored_settings() is None:
+        if self.experiment.stored_settings() is None:
             traced = _with_validation(self.world.all_tasks, traced, replay_buffer, say)
         self.world.add_traced(traced)
-        if not self.experiment.is_worker_rank:  # rank 0 alone writes
-            self._store_tasks(stored)
-            if experience_model is not None:
-                self.experiment.experience()  # a wrong one is said now
+        self._store_tasks(stored)
+        if experience_model is not None:
+            self.experiment.experience()  # a wrong one is said now
 
     def _store_tasks(self, stored: Sequence[Task]) -> None:
         """Store the tasks with the agent's tools. Traces name tools at best, and text games in the buffer have none."""
@@ -143,7 +142,7 @@ class DreamGym:
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
-        if "learner" not in options and policy is not None and not self.experiment.is_worker_rank:
+        if "learner" not in options and policy is not None:
             options["learner"], place = self._learner_of(policy, reflects="reflection" in options)
             self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
         if iterations is not None:
@@ -220,7 +219,6 @@ class DreamGym:
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         work = self.experiment
-        work.check_rank()
         work.check_settings()
         played = policy or work.trained_policy()
         if played is None:

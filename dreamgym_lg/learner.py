@@ -30,9 +30,6 @@ class Learner(Protocol):
     def update(self, groups: Groups) -> Mapping[str, float]:
         """Train on one iteration's groups and return metrics. `skipped` is 1 where they taught nothing."""
 
-    def close(self) -> None:
-        """End its threads."""
-
 
 class TrainingRow(NamedTuple):
     """One segment with the weight and advantages of its tokens in an iteration's loss.

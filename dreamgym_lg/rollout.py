@@ -15,14 +15,11 @@ from langsmith.run_helpers import get_tracing_context, tracing_context
 from langsmith.run_trees import get_cached_client
 
 from dreamgym_lg.environment import RULES, CreateEnvironment, EpisodeContext
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped, WorkerLost
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Segment, Source, Step, Task, Trajectory, is_missing
-
-_PLAYS = 4
-"""How often an episode is begun at most whose process dies (`WorkerLost`)."""
+from dreamgym_lg.types import Source, Step, Task, Trajectory, is_missing
 
 _COLLECTED_AFTER = 50_000
 """New objects between two garbage collections while episodes play. Python's own default is 700 to 2,000."""
@@ -57,8 +54,7 @@ async def rollout(
 
     Each episode has a context and a sampling seed of its own, and is stored the moment it ends, without secrets of the
     environment (`environment_secrets`). An exception is a trajectory with an `error`. What is stored under the same (run,
-    iteration, task, index) is read instead of played; with an `error` it is played again. So is, at once, an episode whose
-    process died (`WorkerLost`).
+    iteration, task, index) is read instead of played; with an `error` it is played again.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -90,10 +86,11 @@ async def rollout(
         async with slots:
             try:
                 with episode_tracing(kind, about, caller=tracing):
-                    played, segments = await _play_kept(graph, task, create_environment, own_seed, recursion_limit)
+                    recorder = TokenRecorder(seed=own_seed)
+                    played = await _play(graph, task, create_environment, recorder, recursion_limit)
             except RunStopped as stopped:
                 return stopped
-        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played))
+        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=recorder.segments(), **played))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
@@ -109,11 +106,8 @@ async def rollout(
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """True for a failed episode that needs no change before another try."""
-    return is_missing(trajectory.error) and not _is_of(trajectory.error, AccessBlocked, ConfigurationError)
-
-
-def _is_of(error: str | None, *kinds: type[Exception]) -> bool:
-    return str(error).partition(":")[0] in {kind.__name__ for kind in kinds}
+    kind = str(trajectory.error).partition(":")[0]
+    return is_missing(trajectory.error) and kind not in (AccessBlocked.__name__, ConfigurationError.__name__)
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
@@ -224,18 +218,6 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
         if isinstance(each, RunStopped):
             raise each
     return dict(zip(todo, ended, strict=True))
-
-
-async def _play_kept(
-    graph: Agent, task: Task, create_environment: CreateEnvironment | None, seed: int, recursion_limit: int
-) -> tuple[dict[str, Any], list[Segment]]:
-    """`_play`, again where the episode's process has died, and its tokens."""
-    for _ in range(_PLAYS):
-        recorder = TokenRecorder(seed=seed)
-        played = await _play(graph, task, create_environment, recorder, recursion_limit)
-        if not _is_of(played["error"], WorkerLost):
-            break
-    return played, recorder.segments()
 
 
 async def _play(

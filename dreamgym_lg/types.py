@@ -72,8 +72,6 @@ class Task:
     """The entities and the reference of a task that was drawn from recorded ones (`Drawn`). Empty for any other."""
     seed: int | None = None
     """Of the world, where its environment builds it from one."""
-    panel: str = ""
-    """Name of its further group of evaluation tasks (`World.panels`). Empty for the main one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The user's and the environment's own data, JSON-serialisable. Stored as it is, and never read by the library's core."""
     origin: Origin = "real"

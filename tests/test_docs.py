@@ -208,8 +208,6 @@ def check_proof(namespace: dict[str, Any]) -> None:
 
 def check_canary(namespace: dict[str, Any]) -> None:
     log = namespace["log"]
-    (pair,), _ = log.pairs("support-v1 shadow")
-    assert pair.thread == "41" and pair.status == "compared" and pair.same_answer is False
     assert sum(side.success is not None for side in log.state("support-v1").served.values()) == 1
 
 

@@ -17,7 +17,6 @@ from dreamgym_lg.errors import (
     PredictionFailed,
     ProcessLost,
     RunStopped,
-    WorkerLost,
 )
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -267,23 +266,6 @@ def test_attempts_are_rounds_within_one_call(policy: Any, buffer: ReplayBuffer) 
         assert sum(each.error is not None for each in found) == errors
         assert len(told) == 3 * min(attempts, failures + 1)
     assert [buffer.count("trajectories", run=run) for run in ("2/3", "3/3", "1/1")] == [3, 3, 3]
-
-
-@pytest.mark.parametrize(("deaths", "error"), [(3, None), (4, "WorkerLost: killed")])
-def test_what_a_lost_process_played_is_played_again_from_its_beginning(policy: Any, deaths: int, error: str | None) -> None:
-    left, whole = [deaths], play(policy, TASKS[:1])
-
-    class Dying(Counting):
-        def step(self, action: str) -> StepResult:
-            if self._steps == 2 and left[0]:
-                left[0] -= 1
-                raise WorkerLost("killed")
-            return super().step(action)
-
-    told = list[Trajectory]()
-    (found,) = play(policy, TASKS[:1], create_environment=Dying, on_episode=told.append)
-    assert left == [0] and told == [found] and found.error == error
-    assert found == whole[0] if error is None else len(found.steps) == 2
 
 
 def test_an_unreadable_answer_of_the_dream_is_an_outcome(policy: Any) -> None:

@@ -24,9 +24,6 @@ _MAX_DEMONSTRATIONS = 20_000
 DEFAULT_DEMONSTRATIONS = 3
 """k of the paper's top-k retrieval, where there is a replay buffer."""
 
-Context = Callable[[Task, Sequence[Step]], Sequence[str]]
-"""Texts already decided about the world, by (task, steps). One for each step and one for the next; "" for none."""
-
 
 class Model(Prompts):
     """The responder that is a language model, with retrieval and reasoning.
@@ -44,7 +41,6 @@ class Model(Prompts):
             output. Default: `lines` with `instructions` or for a local model, else JSON, by a schema where the model's profile
             says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
-        context: Tells what is already decided about the world, for each prompt. Default: nothing.
         hosted: Limits, budget and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each with the reason.
         version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-1`.
@@ -64,7 +60,6 @@ class Model(Prompts):
         demonstration_characters: int = 1000,
         prompt_format: PromptFormatName | None = None,
         instructions: str | None = None,
-        context: Context | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -72,7 +67,7 @@ class Model(Prompts):
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
-        self.replay_buffer, self.context = replay_buffer, context
+        self.replay_buffer = replay_buffer
         self.k = (DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0) if demonstrations is None else demonstrations
         self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
         self.prompter.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
@@ -144,11 +139,10 @@ class Model(Prompts):
         Args: `success`, whether the last of the steps completed the task.
         """
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
-        known, score = self._context(task, steps), 0.0
-        observation, seen = first_observation(task), first_observation(task)
+        observation, seen, score = first_observation(task), first_observation(task), 0.0
         actions = [*(step.action for step in steps), *([] if action is None else [action])]
-        for number, (each, text) in enumerate(zip(actions, known, strict=False)):
-            question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task), text)
+        for number, each in enumerate(actions):
+            question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task))
             messages.append(HumanMessage(self.prompt_format.ask(task, question)))
             if number < len(steps):
                 step = steps[number]
@@ -166,12 +160,6 @@ class Model(Prompts):
         if is_tool_task(trajectory.task) and steps and is_answer(steps[-1].action):
             steps.pop()
         return self.conversation(trajectory.task, steps, success=trajectory.success) if steps else []
-
-    def _context(self, task: Task, steps: Sequence[Step]) -> Sequence[str]:
-        texts = [""] * (len(steps) + 1) if self.context is None else self.context(task, steps)
-        if len(texts) != len(steps) + 1:
-            raise ConfigurationError(f"context gave {len(texts)} texts after {len(steps)} steps: it has to give one more")
-        return texts
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
         """The k real transitions of other tasks nearest to (observation, action)."""

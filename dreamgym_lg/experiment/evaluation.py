@@ -164,7 +164,7 @@ class BestPolicy:
 
 
 def prove(work: Workspace) -> dict[str, Any]:
-    """Play every policy of the folder on the held-out tasks. Real, dreamed at temperature 1, and on further panels.
+    """Play every policy of the folder on the held-out tasks. Real, and dreamed at temperature 1.
 
     The weights before any training are played too, at temperature 1. The validation tasks, really played, choose the policy and
     the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is dreamed where there is no
@@ -176,7 +176,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
-    figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}, "panels": {name: {} for name in work.panels()}}
+    figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
     # under `references_only` no judge decides a held-out task
     dream = work.dream() if work.can_dream and not work.settings.references_only else None
     policies = _policies(work)
@@ -269,13 +269,13 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
-    """Play one policy in every mode on all panels, dreamed meanwhile. Stored episodes are not played again."""
+    """Play one policy in every mode, dreamed meanwhile. Stored episodes are not played again."""
     loaded, held_out = work.policy_at(path), work.tasks("test")[: work.settings.proof_tasks]
     modes = {DREAMED: MODES[DREAMED]} if name == "start" else MODES
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
-    panels = {"real": held_out, **({} if name == "start" else {"validation": work.validation_tasks(), **work.panels()})}
+    panels = {"real": held_out, "validation": [] if name == "start" else work.validation_tasks()}
 
     async def in_reality() -> dict[tuple[str, str], list[Trajectory]]:
         runs = [(panel, mode) for mode in modes for panel in panels if panels[panel]]
@@ -290,8 +290,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
     for (panel, mode), episodes in {**played, **dreamed}.items():
-        place = figures[panel] if panel in figures else figures["panels"][panel]
-        place.setdefault(name, {})[mode] = summarise(episodes)
+        figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
     if dream is not None:

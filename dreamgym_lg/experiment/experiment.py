@@ -17,15 +17,7 @@ from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
-from dreamgym_lg.experiment.training import (
-    CreateLearner,
-    create_trl_learner,
-    join_launch,
-    sampling_like,
-    serve_learner,
-    served_by,
-    train_policy,
-)
+from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, sampling_like, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
@@ -54,7 +46,7 @@ class Experiment(Workspace):
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
         report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
-        workspace: `replay_buffer`, `experience_model`, `engine`, `rollouts`, `progress` and `say` of `Workspace`.
+        workspace: `replay_buffer`, `experience_model`, `engine`, `progress` and `say` of `Workspace`.
     """
 
     def __init__(
@@ -94,8 +86,6 @@ class Experiment(Workspace):
                 return
             for split in ("train", "validation", "test"):
                 self.replay_buffer.add_tasks(self.world.tasks(split, limit=s.tasks, seed=s.seed))
-            for name, tasks in self.world.panels(limit=s.panel_tasks, seed=s.seed).items():
-                self.replay_buffer.add_tasks(replace(task, panel=name) for task in tasks)
             scripted = {kind: number for kind, number in s.episodes.items() if kind != START_KIND}
             self._collect_by_start(s.episodes.get(START_KIND, 0))
             if not (total := sum(scripted.values())):
@@ -229,8 +219,7 @@ class Experiment(Workspace):
 
         It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
         real success, otherwise the newest. Killed at any moment, the same call goes on; so does a finished training with more
-        `iterations` or `real_steps`, and one that a gap to reality ended with a wider `max_gap`. In a launch of several
-        processes rank 0 does all this, the others take a share of each update, and their call ends the process.
+        `iterations` or `real_steps`, and one that a gap to reality ended with a wider `max_gap`.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
@@ -259,10 +248,6 @@ class Experiment(Workspace):
             settings.setdefault("lora", True)
         learner = partial(self.create_learner, **options)
         self.force, self._policy = force, policy if policy is not None else self._policy
-        if self.is_worker_rank:
-            ranks = join_launch()
-            assert ranks is not None
-            serve_learner(self, self.base_policy, learner, ranks)
         if self._policy is not None:
             self._check_policy(self._policy)  # before the settings of a call that is refused are written
         self.out.mkdir(parents=True, exist_ok=True)
@@ -270,8 +255,6 @@ class Experiment(Workspace):
             self.open(replace(self.settings, **settings))
             self._check_trainable()
             self.trained = self._train(learner, servers)
-        if (ranks := join_launch()) is not None:
-            ranks.close()
         return self.trained
 
     def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":

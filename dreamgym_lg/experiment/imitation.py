@@ -14,7 +14,6 @@ from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestP
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Groups, advantage_weights, preference_pairs
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory
@@ -84,7 +83,7 @@ def train_offline_policy(work: Workspace) -> None:
     episodes = _tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
     groups = [list(group) for _, group in groupby(sorted(episodes, key=_task), key=_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
-    if 2 * pairs >= work.settings.batch_size and launched() is None:  # other ranks serve the learner of `train` alone
+    if 2 * pairs >= work.settings.batch_size:
         how = f"DPO on {pairs} pairs of a better and a worse episode of one task"
         _prefer(work, "offline_rl", groups, pairs)
     elif len(set(returns)) > 1:
@@ -134,14 +133,11 @@ def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
     evaluated = _can_evaluate(work, name, "the last step decides")
     settings = replace(work.settings, learner="dpo", num_generations=2, learning_rate=None, beta=None)
     learner = create_trl_learner(policy, checkpoints, settings, updates=-(-2 * pairs // settings.batch_size))
-    try:
-        while learner.iteration < PASSES:
-            learner.update(groups)
-            work.progress(f"{name} policy", learner.iteration, PASSES)
-            if evaluated:
-                _evaluate(work, name, best, PASSES, policy.model, policy.tokenizer, learner.iteration)
-    finally:
-        learner.close()
+    while learner.iteration < PASSES:
+        learner.update(groups)
+        work.progress(f"{name} policy", learner.iteration, PASSES)
+        if evaluated:
+            _evaluate(work, name, best, PASSES, policy.model, policy.tokenizer, learner.iteration)
     policy.save(work.models / last)
     shutil.rmtree(checkpoints)
     _keep(work, name, best)

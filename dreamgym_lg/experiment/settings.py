@@ -123,8 +123,6 @@ class Settings:
     None: no limit."""
     proof_tasks: int = 120
     """Held-out tasks of the proof."""
-    panel_tasks: int = 40
-    """Tasks of each of the world's further panels in the proof."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

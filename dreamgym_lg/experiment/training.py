@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
@@ -15,7 +15,6 @@ from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
-from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.metrics import iteration_line
 from dreamgym_lg.splits import sharing
@@ -24,7 +23,6 @@ from dreamgym_lg.token_recorder import TrainablePolicy
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-    from dreamgym_lg.integrations.trl.ranks import Ranks
 
 _DREAMED = "stage/train/dream"
 """Record of the iterations after which the dreamed part of a training was over."""
@@ -58,31 +56,6 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
     return LEARNERS[name](policy.model, policy.tokenizer, path, **{**defaults, **options})
 
 
-def join_launch() -> "Ranks | None":
-    """The other processes of this launch; None for a process that was started alone."""
-    if launched() is None:
-        return None
-    from dreamgym_lg.integrations.trl.ranks import join_ranks
-
-    return join_ranks()
-
-
-def serve_learner(
-    work: Workspace, base_policy: Callable[[], "LocalChatModel"], create_learner: CreateLearner, ranks: "Ranks"
-) -> NoReturn:
-    """Take a share of each update of rank 0's learner. Then the process ends."""
-    from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
-
-    work.engine = None
-    while (settings := ranks.broadcast()) is not None:
-        work.settings = settings
-        learner = create_learner(base_policy(), work.models / "policy", settings)
-        if not isinstance(learner, PolicyLearner):
-            raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
-        learner.run_worker_rank()
-    raise SystemExit(0)
-
-
 def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
     """The same weights, to be trained here, with replies from these servers."""
     from dreamgym_lg.integrations.vllm.engine import ServedEngine
@@ -114,12 +87,9 @@ def train_policy(
     _check_training(work, policy, real=work.settings.environment == "real")
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
-            training, close = create_training(work, policy, create_learner, real=real)
+            training = create_training(work, policy, create_learner, real=real)
             training.report = partial(_report, work, trackers, iterations)
-            try:
-                run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
-            finally:
-                close()
+            run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
             if not real:
                 work.replay_buffer.record_metrics(work.run_name(_DREAMED), 0, {"iterations": iterations})
     work.progress("train: done", total, total)
@@ -183,20 +153,18 @@ def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
 
 def create_training(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, real: bool = False
-) -> tuple["Training", Callable[[], None]]:
-    """The parts of the training graph by now, and a function that closes them. Args: `real`, not dreamed."""
+) -> "Training":
+    """The parts of the training graph by now. Args: `real`, not dreamed."""
     from dreamgym_lg.graphs.training import Training
 
     s, dream = work.settings, None if real else work.dream()
     if dream is not None and s.references_only:
         dream = dream.judged_by_traces()
     _check_training(work, policy, real=real)
-    if (ranks := join_launch()) is not None:
-        ranks.broadcast(s)
     learner = create_learner(policy, work.models / "policy", s)
     policy.weights_changed()  # those of a checkpoint may be in place now
     agent, create_environment = work.players(policy, dream)
-    training = Training(
+    return Training(
         policy=policy,
         agent=agent,
         learner=learner,
@@ -223,7 +191,6 @@ def create_training(
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,
     )
-    return training, learner.close
 
 
 def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) -> None:

@@ -29,9 +29,8 @@ from dreamgym_lg.experiment.experience_models import (
 )
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
-from dreamgym_lg.experiment.world import Rollouts, World
+from dreamgym_lg.experiment.world import World
 from dreamgym_lg.hosted import name_of
-from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout
@@ -72,7 +71,6 @@ class Workspace:
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
-        rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
         progress: Called with a label, the amount done and the total. Default: `show_progress`.
         say: Called with one line at each evaluation and with every warning. Default: a logged warning.
     """
@@ -86,15 +84,12 @@ class Workspace:
         replay_buffer: ReplayBuffer | None = None,
         experience_model: Model | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
-        rollouts: Rollouts | None = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out = world, Path(out)
-        # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
-        self.is_worker_rank = (launch := launched()) is not None and launch.rank > 0
         self.settings = settings or self.stored_settings() or world.settings
-        self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
+        self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
         self.force = False
@@ -166,9 +161,6 @@ class Workspace:
 
         Args: `start`, models that it begins with. Raises `ConfigurationError` where a finished one began with others.
         """
-        if self.is_worker_rank:
-            yield False
-            return
         self.open()
         run, names = self.run_name(f"stage/{name}/from"), {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
@@ -197,20 +189,12 @@ class Workspace:
     # --- tasks, models, episodes -------------------------------------------------------------------------------------------
 
     def tasks(self, split: Split) -> list[Task]:
-        """The world's real tasks of a split, without those of its further panels."""
+        """The world's real tasks of a split."""
         return self.world.stored_tasks(self.replay_buffer, split)
 
     def validation_tasks(self) -> list[Task]:
         """The validation tasks that evaluations while training are played on."""
         return self.tasks("validation")[: self.settings.evaluate_tasks]
-
-    def panels(self) -> dict[str, list[Task]]:
-        """The tasks of the world's further panels, by name."""
-        panels: dict[str, list[Task]] = {}
-        for task in self.replay_buffer.tasks(origin="real", environment=self.world.name):
-            if task.panel:
-                panels.setdefault(task.panel, []).append(task)
-        return panels
 
     def offline(self) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
@@ -311,21 +295,12 @@ class Workspace:
 
         Args: `name`; "" is one without weights, which prepares training data.
         """
-        self.check_rank()
         if self._given is not None:
-            self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
+            self._given = load_experience_model(self._given, self.replay_buffer, self.settings)
             return self._given
         name = self.newest_experience() if name is None else name
         model = self._local(name) if name else None
-        return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
-
-    def check_rank(self) -> None:
-        """Raise `ConfigurationError` in a worker of a launch, whose rank 0 alone plays and measures."""
-        if self.is_worker_rank:
-            raise ConfigurationError(
-                "several processes run this script, and each of them would play and measure what stands before train(): do "
-                "that after train(), where rank 0 is alone, or in a run with one process"
-            )
+        return as_trained(model, self.settings, self.replay_buffer, name)
 
     def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -377,7 +352,6 @@ class Workspace:
 
         Args: `source`, of real episodes: `offline` for those that are learned from.
         """
-        self.check_rank()
         agent, create_environment = self.players(policy, dream)
         return await rollout(
             agent,
@@ -397,8 +371,5 @@ class Workspace:
     def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:
         """The agent of episodes, and the factory of their environments. Real without `dream`."""
         self.model_user()  # a real one sees the same as a dreamed one
-        if self.rollouts is None:
-            agent, create = self.world.agent(policy, real=dream is None), self.world.create_environment
-        else:
-            agent, create = self.rollouts.agent(self.world, policy, real=dream is None), None
-        return agent, create if dream is None else dream.create_environment
+        create_environment = self.world.create_environment if dream is None else dream.create_environment
+        return self.world.agent(policy, real=dream is None), create_environment

@@ -6,13 +6,12 @@ Installed ones are found by the entry-point group `dreamgym_lg.worlds`, so that 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.dream import Dream, Model, ModelJudge, User
-from dreamgym_lg.dream.model import Context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
@@ -53,9 +52,6 @@ class World(ABC):
     judged_by_dream: bool = True
     """True if judges of the dream decide a dreamed episode's reward. False for a world that verifies dreamed episodes itself:
     then there is no gate before training."""
-    context: Context | None = None
-    """Text already decided about a world, for the experience model (`Model`). A plain function in a class body has to be a
-    `staticmethod`."""
     user: User | None = None
     """Talks with the agent in dreamed episodes; None: nobody does."""
     needs_model: bool = True
@@ -79,9 +75,8 @@ class World(ABC):
         """
 
     def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
-        """The tasks of a split that an experiment plays. Default: the world's in the buffer, without further panels."""
-        stored = replay_buffer.tasks(split=split, origin="real", environment=self.name)
-        return [task for task in stored if not task.panel]
+        """The tasks of a split that an experiment plays. Default: the world's in the buffer."""
+        return replay_buffer.tasks(split=split, origin="real", environment=self.name)
 
     @abstractmethod
     def create_environment(self) -> Environment:
@@ -106,10 +101,6 @@ class World(ABC):
         from dreamgym_lg.graphs.episode import create_episode_graph
 
         return create_episode_graph(policy, max_steps=self.max_steps).compile()
-
-    def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
-        """Further real tasks with rows of their own in the proof, by name. E.g. of objects never seen in training."""
-        return {}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         """Writes variations of the training tasks `tasks` for the curriculum; None: there are none."""
@@ -159,13 +150,6 @@ class World(ABC):
         for step in trajectory.steps:
             messages += [{"role": "assistant", "content": step.action}, {"role": "user", "content": step.next_observation}]
         return messages[:-1]
-
-
-class Rollouts(Protocol):
-    """Plays a world's episodes elsewhere than in this process, as `RayRollouts` does."""
-
-    def agent(self, world: World, policy: BaseChatModel, *, real: bool) -> Agent:
-        """The agent for `rollout`. A real one makes its environments itself: `rollout` is given none."""
 
 
 def world_names() -> list[str]:

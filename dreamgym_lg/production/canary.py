@@ -1,23 +1,31 @@
 """`canary`: a policy serves a share of the threads in production, until proven worse."""
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID, uuid4
 
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.production.log import CanaryLog
-from dreamgym_lg.production.recorder import Graph, RealRun, observed
 from dreamgym_lg.simulate import Route
-from dreamgym_lg.simulate.agent import production_episodes
+from dreamgym_lg.simulate.agent import derive, production_episodes
+from dreamgym_lg.simulate.context import aiterate_in_episode, guarded_episode, iterate_in_episode
 from dreamgym_lg.simulate.episode import AgentEpisode
 
 logger = logging.getLogger(__name__)
+
+Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Any, Any], bool | None]
 """(the run's input, the graph's final state) -> success; None: not known yet."""
@@ -55,7 +63,8 @@ def canary(
     Raises `ConfigurationError` for what is no compiled graph, unknown names, shares and alphas outside their range, and a
     name that the log holds of another policy.
     """
-    check_share(share)
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"share={share!r}: give a share of the threads, e.g. 0.05")
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha={alpha!r}: give the probability of a wrong end, between 0 and 1, e.g. 0.05")
     episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
@@ -63,47 +72,127 @@ def canary(
     version = policy_version(policy)
     name = name or version
     log.begin(name, policy_version=version, share=share, alpha=alpha)
-    return observed(graph, _Canary(episodes, log, name, verify))
+    beside = _Canary(episodes, log, name, verify)
+    return derive(graph, beside.stream, beside.astream)
 
 
-def check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise ConfigurationError(f"share={share!r}: give a share of the threads, e.g. 0.05")
+class _Run(NamedTuple):
+    """A run of a graph in production."""
+
+    thread: str
+    """Its `thread_id`, or that of a run around it. A run without one has an id of its own."""
+    input: Any
+    end: "_End"
 
 
-def judged(verify: Verify | None, payload: Any, state: Any) -> bool | None:
-    """The user's own verdict on a run; None without one, or if it raises."""
-    try:
-        success = None if verify is None else verify(payload, state)
-    except Exception as error:
-        logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
-        return None
-    return None if success is None else bool(success)
+class _End(BaseCallbackHandler):
+    """Listens for the end of one run; nothing of the graph, its models and its tools is replaced."""
+
+    run_inline = True
+    ignore_llm = ignore_chat_model = ignore_retriever = True  # `ignore_agent` is of tools, too
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        """The run's output, whatever was streamed; None until it has ended."""
+        self.ended = self.interrupted = False
+        self._root: UUID | None = None
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **_: Any) -> None:
+        self._root = self._root or run_id
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        if run_id == self._root:
+            self.state, self.ended = outputs, True
+
+    def on_chain_error(self, error: BaseException, **_: Any) -> None:
+        self.interrupted |= isinstance(error, GraphInterrupt)
+
+    on_tool_error = on_chain_error
 
 
 class _Canary:
-    """Sends each run of a graph to production or to the policy."""
+    """Sends each run of a graph to production or to the policy. Runs in a dream, or of another graph's policy, are left alone.
+
+    Beside an asynchronous run, the log is written in other threads.
+    """
 
     def __init__(self, episodes: Callable[[Pregel], AgentEpisode], log: CanaryLog, name: str, verify: Verify | None) -> None:
         self._episodes, self._log, self._name, self._verify = episodes, log, name, verify
 
-    def begin(self, graph: Pregel, run: RealRun) -> AgentEpisode | None:
+    def stream(self, graph: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any) -> Iterator[Any]:
+        if guarded_episode() is not None:
+            yield from play(input, config, **more)
+            return
+        run, heard = _heard(graph, config, input)
+        episode, chunks = self._begin(graph, run), play(input, heard, **more)
+        with self._failures_counted(run):
+            yield from iterate_in_episode(chunks, episode) if episode else chunks
+        self._end(run)
+
+    async def astream(
+        self, graph: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any
+    ) -> AsyncIterator[Any]:
+        if guarded_episode() is not None:
+            async for chunk in play(input, config, **more):
+                yield chunk
+            return
+        run, heard = _heard(graph, config, input)
+        episode = await asyncio.to_thread(self._begin, graph, run)
+        chunks = play(input, heard, **more)
+        with self._failures_counted(run):
+            own: Any = aiterate_in_episode(chunks, episode) if episode else chunks
+            async with aclosing(own):
+                async for chunk in own:
+                    yield chunk
+        await asyncio.to_thread(self._end, run)
+
+    def _begin(self, graph: Pregel, run: _Run) -> AgentEpisode | None:
+        """The episode whose policy plays the run; None: production plays."""
         try:
             return self._episodes(graph) if self._log.choose(self._name, run.thread) == "policy" else None
         except CanaryLogError as error:
             logger.warning("production serves this run: %s", error)
             return None
 
-    def fail(self, run: RealRun) -> None:
-        with _failures_logged():
-            self._log.add_error(self._name, run.thread)
-
-    def end(self, run: RealRun) -> None:
-        if not run.recorder.ended or run.recorder.interrupted:
-            return
-        if (success := judged(self._verify, run.input, run.recorder.state)) is not None:
+    @contextmanager
+    def _failures_counted(self, run: _Run) -> Iterator[None]:
+        """A run that raises has failed; one that stops for a person has not."""
+        try:
+            yield
+        except GraphBubbleUp:
+            raise
+        except Exception:
             with _failures_logged():
-                self._log.record_outcome(run.thread, success, name=self._name)
+                self._log.add_error(self._name, run.thread)
+            raise
+
+    def _end(self, run: _Run) -> None:
+        """The run was streamed to its end: record the user's own verdict on it, if there is one."""
+        if self._verify is None or not run.end.ended or run.end.interrupted:
+            return
+        try:
+            success = self._verify(run.input, run.end.state)
+        except Exception as error:
+            logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
+            return
+        if success is not None:
+            with _failures_logged():
+                self._log.record_outcome(run.thread, bool(success), name=self._name)
+
+
+def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_Run, RunnableConfig]:
+    """The run, and its own config with its listener among the callbacks."""
+    end, config = _End(), config or {}
+    outer = (var_child_runnable_config.get() or {}).get("configurable") or {}
+    own = {**((graph.config or {}).get("configurable") or {}), **(config.get("configurable") or {})}
+    thread = own.get("thread_id", outer.get("thread_id"))
+    callbacks = config.get("callbacks") or []
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks = callbacks.copy()
+        callbacks.add_handler(end)
+    else:
+        callbacks = [*callbacks, end]
+    return _Run(uuid4().hex if thread is None else str(thread), input, end), {**config, "callbacks": callbacks}
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`CanaryLog`: sides and outcomes of a canary's threads, and its end, in one SQLite file."""
 
-import json
 import logging
 import os
 import sqlite3
@@ -9,7 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from threading import RLock
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
 from dreamgym_lg.production.evidence import SIDES, Evidence, Side, block_sizes, canary_evidence, in_blocks
@@ -17,12 +16,7 @@ from dreamgym_lg.statistics import Rate
 
 logger = logging.getLogger(__name__)
 
-Status = Literal["compared", "interrupted", "resumed", "unanswered", "blocked", "failed"]
-"""Result of a simulated side: compared, or why not. `interrupted`, `resumed`: the real run stopped for a person, or went on
-after that. `unanswered`: no record answers one of its calls. `blocked`: by the guard. `failed`: it raised, or its input could
-not be copied."""
-
-APPLICATION_ID, FORMAT = 0x44476361, 2
+APPLICATION_ID, FORMAT = 0x44476361, 3
 """`DGca` in the file's header, and the format of the tables."""
 _BUSY_SECONDS = 5.0
 _DECISIONS_PER_DOUBLING = 100
@@ -31,27 +25,12 @@ _DECISIONS_PER_DOUBLING = 100
 _TABLES = """
     CREATE TABLE canaries (name TEXT PRIMARY KEY, policy_version TEXT NOT NULL, share REAL NOT NULL, alpha REAL NOT NULL,
         block_policy INTEGER NOT NULL, block_production INTEGER NOT NULL, started TEXT NOT NULL, ended TEXT, reason TEXT,
-        better TEXT, outcomes INTEGER NOT NULL DEFAULT 0, dropped INTEGER NOT NULL DEFAULT 0);
+        better TEXT, outcomes INTEGER NOT NULL DEFAULT 0);
     CREATE TABLE threads (number INTEGER PRIMARY KEY, canary TEXT NOT NULL REFERENCES canaries(name), thread TEXT NOT NULL,
         side TEXT NOT NULL, counted INTEGER NOT NULL DEFAULT 1, runs INTEGER NOT NULL DEFAULT 0,
         errors INTEGER NOT NULL DEFAULT 0, success INTEGER, UNIQUE (canary, thread));
-    CREATE TABLE pairs (id INTEGER PRIMARY KEY, canary TEXT NOT NULL REFERENCES canaries(name), pair TEXT NOT NULL);
 """
 # Of threads: `number` is the order of their starts; `counted` 0: left out, since it will never have an outcome.
-
-
-class Pair(NamedTuple):
-    """One input, played by production and simulated with the policy."""
-
-    thread: str
-    status: Status
-    same_calls: bool | None = None
-    same_writes: bool | None = None
-    same_answer: bool | None = None
-    real_success: bool | None = None
-    simulated_success: bool | None = None
-    details: Mapping[str, Any] = {}
-    """Details as JSON. The names of the tools that only one side called, the responders' shares, the kind of an error."""
 
 
 class Served(NamedTuple):
@@ -89,13 +68,13 @@ class CanaryState(NamedTuple):
             return f"ended: {self.reason}"
         if self.better is not None:
             return f"better: the policy is proven better than production (alpha {self.alpha:g})"
-        return "running: nothing is proven yet" if self.share else "shadow: production serves every thread"
+        return "running: nothing is proven yet"
 
 
 class CanaryLog:
     """The SQLite file that the processes of a canary share. It lasts: a canary goes on after a restart, and so does its end.
 
-    It holds ids of threads, counts, outcomes and names of tools; neither inputs nor answers.
+    It holds ids of threads, counts and outcomes; neither inputs nor answers.
 
     Args: `path`, a file made if missing.
 
@@ -157,21 +136,13 @@ class CanaryLog:
             served = {side: _served(db, name, side) for side in SIDES}
             return CanaryState._make((*row, served, _evidence(db, name)))
 
-    def pairs(self, name: str | None = None) -> tuple[list[Pair], int]:
-        """The simulated sides, oldest first, and the number of runs that were dropped."""
-        with self._transaction() as db:
-            name = self._name(db, name)
-            rows = db.execute("SELECT pair FROM pairs WHERE canary = ? ORDER BY id", (name,)).fetchall()
-            dropped: int = db.execute("SELECT dropped FROM canaries WHERE name = ?", (name,)).fetchone()[0]
-        return [Pair(**json.loads(pair)) for (pair,) in rows], dropped
-
     # --- the side of the graphs -------------------------------------------------------------------------------------------
 
     def begin(self, name: str, *, policy_version: str, share: float, alpha: float) -> None:
         """Start a canary, or go on with it; a new share counts from now on. Raises `ConfigurationError` for another alpha."""
-        entry = alpha, policy_version, share > 0
+        entry = alpha, policy_version
         with self._transaction() as db:
-            stored = db.execute("SELECT alpha, policy_version, share > 0 FROM canaries WHERE name = ?", (name,)).fetchone()
+            stored = db.execute("SELECT alpha, policy_version FROM canaries WHERE name = ?", (name,)).fetchone()
             if stored is None:
                 columns = "name, policy_version, share, alpha, block_policy, block_production, started"
                 values = (name, policy_version, share, alpha, *block_sizes(share), _now())
@@ -204,12 +175,6 @@ class CanaryLog:
         with self._transaction() as db:
             db.execute("UPDATE threads SET errors = errors + 1 WHERE canary = ? AND thread = ?", (name, thread))
             self._set_outcome(db, name, thread, False)
-
-    def add_pair(self, name: str, pair: Pair, *, dropped: int = 0) -> None:
-        """Store a simulated side, and the number of runs before it that were dropped."""
-        with self._transaction() as db:
-            db.execute("INSERT INTO pairs (canary, pair) VALUES (?, ?)", (name, json.dumps(pair._asdict())))
-            db.execute("UPDATE canaries SET dropped = dropped + ? WHERE name = ?", (dropped, name))
 
     # --- the test ---------------------------------------------------------------------------------------------------------
 
@@ -306,8 +271,8 @@ def _served(db: sqlite3.Connection, name: str, side: Side) -> Served:
     return Served(threads, runs, errors, Rate.of(successes, outcomes) if outcomes else None, waiting)
 
 
-def _described(alpha: float, policy_version: str, serves: bool) -> str:
-    return f"{'a canary' if serves else 'a shadow'} of policy {policy_version!r} with alpha={alpha:g}"
+def _described(alpha: float, policy_version: str) -> str:
+    return f"a canary of policy {policy_version!r} with alpha={alpha:g}"
 
 
 def _now() -> str:

@@ -117,13 +117,13 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
     One with episodes that could not be played is left out: there is no verdict without them.
     """
     runs = defaultdict[tuple[str, ...], list[Trajectory]](list)
-    prefix, names = work.run_name(""), ("environment", "split", "mode", "panel", "experience_model")
+    prefix, names = work.run_name(""), ("environment", "split", "mode", "experience_model")
     for split, (source, environment) in product(("test", "validation"), (("real", "real"), ("synthetic", "dream"))):
         for each in work.replay_buffer.trajectories(source=source, split=split):  # type: ignore[arg-type]
             parts = each.run.split("/")
             if each.run.startswith(prefix) and FAILED not in each.run and own in (each.policy_version, *parts):
                 mode = next((mode for mode in ("greedy", "sampled") if mode in parts), "")
-                runs[environment, split, mode, each.task.panel, each.experience_version, each.run].append(each)
+                runs[environment, split, mode, each.experience_version, each.run].append(each)
     rows = []
     for key, episodes in runs.items():
         if not missing_episodes(episodes):
@@ -224,8 +224,7 @@ def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]
     for policy, row in compared:
         low, high = row["interval"]
         success = f"{row['successes']} of {row['episodes']}"
-        tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
         figures = f"{row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%}"
-        lines.append(f"| {policy} | {row['environment']} | {tasks} | {figures} |")
+        lines.append(f"| {policy} | {row['environment']} | {row['split']} | {figures} |")
     verdict = [f"The trained policy against the best one without a dream: {claim}.", ""] if claim else []
     return "\n".join([*verdict, *lines])

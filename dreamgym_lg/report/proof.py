@@ -50,12 +50,12 @@ class Claim(NamedTuple):
         return f"{self.word}: {self.why}" + (f"; {ENOUGH}" if self.enough else "")
 
 
-def read_claim(result: Mapping[str, Any], mode: str = "sampled", place: str = "real") -> Claim:
-    """The claim of a result (`Experiment.prove`). Args: `mode`, how actions were chosen; `place`, `real` or a panel's name.
+def read_claim(result: Mapping[str, Any], mode: str = "sampled") -> Claim:
+    """The claim of a result (`Experiment.prove`). Args: `mode`, how actions were chosen.
 
     The difference is paired where the same tasks were played; for results without outcomes it is that of two rates.
     """
-    records = _records(result, mode, place)
+    records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
     if "base" not in rates or "trained" not in rates:
         return Claim("not proven", "imitation of your traces and the trained policy were not both played")
@@ -71,15 +71,14 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", place: str = "r
     return Claim(word, why, imitation, enough)
 
 
-def stages(result: Mapping[str, Any], mode: str = "sampled", place: str = "real") -> dict[str, Rate]:
+def stages(result: Mapping[str, Any], mode: str = "sampled") -> dict[str, Rate]:
     """Real success after each stage, by its label. Args: as of `read_claim`."""
-    rates = {LABELS[policy]: read_rate(record) for policy, record in _records(result, mode, place).items()}
+    rates = {LABELS[policy]: read_rate(record) for policy, record in _records(result, mode).items()}
     return {label: rate for label, rate in rates.items() if rate}
 
 
-def _records(result: Mapping[str, Any], mode: str, place: str) -> dict[str, Mapping[str, Any]]:
-    within = result.get("real") if place == "real" else (result.get("panels") or {}).get(place)
-    return {policy: ((within or {}).get(policy) or {}).get(mode) or {} for policy in LABELS}
+def _records(result: Mapping[str, Any], mode: str) -> dict[str, Mapping[str, Any]]:
+    return {policy: ((result.get("real") or {}).get(policy) or {}).get(mode) or {} for policy in LABELS}
 
 
 def _difference(
@@ -161,43 +160,36 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """Every policy in each mode, then on the world's further panels where they were measured."""
+    """Every policy in each mode."""
 
-    def figures(within: Mapping[str, Any], place: str, policy: str, mode: str) -> Mapping[str, Any]:
-        return ((within.get(place) or {}).get(policy) or {}).get(mode) or {}
+    def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
+        return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
 
     def recall(record: Mapping[str, Any]) -> str:
         share, actions = read_number(record.get("invalid_recall"), 1), read_number(record.get("invalid_asked"))
         return "–" if share is None or not actions else f"{share:.0%} of {actions:.0f}"
 
-    rows, moved = [], []
+    rows = []
     for mode, policy in product(MODES, ("start", *POLICIES)):
-        real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
+        real, dream = figures("real", policy, mode), figures("dream", policy, mode)
         if real or dream or policy in ("base", "trained"):
             rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
-        for panel in result.get("panels") or {}:
-            rate = read_rate(figures(result["panels"], panel, policy, mode))
-            moved.append(Row(policy, f"{MODES[mode]}, {panel}", rate, None))
-    return rows + [row for row in moved if row.real]
+    return rows
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Success after each stage and the verdict, per mode, then per further panel. The first is the headline."""
+    """Success after each stage and the verdict, per mode. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
     claims: list[dict[str, str]] = []
-    for place in ("real", *(result.get("panels") or {})):
-        for mode, name in MODES.items():
-            rates = stages(result, mode, place)
-            if place != "real" and not rates:
-                continue
-            played = " and ".join(dict.fromkeys(str(rate.episodes) for rate in rates.values()))
-            steps = " → ".join(f"{label} {text(rate)}" for label, rate in rates.items())
-            where = name if place == "real" else f"{name}, {place}"
-            sentence = f"Real success ({where}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
-            claim = read_claim(result, mode, place)
-            claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
+    for mode, name in MODES.items():
+        rates = stages(result, mode)
+        played = " and ".join(dict.fromkeys(str(rate.episodes) for rate in rates.values()))
+        steps = " → ".join(f"{label} {text(rate)}" for label, rate in rates.items())
+        sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
+        claim = read_claim(result, mode)
+        claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
     return claims
 
 

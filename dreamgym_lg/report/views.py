@@ -94,7 +94,7 @@ def episode(reader: ReplayReader, query: Query) -> Values:
     episode = None if id is None else reader.trajectory(id)
     if episode is None:
         raise NotStored(f"there is no episode {query.get('id', '')!r} in this replay buffer")
-    fields = {name: getattr(episode.task, name) for name in ("rubric", "seed", "panel", "tools", "metadata")}
+    fields = {name: getattr(episode.task, name) for name in ("rubric", "seed", "tools", "metadata")}
     data = {name: value for name, value in fields.items() if value not in (None, "", {})}
     return {"id": id, "episode": episode, "data": json.dumps(data, indent=2, ensure_ascii=False) if data else ""}
 

@@ -192,11 +192,11 @@ class SimulatedAgent:
         return {"steps": [*steps, last], "acts": episode.acts, "prompts": episode.prompts, "success": success}
 
 
-async def run_graph(episode: SimulatedEpisode, payload: Any, config: RunnableConfig, *, is_sync: bool, **arguments: Any) -> Any:
+async def run_graph(episode: SimulatedEpisode, payload: Any, config: RunnableConfig, *, is_sync: bool) -> Any:
     """The graph's last state. With `is_sync`, synchronous middleware, it is not awaited, but runs in a thread."""
     if not is_sync:
-        return await episode.ainvoke(payload, config, **arguments)
-    run = partial(copy_context().run, episode.invoke, payload, config, **arguments)
+        return await episode.ainvoke(payload, config)
+    run = partial(copy_context().run, episode.invoke, payload, config)
     with in_episode(None):  # the thread is the episode's own, and no worker of its code
         running = asyncio.get_running_loop().run_in_executor(THREADS, run)
     return await running

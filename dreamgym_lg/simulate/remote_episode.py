@@ -1,10 +1,10 @@
 """Plays an episode in another process, whose policy stays in this one, the parent.
 
-The other process is a walled worker or a Ray actor. What comes up is lines of JSON, since to unpickle is to run what was sent.
+The other process is a walled worker. What comes up is lines of JSON, since to unpickle is to run what was sent.
 What goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, open at once:
 
     up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
-            {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}   where the world is in the parent, too
+            {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}
     down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
             {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
@@ -240,16 +240,15 @@ async def play_episode(
     task: Task,
     create: Callable[[], tuple[Agent, Environment]],
     *,
-    failure: Callable[[BaseException], Message] = failure_of,
-    **config: Any,
+    failure: Callable[[BaseException], Message],
 ) -> None:
-    """Play one episode, and send the parent its last message. Args: `config`, LangGraph's."""
+    """Play one episode, and send the parent its last message."""
     message: Message = {}
     try:
         agent, environment = create()
         with closing(environment):
             context = EpisodeContext(environment=environment)
-            async for state in agent.astream({"task": task}, config, context=context, stream_mode="values"):
+            async for state in agent.astream({"task": task}, context=context, stream_mode="values"):
                 message["state"] = {name: state[name] for name in AgentState.__annotations__ if name in state}
         message["ended"] = True
     except BaseException as error:
@@ -263,12 +262,10 @@ async def play_episode(
 class RemoteEpisode:
     """An episode in another process. Its questions are answered in a copy of this context, and in its event loop.
 
-    Args: `send` takes a pickled answer to the other process; `environment`, None where that one has its own.
+    Args: `send` takes a pickled answer to the other process.
     """
 
-    def __init__(
-        self, send: Callable[[bytes], object], number: int, policy: BaseChatModel, environment: Environment | None
-    ) -> None:
+    def __init__(self, send: Callable[[bytes], object], number: int, policy: BaseChatModel, environment: Environment) -> None:
         self.loop, self._context = asyncio.get_running_loop(), copy_context()
         self.ended: asyncio.Future[Message] = self.loop.create_future()
         """Its last message."""
@@ -325,8 +322,6 @@ class RemoteEpisode:
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
 
     async def _step(self, action: str, tools: list[dict[str, Any]] | None, prompt: str | None = None) -> StepResult:
-        if self._environment is None:
-            raise EnvironmentFailed("an episode with a world of its own asked for the parent's")
         if tools is not None:
             self._environment.show_tools(tools)
         if prompt is not None:
@@ -341,17 +336,13 @@ class RemoteEpisode:
         for each in self._tasks:
             each.cancel()
 
-    def result(self, where: str) -> tuple[AgentState | None, Exception | None]:
-        """The played state, and the error that ended the episode. The parent's own where one is behind.
-
-        Args: `where`, what played the episode.
-        """
+    def result(self) -> tuple[AgentState | None, Exception | None]:
+        """The played state, and the error that ended the episode. The parent's own where one is behind."""
         message = self.ended.result()
         state: AgentState | None = message.get("state")
         if state is not None:
             state.setdefault("success", False)
-        ends_runs = self._environment is None  # a world of its own may end the run; an agent alone ends its episode
-        return state, None if "ended" in message else read_error(message, where, self._errors, ends_runs=ends_runs)
+        return state, None if "ended" in message else read_error(message, self._errors)
 
     def contradiction(self, state: AgentState, *, verified: bool) -> EnvironmentFailed | None:
         """The error of an episode that claims calls or an outcome its world never gave.

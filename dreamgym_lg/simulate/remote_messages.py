@@ -47,11 +47,11 @@ def read_message(sent: Any) -> Message:
     return message
 
 
-def read_error(message: Message, where: str, own: Mapping[int, Exception], *, ends_runs: bool = False) -> Exception:
-    """The error of a message: by its number one of `own`, else this library's. Args: `ends_runs`, a `RunStopped` is one."""
+def read_error(message: Message, own: Mapping[int, Exception]) -> Exception:
+    """The error of a message: by its number one of `own`, else this library's; but an agent alone stops no run."""
     if message["number"] in own:
         return own[message["number"]]
     kind = getattr(errors, message["failed"] or "-", None)
-    if isinstance(kind, type) and issubclass(kind, DreamGymError) and (ends_runs or not issubclass(kind, RunStopped)):
+    if isinstance(kind, type) and issubclass(kind, DreamGymError) and not issubclass(kind, RunStopped):
         return kind(printable(message["text"]))
-    return EnvironmentFailed(f"in {where}: {printable(message['text'])}")
+    return EnvironmentFailed(f"in the walled worker: {printable(message['text'])}")

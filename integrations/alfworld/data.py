@@ -14,9 +14,8 @@ from dreamgym_lg.integrations.alfworld.text import first_observation
 from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.types import Split, Task
 
-OfficialSplit = Literal["train", "valid_train", "valid_seen", "valid_unseen"]
-"""3,553, 200, 140 and 134 games. `valid_seen`: rooms of `train`; `valid_unseen`: other rooms."""
-OFFICIAL_SPLITS: tuple[OfficialSplit, ...] = get_args(OfficialSplit)
+OFFICIAL_SPLITS = ("train", "valid_train", "valid_seen")
+"""3,553, 200 and 140 games. `valid_seen` has rooms of `train`; `valid_unseen`, in other rooms, is not played."""
 Family = Literal[
     "pick_and_place_simple",
     "look_at_obj_in_light",
@@ -40,31 +39,21 @@ class _Game(NamedTuple):
     """Contents of a `game.tw-pddl`, in a packed game without domain and grammar."""
 
 
-def load_tasks(
-    path: str | Path, *, split: Split | None = None, official_split: OfficialSplit | None = None, limit: int | None = None
-) -> list[Task]:
-    """The tasks of these splits (None: of all), in a fixed order. It mixes the kinds of task; no engine is needed.
+def load_tasks(path: str | Path) -> list[Task]:
+    """The tasks of all splits, in a fixed order that mixes the kinds of task; no engine is needed.
 
-    Official `valid_seen` and `valid_unseen` games are test tasks, a tenth of the other games validation tasks, by a hash of
-    the folder's name, which several games share. No solution is part of a task.
+    Official `valid_seen` games are test tasks, a tenth of the other games validation tasks, by a hash of the folder's name,
+    which several games share. No solution is part of a task.
 
     Args:
         path: The folder of `alfworld-download`, or a packed file: one JSON object a line, xz-compressed, the first with
             the shared `pddl_domain` and `grammar`, the others `{split, id, task, walkthrough, pddl_problem}`.
-        limit: Number of tasks, the first of that order.
 
-    Raises `ConfigurationError` for a file or folder without games, an unknown split, or a limit below 1.
+    Raises `ConfigurationError` for a file or folder without games.
     """
-    if split is not None and split not in get_args(Split):
-        raise ConfigurationError.unknown("split", split, get_args(Split))
-    if official_split is not None and official_split not in OFFICIAL_SPLITS:
-        raise ConfigurationError.unknown("official split", official_split, OFFICIAL_SPLITS)
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit={limit}; allowed: 1 or more, or None for all")
     where = _located(path)
-    games = (game for game in _games(where) if official_split in (None, game.official_split))
-    tasks = [_task(game, where) for game in games if split in (None, _split(game))]
-    return sorted(tasks, key=lambda task: digest("alfworld", task.id))[:limit]
+    tasks = [_task(game, where) for game in _games(where) if game.official_split in OFFICIAL_SPLITS]
+    return sorted(tasks, key=lambda task: digest("alfworld", task.id))
 
 
 def walkthrough(task: Task) -> list[str]:
@@ -174,7 +163,7 @@ def _task(game: _Game, where: Path) -> Task:
 
 
 def _split(game: _Game) -> Split:
-    if game.official_split in ("valid_seen", "valid_unseen"):
+    if game.official_split == "valid_seen":
         return "test"
     # by the folder, for its games, of `train` and `valid_train` alike, ask for the same in the same room
     return "validation" if int(digest("alfworld", game.id.split("/")[0]), 16) % 10 == 0 else "train"

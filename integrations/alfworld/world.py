@@ -9,7 +9,7 @@ from random import Random
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSplit, load_tasks, walkthrough
+from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, load_tasks, walkthrough
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
@@ -22,7 +22,7 @@ AT_ONCE, REPEATED = 30, 6
 class ALFWorldWorld(World):
     """ALFWorld's household tasks.
 
-    Splits as of `data.load_tasks`; `test` has only the official `valid_seen`, the panel `unseen rooms` the `valid_unseen`.
+    Splits as of `data.load_tasks`; `test` has only the official `valid_seen`.
     Its dream is the experience model's alone, without rules of the game. Offline episodes are stored solutions and random play.
 
     Args:
@@ -50,12 +50,8 @@ class ALFWorldWorld(World):
         self.arguments = {"games": str(self.games), "max_steps": max_steps, "family": family}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        tasks = [task for task in self._load() if task.metadata["official_split"] != "valid_unseen"]
+        tasks = [task for task in load_tasks(self.games) if self.family in (None, task.metadata["type"])]
         return [task for task in tasks[:limit] if task.split == split]
-
-    def _load(self, official_split: OfficialSplit | None = None) -> list[Task]:
-        tasks = load_tasks(self.games, official_split=official_split)
-        return [task for task in tasks if self.family in (None, task.metadata["type"])]
 
     def create_environment(self) -> ALFWorld:
         return ALFWorld(max_steps=self.max_steps)
@@ -70,9 +66,6 @@ class ALFWorldWorld(World):
                     kind: count * (number + 1) // len(parts) - count * number // len(parts) for kind, count in episodes.items()
                 }
                 yield from collect_episodes(create_oracle, part, environment, episodes=share, seed=seed + number)
-
-    def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
-        return {"unseen rooms": self._load("valid_unseen")[:limit]}
 
 
 def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:

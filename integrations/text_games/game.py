@@ -1,7 +1,7 @@
 """Parts that text games share. Environment with valid actions, rules and score of a dream, forms of texts."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from dreamgym_lg.dream import Answer, Episode, Verdict
@@ -130,8 +130,3 @@ def _is_rewarded(episode: Episode) -> bool:
         if step.action == episode.action and step.reward > 0:
             return True
     return False
-
-
-def draw_order(names: Iterable[str], seed: int) -> list[str]:
-    """The different names in an order drawn by `seed`. Leaving one name out does not change the order of the others."""
-    return sorted(set(names), key=lambda name: blake2b(f"{seed}/{name}".encode()).digest())

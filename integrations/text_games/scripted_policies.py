@@ -5,7 +5,6 @@ A model that saw only demonstrations believes that everything succeeds, so all o
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -14,9 +13,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.types import Step, Task, Trajectory
 
-Kind = Literal["demonstration", "noisy", "random", "unfinished"]
-"""`demonstration`: the shortest solution.  `noisy`: three of ten actions are strays.  `random`: strays alone.  `unfinished`: as
-`noisy`; where it would have succeeded its last step is left out, so that none of several steps is a success."""
+Kind = Literal["demonstration", "noisy", "random"]
+"""`demonstration`: the shortest solution.  `noisy`: three of ten actions are strays.  `random`: strays alone."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Oracle = Callable[[Sequence[str], Sequence[str]], str]
@@ -70,8 +68,6 @@ def play_episode(
         step, success = play_action(environment, action, seen[-1], last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
-        if success and kind == "unfinished" and len(steps) > 1:
-            return [*steps[:-2], replace(steps[-2], truncated=True)], False
         if step.terminated or step.truncated:
             return steps, success
 

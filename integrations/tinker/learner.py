@@ -129,7 +129,7 @@ class TinkerLearner(PolicyLearner):
                 f"{type(policy).__name__} at temperature {policy.temperature:g}, beta={beta}, updates={updates}"
             )
         self.path, self.temperature, self._failure = Path(path), 1.0, None
-        self._updates, self._save_every, self._ranks, self.is_worker = updates, 1, None, False
+        self._updates, self._save_every = updates, 1
         self._credit = partial(group_credit, by_state=step_credit)
         step = StepOptions(learning_rate=LEARNING_RATE if learning_rate is None else learning_rate, **options)
         self._trainer = cast(Any, TinkerTrainer(engine, step, {"rank": rank, "seed": seed}))

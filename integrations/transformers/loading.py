@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, writing
 from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, base_of
-from dreamgym_lg.launch import launched
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,6 @@ def resolve_device(device: str) -> str:
 
     Raises `ConfigurationError` for a GPU where there is none, and for what is no device.
     """
-    launched()  # leaves this process its own GPU
     available = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if available else "cpu"

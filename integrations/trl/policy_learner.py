@@ -13,7 +13,6 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters
 from dreamgym_lg.integrations.trl.adapters import adapt, check_trainable
 from dreamgym_lg.integrations.trl.options import ADAPTER_RATE_FACTOR, Loss, StepOptions, check_options, default_rate, precision
-from dreamgym_lg.integrations.trl.ranks import join_ranks
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING, TokenTrainer
 from dreamgym_lg.learner import Credit, Groups, TrainingRow, teaches
 from dreamgym_lg.types import Trajectory
@@ -88,22 +87,17 @@ class PolicyLearner:
         self.beta = beta
         own = {"learning_rate": learning_rate, "beta": self.kl_weight, "temperature": temperature, "loss": self.loss}
         step = StepOptions(**{**precision(model), **own, **options})
-        self._ranks = join_ranks(model.device)
-        self.is_worker = self._ranks is not None and self._ranks.rank > 0
         self._trainer = self.trainer(
             model,
             step,
             micro_batch_tokens=micro_batch_tokens,
             schedule=lambda steps: min(1.0, steps / step.warmup_steps) if step.warmup_steps else 1.0,
             reference=reference,
-            ranks=self._ranks,
         )
         self._progress: dict[str, Any] = {"iteration": 0, "metrics": {}}
         if (self.path / CHECKPOINT).exists():
             saved = self._trainer.load(self.path / CHECKPOINT)
             self._progress = {name: saved[name] for name in self._progress}
-        if self._ranks is not None:
-            self._ranks.broadcast_from_rank0(self._trainer.trained.values())
         self._failure: BaseException | None = None
 
     def _begin(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
@@ -157,8 +151,6 @@ class PolicyLearner:
         token, `ConfigurationError` for tokens sampled at another temperature, and whatever a step raised; after that,
         `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from the last checkpoint.
         """
-        if self.is_worker:
-            raise ConfigurationError("rank 0 alone gives episodes to its learner; on every other rank call run_worker_rank()")
         if (failure := self._failure) is not None:
             raise RuntimeError(
                 f"training stopped after iteration {self.iteration} ({type(failure).__name__}: {failure}); "
@@ -190,8 +182,6 @@ class PolicyLearner:
         number, measured = min(self._updates, len(parts)), defaultdict[str, list[float]](list)
         for i in range(number):
             rows, metrics = self._rows(parts[i::number])
-            if self._ranks is not None:
-                self._ranks.broadcast((list(rows), number, rate))
             metrics |= self._step(rows, number, rate)
             for name, value in metrics.items():
                 if i == 0 or not name.startswith(SAMPLING):  # later steps have other weights than those sampled with
@@ -202,21 +192,6 @@ class PolicyLearner:
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)  # each thread has its own current device
         return self._trainer.step(rows, scale=scale, rate=rate)
-
-    def run_worker_rank(self) -> None:
-        """Take a share of rank 0's updates, on another rank, until its learner is closed.
-
-        Raises `ProcessLost` when another process of the training has died, and whatever a step raised.
-        """
-        assert self._ranks is not None, "a process started alone has no other ranks"
-        while (step := self._ranks.broadcast()) is not None:
-            self._step(*step)
-
-    def close(self) -> None:
-        """End `run_worker_rank` on the other ranks; nothing more is saved."""
-        if self._ranks is not None and not self.is_worker and self._failure is None:
-            self._failure = RuntimeError("it is closed")
-            self._ranks.broadcast()
 
     def _check_temperature(self, episodes: Sequence[Trajectory]) -> None:
         played = [segment for episode in episodes if episode.error is None for segment in episode.segments]

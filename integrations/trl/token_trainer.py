@@ -15,7 +15,6 @@ from trl.trainer.utils import add_fused_lm_head
 
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.integrations.trl.options import StepOptions
-from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.shared_prefix import SharedPrefix, shared_prefix, shared_tokens
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment
@@ -74,12 +73,6 @@ def split_passes(lengths: Sequence[int], tokens: int, *, shared: int = 0) -> lis
     return passes
 
 
-def _share(rows: Sequence[TrainingRow], ranks: Ranks) -> list[TrainingRow]:
-    """The rows of this rank, about as many tokens as those of any other."""
-    ordered = sorted(rows, key=lambda row: -len(row.segment.token_ids))
-    return ordered[ranks.rank :: ranks.size]
-
-
 def _token_losses(
     options: StepOptions, log_probs: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor
 ) -> tuple[torch.Tensor, Figures]:
@@ -110,7 +103,6 @@ class TokenTrainer:
         schedule: Factor of the learning rate, by the number of steps taken.
         multiple: Rows are padded to a multiple of it: on a CPU each new length costs the compilation of its kernels (oneDNN).
         reference: The trained parameters of the policy that the KL term holds to.
-        ranks: The processes that share the rows of a step; None: this one alone.
     """
 
     def __init__(
@@ -122,12 +114,11 @@ class TokenTrainer:
         schedule: Callable[[int], float] = lambda _: 1.0,
         multiple: int = 1,
         reference: dict[str, torch.Tensor] | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.options, self.micro_batch_tokens, self.steps = model, options, micro_batch_tokens, 0
         self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.critic = torch.nn.Module()
-        self._schedule, self._multiple, self._reference, self._ranks = schedule, multiple, reference, ranks
+        self._schedule, self._multiple, self._reference = schedule, multiple, reference
         self._prefixes: list[SharedPrefix | None] = [None, None]
         """Of the rows of the step that is being computed: the policy's, and the reference's."""
         self._scorer = copy(model)  # whose forward alone becomes another
@@ -147,17 +138,13 @@ class TokenTrainer:
         )
 
     def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0, rate: float = 1.0) -> dict[str, float]:
-        """Take one optimiser step; returns its metrics, of all ranks.
+        """Take one optimiser step; returns its metrics.
 
         The loss is `scale` times the weighted sum over the rows' sampled tokens (`TrainingRow`), the learning rate `rate` times
         the schedule's. Metrics are means over tokens, weighed as in the loss.
         """
-        sums = self._backward(rows if self._ranks is None else _share(rows, self._ranks), scale)
+        sums = self._backward(rows, scale)
         parameters = list(self._state().values())
-        if self._ranks is not None:
-            self._ranks.add_up_gradients(parameters)
-            gathered = self._ranks.gather(sums)
-            sums = {name: sum(each.get(name, 0.0) for each in gathered) for name in set().union(*gathered)}
         factor = rate * self._schedule(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -24,7 +24,6 @@ from dreamgym_lg.errors import EpisodesMissing, PredictionFailed
 from dreamgym_lg.fidelity.judgement import INVALID, LOOKUP, MISSED, ajudge
 from dreamgym_lg.fidelity.steps import answer_steps
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.production.simulation import ShadowedRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent
@@ -294,30 +293,6 @@ def test_the_gate_measures_the_dream_that_is_trained_in(case: Case, chat: Any, i
         assert judges[:1] == ([case.judged or "model"] if ends else []), "an unreadable verdict is the model's"
         again = (judgement.errors.get(INVALID), judgement.errors.get(LOOKUP))
         assert all(rate is None or rate.value == 0 for rate in again), "it refuses and looks up again as before"
-
-
-@pytest.mark.parametrize("case", [case for case in CASES.values() if case.task not in (HOUSE, TALK)])
-@pytest.mark.parametrize("is_sync", [False, True])
-def test_the_simulated_side_of_a_real_run_gets_the_same_answers(
-    case: Case, is_sync: bool, chat: Any, index: TraceIndex
-) -> None:
-    """Of its calls: a shadow has no user and no judge. Nothing is known of the real run itself."""
-    policy, played = Acts(actions=case.actions, calls_tools=True), list[Any]()
-
-    class Kept(Simulation):
-        def _episode(self, *arguments: Any) -> Any:
-            played.append(super()._episode(*arguments))
-            return played[-1]
-
-    model = Model(chat, replay_buffer=index.replay_buffer)
-    parts = {"graph": create_agent(policy, TOOLS), "policy": policy, "index": index, "model": model, "tools": DESK.tools}
-    simulation = Kept(**parts, is_sync=is_sync, environment="desk", options={}, verify=None)
-    run = ShadowedRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
-    pair = asyncio.run(simulation.play(run))
-    expected = by_step(create_dream(case, chat, index), case)
-    assert of_steps(played[0].steps) == [each for each in expected if each is not None and not each[2]]
-    unread = len(case.decided) < len(case.actions) and not is_answer(case.actions[-1])
-    assert pair.status == ("failed" if unread else "compared")
 
 
 def test_an_agent_without_tools_is_judged_by_the_judges(chat: Any, index: TraceIndex) -> None:

@@ -259,7 +259,7 @@ def test_it_cancels(dream):
     assert played.success.value == 1 and played.success.episodes == 4
 
 
-@pytest.mark.dream(writes=["cancel"], episodes=1)
+@pytest.mark.dream(writes=["cancel"], episodes=1, isolation="guard")
 def test_brevity_costs_nothing(dream):
     assert not dream.compare("agents.py:graph", "agents.py:new_graph").differs
 

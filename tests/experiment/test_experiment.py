@@ -133,9 +133,6 @@ class Doors(World):
     def create_environment(self) -> Environment:
         return Door()
 
-    def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
-        return {"iron doors": [self._task("iron", "test")]}
-
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         for kind, count in episodes.items():
             for index in range(count):
@@ -157,11 +154,10 @@ def work(tmp_path: Path) -> Experiment:
     return Experiment(Doors(), tmp_path / "run")
 
 
-def test_collecting_stores_tasks_panels_and_trajectories_once(work: Experiment) -> None:
+def test_collecting_stores_tasks_and_trajectories_once(work: Experiment) -> None:
     work.collect()
     work.collect()
     assert [len(work.tasks(split)) for split in ("train", "validation", "test")] == [4, 2, 2]
-    assert {name: [task.id for task in tasks] for name, tasks in work.panels().items()} == {"iron doors": ["iron"]}
     assert len(work.offline()) == 5 and work.seconds("collect") is not None
     assert count_real_steps(work) == {"offline": 5, "train": 0, "evaluation": 0}
 

@@ -85,8 +85,6 @@ class Counts:
         self.file.write_text(str(self.iteration + 1))
         return self.metrics
 
-    def close(self) -> None: ...
-
 
 Make = Callable[..., Experiment]
 NUMBERS: dict[str, Any] = {
@@ -164,8 +162,7 @@ def test_a_run_counts_replies_that_are_cut_off(policy_tokens: int, share: float,
 def test_why_an_iteration_taught_nothing_is_that_of_its_learner(make: Make, learner: Any, why: str) -> None:
     work = make()
     work.settings = replace(work.settings, learner=learner)
-    training, close = create_training(work, work.base_policy(), Counts)
-    close()
+    training = create_training(work, work.base_policy(), Counts)
     assert training.taught_nothing.endswith(why)
 
 

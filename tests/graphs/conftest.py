@@ -46,8 +46,6 @@ class StubLearner:
         uniform = all(len({reward for *_, reward in group}) == 1 for group in self.updates[-1])
         return {"loss": 1 / self.iteration, "skipped": float(uniform)}
 
-    def close(self) -> None: ...
-
 
 class Process:
     """A training run, built from what is in the folder: everything that a killed process loses."""

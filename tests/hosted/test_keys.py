@@ -35,8 +35,6 @@ class Learner:
         self.iteration += 1
         return {}
 
-    def close(self) -> None: ...
-
 
 def bare(episode: Trajectory) -> list[Step]:
     return [replace(step, reasoning="") for step in episode.steps]

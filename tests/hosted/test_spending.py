@@ -23,8 +23,6 @@ class Learner:
         self.iteration += 1
         return self.metrics
 
-    def close(self) -> None: ...
-
 
 def test_after_the_first_episodes_the_rest_is_estimated_and_each_iteration_has_the_total(
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path

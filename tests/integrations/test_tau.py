@@ -289,7 +289,7 @@ def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
     monkeypatch.setenv("TAU_USER", "fake:customer")
     customer = scripted(reply=lambda messages: "END" if len(messages) > 6 else "I do not know.")
     monkeypatch.setattr("dreamgym_lg.dream.prompter.load_chat_model", lambda name: customer)
-    talks = load_conversations("airline", DATA)[:40]
+    talks = load_conversations("airline", DATA)[:12]
     texts = [load_domain("airline", DATA).policy, *(text for each in talks for step in each.steps for text in step_texts(step))]
     tokenizer = create_tokenizer(texts, vocab_size=4096)
     model = create_model(tokenizer, hidden_size=64, layers=1, max_tokens=16384)
@@ -298,7 +298,8 @@ def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
     small = {"base_steps": 4, "batch_size": 2, "num_tasks": 2, "num_generations": 2}
     tiny = replace(TauWorld.settings, **small, evaluate_tasks=2, real_budget=None, lora=False)
     monkeypatch.setattr(TauWorld, "settings", tiny)
-    command = ["train", "tau-airline", "--iterations", "1", "--environment", "real"]  # of random weights no dream is readable
+    command = ["train", "tau-airline", "--iterations", "1", "--baseline", "sft"]
+    command += ["--environment", "real"]  # of random weights no dream is readable
     result = CliRunner().invoke(app, [*command, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert {each.name for each in (tmp_path / "run" / "models").iterdir()} >= {"base", "trained"}

@@ -19,7 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
-from dreamgym_lg.production import CanaryLog, canary, shadow
+from dreamgym_lg.production import CanaryLog, canary
 
 
 def says(text: str) -> Any:
@@ -267,8 +267,6 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
 
     with pytest.raises(ConfigurationError, match="given as a canary of policy 'Other'"):
         canary(graph, Other(label="other", reply=careful), **options)
-    with pytest.raises(ConfigurationError, match="is given as a shadow"):
-        shadow(Desk(tmp_path).graph, policy(), **options)
     log = CanaryLog(tmp_path / "log.db")
     with pytest.raises(ConfigurationError, match="thread '7' was not served by canary 'v2'"):
         log.record_outcome("7", True)

@@ -49,7 +49,6 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
         tools=["look", {"type": "function", "function": {"name": "wait"}}],
         rubric="cooked – 料理",
         seed=3,
-        panel="kitchens",
         metadata={"params": {"doors": [True, None, 0.5]}, "seed": "mine", "tools": 3, "generated": "2025-01-02"},
         origin="synthetic",
         parent_id="t0",

@@ -2,7 +2,7 @@ import re
 from io import BytesIO
 
 import pytest
-from report_parts import Page, make_episode, make_metrics, make_result, measured, picture, render
+from report_parts import Page, make_episode, make_metrics, make_result, picture, render
 
 from dreamgym_lg.simulate.wall import kernel
 from dreamgym_lg.simulate.wall.wall import promises_of
@@ -67,20 +67,6 @@ def test_evaluations_during_training_with_gap_and_recall(tmp_path):
     assert page.row("14") == ["14", "0.20 [0.10, 0.35]", "8/40", "0.35 [0.22, 0.50]", "14/40", "+0.15", "0.75 of 12"]
     assert page.row("29") == ["29", "0.75 [0.60, 0.86]", "30/40", "–", "–", "–", "– of 0"]
     assert not [row for row in page.rows if row[0] == "30"]
-
-
-def test_unseen_objects_get_a_row_and_a_verdict_of_their_own(tmp_path):
-    trained = {"greedy": measured(14, 60), "sampled": measured(9, 60)}
-    transfer = {"base": {"greedy": measured(10, 60)}, "trained": trained}
-    page = Page(render(tmp_path, make_result(panels={"unseen objects": transfer})))
-
-    assert page.row("trained", "greedy, unseen objects")[2:4] == ["0.23 [0.14, 0.35]", "14/60"]
-    stages = "imitation of every success 0.17 [0.09, 0.28] → trained 0.23 [0.14, 0.35]"
-    assert f"(greedy, unseen objects) on 60 held-out episodes: {stages}" in page.text
-    assert "not proven: trained − imitation of every success +0.07 [-0.08" in page.text
-    not_both = "not proven: imitation of your traces and the trained policy were not both played"
-    assert not_both in page.text, "sampled has no base"
-    assert "Trained in a dream, proven" in page.text, "the headline is the held-out worlds'"
 
 
 # --- the page stands alone and is inert -------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ async def test_a_message_of_wrong_types_or_of_a_run_s_end_is_no_message(message:
         episode.hear({"episode": 1, **message})
     except ValueError:
         return
-    _, error = episode.result("the walled worker")
+    _, error = episode.result()
     assert type(error) is EnvironmentFailed and "forged" in str(error)
 
 
@@ -201,7 +201,7 @@ async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> 
     answer = {"observation": "", "action": '{"answer": "Done."}', "next_observation": "", "reward": 1.0, "terminated": True}
     episode = RemoteEpisode(lambda order: None, 1, ScriptedPolicy(), Answers())
     episode.hear({"episode": 1, "ended": True, "state": {"steps": [answer], "success": True}})
-    state, error = episode.result("the walled worker")
+    state, error = episode.result()
     assert state is not None and state["success"] and error is None
     told = "claims (reward, success) (1.0, True), and its world gave (0.0, False)"
     assert told in str(episode.contradiction(state, verified=False))

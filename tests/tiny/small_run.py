@@ -9,9 +9,9 @@ from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWor
 
 def create_experiment(out: Path) -> Experiment:
     world = TextWorldExpressWorld("peckingorder")
-    few = {"evaluate_tasks": 1, "proof_tasks": 2, "panel_tasks": 1, "num_tasks": 2, "num_generations": 3}
+    few = {"evaluate_tasks": 1, "proof_tasks": 2, "num_tasks": 2, "num_generations": 3}
     few |= {"tasks": 60, "experience_steps": 8, "base_steps": 8, "batch_size": 4, "iterations": 3, "evaluate_every": 3}
     ungated = {"max_false_success": None, "max_gap": None}
-    episodes = {"demonstration": 16, "random": 10, "unfinished": 30}
+    episodes = {"demonstration": 16, "noisy": 30, "random": 10}
     model = str(Path(__file__).parent / "small_base")
     return Experiment(world, out, replace(world.settings, seed=3, model=model, episodes=episodes, **few, **ungated))

@@ -65,7 +65,6 @@ LONGEST_LINE = 64 * 2**20
 """Bytes of a message: an episode's steps, or all that a policy is shown."""
 
 _CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
-_WHERE = "the walled worker"
 
 
 class Worker:
@@ -156,7 +155,7 @@ class Worker:
             try:
                 self.send(pickle.dumps(("play", number, task, first, environment.has_user)))
                 await self._await_end(episode)
-                state, error = episode.result(_WHERE)
+                state, error = episode.result()
                 if state is not None and error is None:
                     error = episode.contradiction(state, verified=verified)
             finally:
@@ -173,7 +172,7 @@ class Worker:
             self.end(f"the agent was not loaded within {SILENCE:g} s")
         if "ready" not in (started := self._started.result()):
             self.retired = True
-            raise read_error(started, _WHERE, {})
+            raise read_error(started, {})
 
     async def _await_end(self, episode: RemoteEpisode) -> None:
         """Wait for the last message. Ends a worker that hangs; one that waits for the policy or the world does not."""

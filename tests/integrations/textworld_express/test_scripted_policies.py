@@ -1,7 +1,5 @@
 """Scripted policies, against the real game."""
 
-from contextlib import closing
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, collect_episodes, stray
 from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Task
 
 pytest.importorskip("textworld_express")
 
@@ -51,8 +49,6 @@ def test_kinds_do_what_they_are_named_after(environment: TextWorldExpress, train
     invalid = {kind: sum(t.invalid_actions for t in trajectories) for kind, trajectories in played.items()}
     assert share["demonstration"] == 1.0 > share["noisy"] > share["random"]
     assert invalid["demonstration"] == 0 < invalid["noisy"] < invalid["random"]
-    assert not any(t.success for t in played["unfinished"] if len(t.steps) > 1)
-    assert sum(t.reward for t in played["unfinished"]) > 10, "much of the way is gone"
     assert any(not t.success and not t.invalid_actions for t in played["random"])
 
 
@@ -77,23 +73,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Interface, "call", recorded)
     return called
-
-
-@pytest.mark.parametrize("game", PLAYED)
-def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(
-    training: Worlds, game: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def play() -> list[list[Step]]:
-        with closing(TextWorldExpress()) as environment:
-            trajectories = collect_episodes(create_oracle, training[game], environment, episodes={"noisy": 60}, seed=0)
-            return [list(each.steps) for each in trajectories]
-
-    checked = play()
-    assert asked.count("stepJSON") == sum(step.valid for steps in checked for step in steps)
-    asked.clear()
-    monkeypatch.setattr(TextWorldExpress, "check_action", lambda self, action, seen: None)
-    assert [[replace(step, decided_by="") for step in steps] for steps in checked] == play()
-    assert asked.count("stepJSON") == sum(map(len, checked))
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

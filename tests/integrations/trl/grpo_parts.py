@@ -102,7 +102,6 @@ def gradient(
     refer_to_base(learner)
     before = trained(learner)
     learner.update(groups)
-    learner.close()
     return (before - trained(learner)) / rate
 
 

@@ -64,7 +64,6 @@ def test_a_saved_and_an_exported_policy_are_bit_for_bit_the_trained_one(
     for _ in range(3):
         learner.update(play(policy))
         policy.weights_changed()
-    learner.close()
     adapted = weights(model)
     save_model(model, tokenizer, tmp_path / "policy")
     export_policy(policy, tmp_path / "exported", provenance=RECORD)
@@ -95,7 +94,6 @@ def test_a_policy_with_adapters_is_trained_on_and_its_reference_is_where_it_bega
     assert torch.equal(log_probs(whole), start)
     learner = learner_of(whole, tokenizer, tmp_path / "whole", beta=0.5, learning_rate=1e-2)
     kl = [learner.update(each)["kl"] for each in groups]
-    learner.close()
     assert abs(kl[0]) < 1e-6 < kl[1] < kl[2], "the reference has the adapters that training began with"
     assert not torch.equal(log_probs(whole), start)
 
@@ -103,7 +101,6 @@ def test_a_policy_with_adapters_is_trained_on_and_its_reference_is_where_it_bega
     for part in (groups[:1], groups[1:]):
         learner = learner_of(parts, tokenizer, tmp_path / "parts", beta=0.5, learning_rate=1e-2)
         found += [learner.update(each)["kl"] for each in part]
-        learner.close()
     assert found == kl and torch.equal(log_probs(parts), log_probs(whole))
     with pytest.raises(ConfigurationError, match="policy has adapters.*leave out peft_config"):
         learner_of(parts, tokenizer, tmp_path / "other", peft_config=adapters())
@@ -129,7 +126,6 @@ def test_adapters_alone_are_trained_and_saved(tokenizer: PreTrainedTokenizerFast
     frozen = {name: value.clone() for name, value in model.state_dict().items() if "lora_" not in name}
     before = trained(learner)
     learner.update(groups_of(model_of(tokenizer), 0))
-    learner.close()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in frozen.items())
     assert not torch.equal(trained(learner), before)
     (size,) = (file.stat().st_size for file in tmp_path.iterdir())
@@ -143,12 +139,10 @@ def test_a_new_learner_takes_the_place_of_one_in_the_same_process(tokenizer: Pre
     models = [model_of(tokenizer), model_of(tokenizer)]
     whole = learner_of(models[0], tokenizer, tmp_path / "whole", **options)
     losses = [whole.update(each)["loss"] for each in groups]
-    whole.close()
     found = []
     for part in (groups[:1], groups[1:]):
         learner = learner_of(models[1], tokenizer, tmp_path / "parts", **options)
         found += [learner.update(each)["loss"] for each in part]
-        learner.close()
     assert found == losses
     assert models[1].state_dict().keys() == models[0].state_dict().keys()
 
@@ -162,7 +156,6 @@ def test_bfloat16_weights_are_trained_by_float32_adapters(
     before = trained(learner)
     assert before.dtype == torch.float32
     metrics = learner.update(groups_of(model_of(tokenizer), 0))
-    learner.close()
     assert (trained(learner) != before).float().mean() > 0.9 and metrics["loss"] == metrics["loss"]
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
 

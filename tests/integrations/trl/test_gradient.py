@@ -182,7 +182,6 @@ def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokeniz
     groups = [[trajectory(float(i), segment(model, i), index=i) for i in range(2)]]
     learner.update(groups)
     learner.update(groups)
-    learner.close()
     assert learner._trainer.steps == 4
 
 
@@ -195,7 +194,6 @@ def test_several_updates_share_the_rows_of_an_iteration(
     learner = learner_of(model, tokenizer, tmp_path / "2", updates=2, max_grad_norm=0.0)
     descend(learner, rate)
     learner.update([group])
-    learner.close()
     assert off((weights(moved) - weights(model)) / rate / 2, whole) < 0.05
 
 
@@ -227,7 +225,6 @@ def test_other_architectures_learn(
         assert off(found, expected) < 1e-3
     trained = learner_of(model, tokenizer, tmp_path, LEARNERS[learner])
     trained.update([episodes])
-    trained.close()
     assert not torch.equal(weights(model), before)
 
 
@@ -243,7 +240,6 @@ def test_only_what_is_before_a_trained_token_reaches_the_head(
     found = learner._trainer.log_probs(batch)
     assert len(head.call_args.args[0]) == batch.scored.sum() < batch.scored.numel()
     assert found == pytest.approx(every, abs=1e-5)
-    learner.close()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -259,4 +255,3 @@ def test_before_an_update_every_ratio_is_one(
     assert batch.scored.sum() > 20
     assert (learner._trainer.log_probs(batch) - batch.logprobs).exp() == pytest.approx(1, abs=1e-3)
     assert learner.update(groups)["clip_ratio/region_mean"] == 0
-    learner.close()

@@ -150,7 +150,6 @@ def test_the_reference_holds_the_policy_where_it_was(tokenizer: PreTrainedTokeni
         before, groups = weights(policy.model), groups_of(policy.model, 0)
         for _ in range(4):
             metrics = learner.update(groups)
-        learner.close()
         assert ("kl" in metrics) == (beta > 0)
         with torch.no_grad():
             moved[beta] = (weights(policy.model) - before).norm().item()
@@ -192,7 +191,6 @@ def test_a_bandit_learns_the_rewarded_word(
         shares.append(sum(one.reward for one in played) / 32)
         metrics = learner.update([played[i : i + 8] for i in range(0, 32, 8)]) or metrics
         policy.weights_changed()
-    learner.close()
     assert learner.iteration == 25
     assert 0.1 < sum(shares[:2]) / 2 < 0.45, shares
     assert sum(shares[-3:]) / 3 > 0.9, shares
@@ -204,7 +202,6 @@ def test_metrics_and_the_mean_over_optimiser_steps(tokenizer: PreTrainedTokenize
     groups = groups_of(model, 0)
     learner = learner_of(model, tokenizer, tmp_path, updates=2)
     metrics = learner.update(groups)
-    learner.close()
     assert metrics["trainable_tokens"] == sum(one.trainable for group in groups for t in group for one in t.segments)
     assert metrics["skipped"] == 0
     assert {"loss", "grad_norm", "entropy"} <= set(metrics)
@@ -230,7 +227,6 @@ def test_uniform_groups_leave_the_weights_as_they_are(tokenizer: PreTrainedToken
     assert learner.update(groups_of(model, 0))["skipped"] == 0
     assert not torch.equal(weights(model), before)
     assert learner.update(uniform)["skipped"] == 1
-    learner.close()
     assert learner_of(model_of(tokenizer), tokenizer, tmp_path).iteration == 3
 
 
@@ -243,5 +239,4 @@ def test_a_policy_left_in_evaluation_mode_is_trained_alike(tokenizer: PreTrained
         model.train(not evaluating)
         metrics = learner.update(groups_of(start, 1))
         found.append((metrics["loss"], metrics["grad_norm"]))
-        learner.close()
     assert found[0] == pytest.approx(found[1])

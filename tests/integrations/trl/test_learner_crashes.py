@@ -35,7 +35,6 @@ def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrained
     middle, adam = weights(model), moments(learner)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     learner.update(groups[2])
-    learner.close()
 
     again = model_of(tokenizer)
     assert torch.equal(weights(again), start)
@@ -44,7 +43,6 @@ def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrained
     assert torch.equal(weights(again), middle)
     assert torch.equal(moments(resumed), adam)
     resumed.update(groups[2])
-    resumed.close()
     assert resumed.iteration == 3
     assert (weights(again) - weights(model)).abs().max() < 1e-5
     assert (moments(resumed) - moments(learner)).abs().max() < 1e-5
@@ -55,10 +53,8 @@ def test_a_resumed_learner_knows_what_the_last_update_measured(tokenizer: PreTra
     model = model_of(tokenizer)
     learner = learner_of(model, tokenizer, tmp_path)
     measured = learner.update(groups_of(model, 1))
-    learner.close()
     again = learner_of(model, tokenizer, tmp_path)
     assert again.metrics == measured and measured["trainable_tokens"] > 0
-    again.close()
 
 
 def test_an_update_that_was_not_saved_is_repeated(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -68,13 +64,11 @@ def test_an_update_that_was_not_saved_is_repeated(tokenizer: PreTrainedTokenizer
     learner.update(groups[0])
     counted = (tmp_path / "training.pt").read_bytes()
     learner.update(groups[1])
-    learner.close()
     (tmp_path / "training.pt").write_bytes(counted)  # the crash came before the second took its place
     again = model_of(tokenizer)
     resumed = learner_of(again, tokenizer, tmp_path)
     assert resumed.iteration == 1
     resumed.update(groups[1])
-    resumed.close()
     assert (weights(again) - weights(model)).abs().max() < 1e-5
 
 
@@ -83,14 +77,11 @@ def test_updates_that_were_not_saved_are_asked_for_again(tokenizer: PreTrainedTo
     models = [model_of(tokenizer) for _ in range(2)]
     whole = learner_of(models[0], tokenizer, tmp_path / "whole")
     losses = [whole.update(each)["loss"] for each in groups]
-    whole.close()
     rare = learner_of(model_of(tokenizer), tokenizer, tmp_path / "rare", save_every=2)
     assert [rare.update(each)["loss"] for each in groups[:3]] == losses[:3] and rare.iteration == 3
-    rare.close()
     resumed = learner_of(models[1], tokenizer, tmp_path / "rare", save_every=2)
     assert resumed.iteration == 2
     assert [resumed.update(each)["loss"] for each in groups[2:]] == losses[2:]
-    resumed.close()
     assert torch.equal(weights(models[1]), weights(models[0]))
 
 
@@ -126,13 +117,10 @@ def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
     second = promptly(lambda: learner.update(groups))
     assert isinstance(second, RuntimeError) and "no batch today" in str(second)
     assert "make a new GRPOLearner" in str(second)
-    assert promptly(learner.close) is None
-    assert isinstance(promptly(lambda: learner.update(groups)), RuntimeError)
 
     resumed = learner_of(model_of(tokenizer), tokenizer, tmp_path)
     assert resumed.iteration == 1
     assert promptly(lambda: resumed.update(groups)) is None
-    resumed.close()
 
 
 def test_a_lack_of_memory_names_the_cure(
@@ -152,7 +140,6 @@ def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizer
     model = model_of(tokenizer)
     learner = learner_of(model, tokenizer, tmp_path)
     learner.update(groups_of(model, 0))
-    learner.close()
     whole = (tmp_path / "training.pt").read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"no checkpoint"):
         (tmp_path / "training.pt").write_bytes(damaged)
@@ -205,7 +192,6 @@ def test_an_update_that_the_disk_does_not_take_is_repeated(
     resumed = learner_of(model_of(tokenizer), tokenizer, tmp_path)
     assert resumed.iteration == 1
     assert promptly(lambda: resumed.update(groups)) is None
-    resumed.close()
 
 
 KILLER = """
@@ -275,4 +261,3 @@ def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokeniz
         resumed = kind(policy.model, policy.tokenizer, tmp_path / name, **options)
         assert count <= resumed.iteration <= count + 1
         assert promptly(partial(resumed.update, [[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
-        resumed.close()

@@ -163,7 +163,6 @@ def test_ppos_gradient_is_the_clipped_losss_and_the_critics(
     loss = ppo(start, groups, 0.95, 0.9, 0.5)
     loss.backward()
     metrics = learner.update(groups)
-    learner.close()
     trainable = [parameter for parameter in start.get_decoder().parameters() if parameter.requires_grad]
     gradients = [torch.cat([p.grad.flatten() for p in part]) for part in (trainable, list(start.value_head.parameters()))]
     found = (trunk - trunk_of(model)) / rate
@@ -231,7 +230,6 @@ def test_the_same_seed_gives_the_same_trajectories_and_losses(
             metrics = {key: value for key, value in learner.update(groups).items() if "time" not in key}
             policy.weights_changed()
             record += [[list(s.token_ids) for one in groups[0] for s in one.segments], metrics]
-        learner.close()
         found.append((record, weights(policy.model).tolist()))
     assert found[0] == found[1]
     assert found[0][0][0] != found[0][0][2], "the policy has changed, or the test would say nothing"
@@ -249,12 +247,10 @@ def test_a_learner_goes_on_after_a_crash_as_if_there_had_been_none(
     groups, kind = [groups_of(models[0], i) for i in range(3)], LEARNERS[name]
     whole = learner_of(models[0], tokenizer, tmp_path / "whole", kind, **options)
     losses = [whole.update(each)["loss"] for each in groups]
-    whole.close()
     killed = learner_of(models[1], tokenizer, tmp_path / "killed", kind, **options)
     killed.update(groups[0])
     counted = (tmp_path / "killed" / "training.pt").read_bytes()
     killed.update(groups[1])
-    killed.close()
     (tmp_path / "killed" / "training.pt").write_bytes(counted)  # the crash came before the second was saved
     again = LocalChatModel.from_path(tmp_path / "base").model
     resumed = learner_of(again, tokenizer, tmp_path / "killed", kind, **options)
@@ -262,7 +258,6 @@ def test_a_learner_goes_on_after_a_crash_as_if_there_had_been_none(
     for each, loss in zip(groups[1:], losses[1:], strict=True):
         assert promptly(partial(resumed.update, each)) is None
         assert resumed.metrics["loss"] == loss
-    resumed.close()
     assert torch.equal(weights(again), weights(models[0]))
 
 
@@ -270,7 +265,6 @@ def test_a_policy_that_is_saved_for_use_has_no_critic(tokenizer: PreTrainedToken
     model = model_of(tokenizer)
     learner = learner_of(model, tokenizer, tmp_path / "run", PPOLearner)
     learner.update(groups_of(model, 0))
-    learner.close()
     assert learner._trainer.critic.weight.abs().max() > 0
     save_model(model, tokenizer, tmp_path / "policy")
     loaded = LocalChatModel.from_path(tmp_path / "policy").model

@@ -65,7 +65,6 @@ def test_options_have_trls_names_and_defaults(tokenizer: PreTrainedTokenizerFast
     assert {name: getattr(learner._trainer.options, name) for name in options} == options
     first = learner.update(groups_of(model, 0))["learning_rate"]
     assert [first, *(learner.update(groups_of(model, i))["learning_rate"] for i in (1, 2))] == [0.0, 0.005, 0.01]
-    learner.close()
 
 
 # --- temperature ------------------------------------------------------------------------------------------------------
@@ -86,7 +85,6 @@ def test_tokens_of_another_temperature_are_refused(
         learner.update(groups)
     assert learner.iteration == 0
     assert promptly(lambda: learner.update(groups_of(model, 1))) is None, "it can go on"
-    learner.close()
 
 
 def test_a_model_bound_to_another_temperature_is_found_out(

@@ -47,7 +47,7 @@ def test_a_limit_takes_of_every_split_and_more_of_it_takes_the_same(small: Path)
 def test_collected_episodes_show_success_and_each_way_to_fail(small: Path, played: list[Trajectory]) -> None:
     succeeded = Counter(KINDS[number // 20] for number, each in enumerate(played) if each.success)
     assert len(played) == 20 * len(KINDS) and succeeded["demonstration"] >= 18 and succeeded["noisy"] >= 12
-    assert succeeded["random"] <= 4 and succeeded["unfinished"] == 0
+    assert succeeded["random"] <= 4
     assert any(0 < each.reward < 1 for each in played) and any(each.invalid_actions for each in played)
     for step in (step for each in played for step in each.steps):
         assert step.valid or (step.next_observation == step.observation and step.reward == 0)
