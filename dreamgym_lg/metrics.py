@@ -190,6 +190,7 @@ ROLLOUTS: Mapping[str, str] = {
 """Metrics of the episodes that train the policy. Dreamed ones stand under `dream/`, real ones under `real/`."""
 
 METRICS: Mapping[str, str] = {
+    "dream/judge_consistency": "judge_consistency",
     "validation/gap": "eval_gap",
     "validation/gap_low": "eval_gap_low",
     "validation/gap_high": "eval_gap_high",

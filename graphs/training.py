@@ -27,6 +27,7 @@ from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
+from dreamgym_lg.dream.relative import compared
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
@@ -149,7 +150,7 @@ class Training:
     async def _playing(
         self, state: TrainingState, tasks: Sequence[Task], on_episode: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
-        return await rollout(
+        episodes = await rollout(
             self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile(),
             tasks,
             self.create_environment,
@@ -165,6 +166,7 @@ class Training:
             recursion_limit=2 * self.max_steps + 5,
             on_episode=on_episode,
         )
+        return await compared(self.dream, episodes, self.replay_buffer)
 
     def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
         """Estimate once what the rest of the run costs."""

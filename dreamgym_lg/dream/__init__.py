@@ -6,6 +6,7 @@ from dreamgym_lg.dream.judges import ModelJudge, Verify
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Judge, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References
+from dreamgym_lg.dream.relative import RelativeJudge
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.dream.users import Goal, ModelUser, RecordedUser, ScriptedUser, UntilHandOver
@@ -23,6 +24,7 @@ __all__ = [
     "Recorded",
     "RecordedUser",
     "References",
+    "RelativeJudge",
     "Responder",
     "Schemas",
     "ScriptedUser",
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 
-def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | None = None) -> Dream:
+def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | None = None, relative: bool = False) -> Dream:
     """The dream of recorded answers and an experience model.
 
     Schemas, recorded answers and then the model answer; recorded successes and then the model judge.
@@ -43,11 +45,12 @@ def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | N
     Args:
         index: Of the real traces, with the agent's tools, which validate arguments. Default: of the model's replay buffer;
             without one, no traces answer or judge.
+        relative: The model compares the episodes of a group (`RelativeJudge`), in place of judging each.
     """
     if index is None and model.replay_buffer is not None:
         index = TraceIndex(model.replay_buffer)
     if index is None:
-        return Dream([Schemas(), model], user, [ModelJudge(model)])
+        return Dream([Schemas(), model], user, [RelativeJudge(model) if relative else ModelJudge(model)])
     references = References(index, conversations=user is not None)
-    judge = ModelJudge(model, references=references)
+    judge = RelativeJudge(model) if relative else ModelJudge(model, references=references)
     return Dream([Schemas(index.tools), Recorded(index), model], user, [references, judge])

@@ -66,6 +66,8 @@ class AgentWorld(World):
         dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`); it brings its own user.
         user: Talks with the agent in dreamed episodes (`dreamgym_lg.dream.User`). None: the agent's first message ends one.
         user_real: The same in real episodes. Default: the user of dreamed ones.
+        relative_judge: Where recorded successes do not decide, the experience model compares a group's episodes in place of
+            judging each (`RelativeJudge`). Validation in the dream says nothing of them then.
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
             model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
             generated.
@@ -104,6 +106,7 @@ class AgentWorld(World):
         user_real: User | None = None,
         task_generator: TaskGenerator | BaseChatModel | str | None = None,
         isolation: Isolation | None = None,
+        relative_judge: bool = False,
         **options: Any,
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
@@ -122,11 +125,13 @@ class AgentWorld(World):
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         check_context(self.graph, options.get("context"))
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
-        self.writes, self.dream = writes, dream
+        self.writes, self.dream, self.relative_judge = writes, dream, relative_judge
         self.user = dream.user if dream is not None else user
         self.user_real = user_real or self.user
         self._index: tuple[ReplayBuffer, TraceIndex] | None = None
         self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream)
+        if relative_judge:
+            self.arguments["relative_judge"] = True
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
@@ -176,7 +181,7 @@ class AgentWorld(World):
         then a language model judge.
         """
         index = self.index(model.replay_buffer) if model.replay_buffer is not None else None
-        dream = self.dream or usual_dream(model, index, user=self.user)
+        dream = self.dream or usual_dream(model, index, user=self.user, relative=self.relative_judge)
         if dream.user is None or self.judged_by_dream:
             return dream
         return Dream(dream.responders, dream.user)  # nobody asks its judges for a verdict that `verify_dream` replaces

@@ -8,12 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from itertools import groupby
+from statistics import fmean
 from typing import Any, Literal, NamedTuple, cast
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, awaited
 from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.judges import ends_with_message
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.relative import RelativeJudge
 from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import RULES
@@ -137,7 +141,23 @@ async def ajudge(
             on_episode()
             return outcomes
 
-    return _judged(dream, [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes])
+    outcomes = [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes]
+    return _judged(dream, outcomes + await _compared(dream, episodes))
+
+
+async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
+    """The cases of a `RelativeJudge`: of each task with both outcomes, no failure may do as well as the successes."""
+    ended = sorted((each for each in episodes if ends_with_message(each)), key=lambda each: each.task.id)
+    tasks = [list(map(with_observation, group)) for _, group in groupby(ended, key=lambda each: each.task.id)]
+    groups, outcomes = [group for group in tasks if len({each.success for each in group}) == 2], list[_Outcome]()
+    for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
+        rankings = await asyncio.gather(*map(judge.rank, groups)) if isinstance(judge, RelativeJudge) else ()
+        for group, ranking in zip(groups, rankings, strict=False):
+            for each, own in zip(group, ranking.rewards, strict=True):
+                other = fmean(r for e, r in zip(group, ranking.rewards, strict=True) if e.success != each.success)
+                text = f"task {each.task.id}, last action {each.steps[-1].action[:200]}: {own:.2f}, others {other:.2f}"
+                outcomes.append(_Outcome(key, _kind(each), each.task.id, (own - other) * (each.success or -1) <= 0, text))
+    return outcomes
 
 
 def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int, int]:
@@ -218,6 +238,8 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
     """The verdict of each judge that has one; under "" the dream's."""
     verdicts = dict[str, Verdict]()
     for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
+        if isinstance(judge, RelativeJudge):
+            continue  # which is measured by `_compared`
         try:
             verdict = await awaited(judge.judge(episode, answer))
         except PredictionFailed:

@@ -123,11 +123,17 @@ class ReplayBuffer:
             return stored
 
     def set_reasoning(
-        self, trajectory: Trajectory, reasoning: Sequence[str], *, annotation: Mapping[str, str] | None = None
+        self,
+        trajectory: Trajectory,
+        reasoning: Sequence[str],
+        *,
+        annotation: Mapping[str, str] | None = None,
+        reward: float | None = None,
     ) -> None:
         """Replace the reasoning of every step of a stored trajectory, in their order.
 
-        Args: `annotation`, of the episode as a whole, stored with them or, after a crash, not at all; None leaves what it had.
+        Args: `annotation`, of the whole episode, and `reward`, of its last step, are stored with them or, after a crash, not at
+        all; None leaves what it had.
         """
         key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
         sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
@@ -140,6 +146,9 @@ class ReplayBuffer:
         rows = [(clean(text), ids[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
+            if reward is not None:
+                sql = "UPDATE steps SET reward = ? WHERE trajectory_id = ? AND position = ?"
+                connection.execute(sql, (reward, ids[0][0], len(rows) - 1))
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
                 connection.execute(sql, (annotation_text(annotation), ids[0][0]))

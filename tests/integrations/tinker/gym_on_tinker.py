@@ -3,6 +3,7 @@
 With `KILLED`, the process kills itself amid the second iteration's update, between its optimiser step and the checkpoint.
 """
 
+import json
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ class World(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         answer = AIMessage("valid, no progress yet\nreward 0, continues\nA dreamed room.")
+        if '"episodes": [' in messages[-1].text:  # a relative judge asks
+            scores = [len(each["message"]) % 11 for each in json.loads(messages[-1].text)["episodes"]]
+            answer = AIMessage(json.dumps({"reason": "by length", "scores": scores}))
         return ChatResult(generations=[ChatGeneration(message=answer)])
 
 

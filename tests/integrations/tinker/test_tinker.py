@@ -20,7 +20,7 @@ from langchain.agents import create_agent
 from stand_in import Service, tinker
 from tiny_models import create_tokenizer
 
-from dreamgym_lg import DreamGym, ReplayBuffer, load_policy, with_policy
+from dreamgym_lg import DreamGym, ReplayBuffer, Settings, load_policy, with_policy
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.integrations.tinker.learner import TinkerLearner
@@ -236,3 +236,20 @@ def test_the_policy_and_the_learner_have_to_fit(tmp_path: Path) -> None:
         ConfigurationError, match="learner='grpo' of a policy 'tinker:tiny': tinker:MODEL needs learner='tinker'"
     ):
         work.train("tinker:tiny", 1, learner="grpo", **SETTINGS)
+
+
+@pytest.mark.slow
+def test_a_relative_judge_rewards_the_groups_of_a_training(tmp_path: Path) -> None:
+    house = service(tmp_path)
+    policy = TinkerChatModel.from_path("tinker:tiny", service=house, max_new_tokens=40)
+    work = gym(tmp_path, verify_dream=None, relative_judge=True, settings=Settings(max_false_success=None, real_budget=0))
+    work.train(policy, 1, **SETTINGS)
+    played = [e for e in work.replay_buffer.trajectories() if e.run.endswith("train") and e.error is None]
+    groups = {task: [e for e in played if e.task.id == task] for task in ("a", "b")}
+    for group in groups.values():
+        lengths = [len(json.loads(e.steps[-1].action)["answer"]) % 11 for e in group]
+        ordered = [e.reward for _, e in sorted(zip(lengths, group, strict=True), key=lambda each: each[0])]
+        assert ordered == sorted(ordered) and all(e.steps[-1].judged_by == "relative" and not e.success for e in group)
+    assert any(len({e.reward for e in group}) > 1 for group in groups.values())
+    (row,) = work.replay_buffer.metrics(work.experiment.run_name("train"))
+    assert row["judge_consistency"] == 1 and not row["skipped"] and len(house.data) == 1

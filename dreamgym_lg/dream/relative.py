@@ -1,0 +1,119 @@
+"""A judge of groups: a chat model compares the episodes of one task (RULER's idea, OpenPipe 2025)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from statistics import fmean
+from typing import NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel
+
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.judges import RUBRIC
+from dreamgym_lg.dream.model import Model
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.prompter import Prompter, Prompts
+from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
+from dreamgym_lg.dream.trace_index import message_text
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.tasks import first_observation, is_tool_task, rules
+from dreamgym_lg.types import Task, Trajectory
+
+_PROMPT = "rank-json-1"
+PENDING = "not compared with its group yet"
+"""Reason of a verdict that waits for the group's end."""
+
+
+class _Answer(BaseModel, extra="forbid", strict=True):
+    reason: str
+    scores: list[int]
+
+
+class Ranking(NamedTuple):
+    """A group's rewards, and how far two orders of it agree."""
+
+    rewards: list[float]
+    """Of each episode: its share of wins over the others, 0 to 1. A tie is half a win, and so is one in one order alone."""
+    consistency: float
+    """Share of the pairs that both orders decide alike."""
+    reason: str
+
+
+class RelativeJudge(Prompts):
+    """Rewards a tool agent's episode by comparison with its group, where no other judge has decided any of these.
+
+    A training compares a group, twice, when it has ended. No episode is a success; outside of a training its reward is 0.
+
+    Args: `model`, a chat model that writes JSON, its name, or a `Model` whose chat model it shares; `hosted`, as of `Model`.
+    """
+
+    name = "relative"
+
+    def __init__(self, model: BaseChatModel | Model | str, *, hosted: Hosted | None = None) -> None:
+        self.prompter = model.prompter if isinstance(model, Model) else Prompter(model, hosted=hosted)
+        self.version = f"{self.prompter.version}/{_PROMPT}"
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        return Verdict(0.0, False, PENDING, final=False) if answer is None and is_tool_task(episode.task) else None
+
+    async def rank(self, group: Sequence[Trajectory]) -> Ranking:
+        """Compare episodes of one task. Those that did the same are one; an unreadable comparison is a tie of all."""
+        texts = [encoded(_shown(each)) for each in group]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        shown, n = [_shown(group[texts.index(text)]) for text in places], range(len(places))
+        if len(n) < 2:
+            return Ranking([0.5] * len(group), 1.0, "all did the same")
+        try:
+            one, other = await asyncio.gather(self._scores(group[0].task, shown), self._scores(group[0].task, shown[::-1]))
+        except PredictionFailed as error:
+            return Ranking([0.5] * len(group), 0.0, f"unreadable: {error}")
+        orders = one.scores, other.scores[::-1]
+        signs = {(i, j): [(s[i] > s[j]) - (s[i] < s[j]) for s in orders] for i in n for j in n if i != j}
+        wins = [fmean(0.5 + sum(signs[i, j]) / 4 for j in n if i != j) for i in n]
+        consistency = fmean(float(first == second) for first, second in signs.values())
+        return Ranking([wins[places[text]] for text in texts], consistency, one.reason)
+
+    async def _scores(self, task: Task, shown: Sequence[object]) -> _Answer:
+        content: dict[str, object] = {"task": first_observation(task), "rules": "" if task.rubric else rules(task)}
+        content |= {"success": task.rubric or RUBRIC, "episodes": shown}
+        messages: list[BaseMessage] = [SystemMessage(load_prompt(_PROMPT)), HumanMessage(encoded(content))]
+
+        def read(text: str) -> _Answer:
+            if len((answer := read_form(text, _Answer)).scores) != len(shown):
+                raise PredictionFailed(f"{len(answer.scores)} scores for {len(shown)} episodes")
+            return answer
+
+        return await self.prompter.ask(messages, read, prompt=_PROMPT)
+
+
+async def compared(dream: Dream | None, episodes: Sequence[Trajectory], replay_buffer: ReplayBuffer) -> list[Trajectory]:
+    """The episodes of a rollout as a `RelativeJudge` rewards them, if the dream has one; stored.
+
+    The metric `judge_consistency` says how far it agrees with itself. Args: `episodes`, those of a task together.
+    """
+    judge = next((each for each in dream.judges if isinstance(each, RelativeJudge)), None) if dream else None
+    played = [each for each in episodes if each.error is None] if judge else []
+    groups = [list(group) for _, group in groupby(played, key=lambda episode: episode.task.id)]
+    waiting = [group for group in groups if all(each.steps and each.steps[-1].reasoning == PENDING for each in group)]
+    rankings = await asyncio.gather(*(judge.rank(group) for group in waiting if judge))
+    rewarded = dict[int, Trajectory]()
+    for group, ranking in zip(waiting, rankings, strict=True):
+        for each, reward in zip(group, ranking.rewards, strict=True):
+            last = replace(each.steps[-1], reward=reward, reasoning=f"compared with its group: {ranking.reason}")
+            rewarded[id(each)] = own = replace(each, steps=[*each.steps[:-1], last])
+            replay_buffer.set_reasoning(each, [step.reasoning for step in own.steps], reward=reward)
+    if rankings:
+        figures = {"judge_consistency": fmean(ranking.consistency for ranking in rankings)}
+        replay_buffer.record_metrics(episodes[0].run, episodes[0].iteration, figures)
+    return [rewarded.get(id(each), each) for each in episodes]
+
+
+def _shown(episode: Trajectory) -> dict[str, object]:
+    *steps, last = episode.steps
+    calls = [{"action": step.action, "answer": step.next_observation, "valid": step.valid} for step in steps]
+    return {"steps": calls, "message": message_text(last.action)}
