@@ -27,7 +27,6 @@ _PACKAGES = {
     *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
     *("datasets", "tinker"),
 }
-_SMALL_BASE = "the small base of dreamgym-lg"
 
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
@@ -76,10 +75,11 @@ def _training(work: Workspace, supervised: str) -> dict[str, Any]:
 
 def _base_model(work: Workspace) -> str:
     """The name of the model whose weights the training began with, supervised training included."""
+    usual = (work.stored_settings() or work.settings).model
     for stage, column in (("base", "model"), ("train", "name")):
         for row in work.replay_buffer.metrics(work.run_name(f"stage/{stage}/from")):
-            return _model_name(row[column]) if row[column] != "None" else _SMALL_BASE
-    return _SMALL_BASE
+            return _model_name(row[column] if row[column] != "None" else usual)
+    return _model_name(usual)
 
 
 def _model_name(name: str) -> str:
