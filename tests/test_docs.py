@@ -336,6 +336,13 @@ def test_the_readme_and_the_concepts_are_short() -> None:
     assert concepts and not [page.name for page in concepts if len(page.read_text().split()) > 500]
 
 
+@pytest.mark.parametrize("name", ["index", "users", "hosted-models", "speed"])
+def test_a_results_page_begins_with_its_current_table(name: str) -> None:
+    """What came before it is in history.md."""
+    begin, table, _ = (ROOT / f"docs/results/{name}.md").read_text().partition("\n|")
+    assert table and "\n## " not in begin and len(begin.split()) < 120
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/concepts").glob("*.md")), ids=lambda page: page.stem)
 def test_a_concept_has_a_picture(page: Path) -> None:
     pictures = re.findall(r"^!\[.+\]\((.+)\)$", page.read_text(), re.M)

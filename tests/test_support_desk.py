@@ -237,6 +237,13 @@ def test_a_policy_is_trained_on_the_traces_and_judged_on_the_real_database(desk:
     assert rate.episodes == len(episodes) == 4 and all(episode.steps and not episode.error for episode in episodes)
 
 
+def test_the_demo_says_what_it_will_do_before_it_loads_anything() -> None:
+    """The first line is there before a library is loaded: a folder without any of them is enough to print it."""
+    done = subprocess.run([sys.executable, "-S", FOLDER / "run.py", "--quick"], capture_output=True, text=True, timeout=20)
+    assert done.stdout.startswith("A support desk, seed 1, in runs/desk-seed1-quick: about 3 minutes on two quiet cores.")
+    assert "ModuleNotFoundError" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing_for_wall()), reason="a compiled world needs the wall")
 def test_the_demo_names_the_best_row_without_a_dream(tmp_path: Path) -> None:
@@ -260,4 +267,7 @@ def test_the_demo_names_the_best_row_without_a_dream(tmp_path: Path) -> None:
     assert set(result["real"]) == {"start", "base", "trained"} and not result["dream"]
     assert (tmp_path / "report.html").exists()
     assert "iteration 1 of 1: " in done.stdout and "imitation of every success" in done.stdout
+    assert "before training" in done.stdout and "after: " in done.stdout
+    assert "Offline RL was left out" in done.stdout and "Against the other rows: not proven: trained − " in done.stdout
+    assert "imitation of your traces is enough" not in done.stdout, "two tickets do not show that"
     assert done.stdout.rstrip().endswith("dreamgym try my_app.py:graph traces.jsonl")

@@ -16,7 +16,7 @@ from dreamgym_lg.dream import RecordedUser, ScriptedUser
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate.conversation import final_answer
 
-SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=64)
+SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=48)
 """Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
 
 
@@ -47,7 +47,7 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, *, talking: bool
     )
 
 
-def train(gym: DreamGym) -> None:
-    """Every stage; killed at any moment, the same command goes on."""
-    gym.prepare()
+def train(gym: DreamGym, baselines: Sequence[str] = ()) -> None:
+    """Every stage; killed at any moment, the same command goes on. Args: `baselines`, default all."""
+    gym.prepare(*([baselines] if baselines else []))
     gym.train()

@@ -56,10 +56,7 @@ Temperature = Annotated[
     float | None, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: what validation found best.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
-EXPERIENCE_HELP = (
-    f"With --replay-buffer: the experience model, e.g. {EXAMPLE_MODEL}, or the folder of a local one, "
-    "e.g. runs/mine/models/experience-0."
-)
+EXPERIENCE_HELP = f"With --replay-buffer: the experience model, {EXAMPLE_MODEL} or a local one's folder, for instance."
 ModelName = Annotated[str | None, typer.Option("--experience-model", help=EXPERIENCE_HELP)]
 DEMO = "peckingorder"
 

@@ -185,11 +185,7 @@ def init(
             buffer=traces if stored else "replay.db",
             model=experience_model or EXAMPLE_MODEL,
             only=experience_model is None,
-            **{
-                "#load": "# " if stored else "",
-                "#model": "" if experience_model else "# ",
-                "#dream": "# " * bool(experience_model),
-            },
+            **{"#load": "# " * stored, "#model": "# " * (not experience_model), "#dream": "# " * bool(experience_model)},
         )
         with writing(to):
             to.write_text(text)

@@ -53,7 +53,8 @@ def serve(
         folder = folder.resolve()
         os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
         # transformers would list what is in the hub's cache, and fail where there is none
-        ModelManager.get_gen_models = staticmethod(lambda *_: [_listed(folder)])
+        listed = {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}
+        ModelManager.get_gen_models = staticmethod(lambda *_: [listed])
         BaseHandler.get_processor_inputs_from_messages = staticmethod(  # as `load_policy` and training render them
             partial(_with_words, BaseHandler.get_processor_inputs_from_messages)
         )
@@ -65,11 +66,6 @@ def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> 
     """Messages for the chat template. transformers leaves out what a message says beside its calls."""
     words = convert([{**each, "tool_calls": None} for each in messages], modality)
     return [{**each, "content": message["content"]} for each, message in zip(convert(messages, modality), words, strict=True)]
-
-
-def _listed(folder: Path) -> dict[str, Any]:
-    """The model as OpenAI's list of models has it."""
-    return {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}
 
 
 def ui(

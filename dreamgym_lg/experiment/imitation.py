@@ -157,6 +157,7 @@ def _imitate(
     """
     s, options, watched = work.settings, dict[str, Any](), set[str]()
     steps = s.base_steps or min(max(PASSES * (number or len(episodes)) // s.batch_size, FEWEST), MOST)
+    work.say(f"{name} policy: {len(episodes)} recorded episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     best = BestPolicy(work, _name_of_best(work, name))
     if _can_evaluate(work, name, "the loss on a tenth of the tasks decides"):
         options["evaluate"] = partial(_evaluate, work, name, best, steps)

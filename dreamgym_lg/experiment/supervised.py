@@ -210,6 +210,7 @@ def fine_tune(
 
     Args: `options`, of `sft.fine_tune`.
     """
+    work.progress(label, 0, steps)  # what is loaded next, and the first step, take long
     from dreamgym_lg.integrations.trl import sft
 
     s, checkpoints = work.settings, work.out / "checkpoints" / to

@@ -31,7 +31,7 @@ from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.hosted import name_of
-from dreamgym_lg.progress import show_progress
+from dreamgym_lg.progress import counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout
 from dreamgym_lg.types import Source, Split, Task, Trajectory
@@ -353,6 +353,7 @@ class Workspace:
         Args: `source`, of real episodes: `offline` for those that are learned from.
         """
         agent, create_environment = self.players(policy, dream)
+        count = counter(self.progress, f"episodes ({' '.join(name.split('/')[:4])})", len(tasks))
         return await rollout(
             agent,
             tasks,
@@ -366,6 +367,7 @@ class Workspace:
             recursion_limit=max(200, 2 * self.world.max_steps + 5),
             replay_buffer=self.replay_buffer,
             experience_version=dream.version if dream is not None else "",
+            on_episode=lambda _: count(),
         )
 
     def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:

@@ -44,6 +44,7 @@ from dreamgym_lg.integrations.transformers.structured_output import json_section
 from dreamgym_lg.text import split_thought
 
 logger = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 REMEMBERED = 10_000
 """Replies whose sampled text is remembered, over all conversations."""
@@ -80,7 +81,7 @@ class ToolDialect:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
         self.template = ChatTemplate(tokenizer)
         self._sampled: OrderedDict[str, str] = OrderedDict()
-        self._lock, self._warned = threading.Lock(), False
+        self._lock = threading.Lock()
 
     @cached_property
     def template_format(self) -> CallFormat | None:
@@ -125,7 +126,7 @@ class ToolDialect:
         forced = _chosen(choice, names)
         sections = []
         if functions and self.template_format is None:
-            self._warn()
+            _warn(self._tokenizer.chat_template, self._tokenizer.name_or_path or "this tokenizer")
             sections.append(tools_section(functions))
         elif functions:
             request.tools = functions
@@ -215,15 +216,6 @@ class ToolDialect:
             (forced,) = names
         return before + forced + opened.rstrip("{ ")  # tokens seldom end in a space
 
-    def _warn(self) -> None:
-        if not self._warned:
-            logger.warning(
-                "the chat template of %s has no format of tool calls that is read here: tools are described in the system "
-                "message, and calls are <tool_call> JSON </tool_call>",
-                self._tokenizer.name_or_path or "this tokenizer",
-            )
-        self._warned = True
-
     def _remember(self, fingerprint: str, text: str) -> None:
         with self._lock:
             self._sampled[fingerprint] = text
@@ -282,6 +274,17 @@ def render(tokenizer: PreTrainedTokenizerBase, request: Request) -> str:
         for placeholder, sampled in request.splices.items():
             text = text.replace(placeholder, sampled)
     return text + request.forced
+
+
+def _warn(template: str, name: str) -> None:
+    """Warn once of each template, whatever folders it is in."""
+    if template not in _warned:
+        logger.warning(
+            "the chat template of %s has no format of tool calls that is read here: tools are described in the system "
+            "message, and calls are <tool_call> JSON </tool_call>",
+            name,
+        )
+    _warned.add(template)
 
 
 def _bare(thought: str) -> str:
