@@ -58,7 +58,6 @@ Temperature = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
 EXPERIENCE_HELP = f"With --replay-buffer: the experience model, {EXAMPLE_MODEL} or a local one's folder, for instance."
 ModelName = Annotated[str | None, typer.Option("--experience-model", help=EXPERIENCE_HELP)]
-DEMO = "peckingorder"
 
 
 def open_experiment(
@@ -191,7 +190,7 @@ def _opened(name: str, *, report_to: list[str] | None = None, **options: Any) ->
 
 
 def demo(
-    world: WorldArgument = DEMO,
+    world: WorldArgument = "peckingorder",
     seed: Seed = None,
     out: Out = None,
     iterations: Iterations = None,
