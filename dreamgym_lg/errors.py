@@ -87,7 +87,7 @@ class BudgetExceeded(RunStopped):
 
 
 class ProcessLost(RunStopped):
-    """A process beside this one has died: of a browser, a game, or a compiled world."""
+    """A process of a browser, a game or a compiled world has died."""
 
 
 class ServersUnavailable(RunStopped):

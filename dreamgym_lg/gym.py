@@ -152,7 +152,7 @@ class DreamGym:
         return self.experiment.train(cast(Any, policy), **options)
 
     def _learner_of(self, policy: "BaseChatModel | str | Path", *, reflects: bool) -> tuple[str, str]:
-        """What trains a policy, and where its weights are."""
+        """The learner of a policy, and the place of its weights."""
         name, usual = model_name(policy), self.experiment.settings.learner
         if is_on_tinker(name):
             return "tinker", "on Tinker"

@@ -139,7 +139,7 @@ def _is_single(trajectory: Trajectory) -> bool:
 
 
 def draw(records: Records, base: Record, rng: Random) -> Task | str:
-    """The success with new ids and documents of all its entities; or why there is none."""
+    """The success with new ids and documents of its entities, or why there is none."""
     task, styles, renaming = base.trajectory.task, records.recordings.styles, Renaming()
     identifiers = records.identifiers
     calls = [[tool, dict(arguments), parsed(answer, styles[tool])] for tool, arguments, answer in base.trace.calls]
@@ -289,7 +289,7 @@ def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], s
 
 
 def verified(world: Compiled, records: Records, task: Task) -> Task | str:
-    """The task with its reference as the world answers it; or why it does not hold.
+    """The task with its reference as the world answers, or why it does not hold.
 
     The answer to a writing call may differ in what the reference neither looked up before nor told.
     """

@@ -86,7 +86,7 @@ class _Run(NamedTuple):
 
 
 class _End(BaseCallbackHandler):
-    """Listens for the end of one run; nothing of the graph, its models and its tools is replaced."""
+    """Listens for the end of one run. Nothing of the graph, its models and its tools is replaced."""
 
     run_inline = True
     ignore_llm = ignore_chat_model = ignore_retriever = True  # `ignore_agent` is of tools, too
@@ -167,7 +167,7 @@ class _Canary:
             raise
 
     def _end(self, run: _Run) -> None:
-        """The run was streamed to its end: record the user's own verdict on it, if there is one."""
+        """Record the user's own verdict on a run that was streamed to its end."""
         if self._verify is None or not run.end.ended or run.end.interrupted:
             return
         try:

@@ -48,7 +48,7 @@ def read_message(sent: Any) -> Message:
 
 
 def read_error(message: Message, own: Mapping[int, Exception]) -> Exception:
-    """The error of a message: by its number one of `own`, else this library's; but an agent alone stops no run."""
+    """The error of a message. By its number one of `own`, else this library's; but an agent alone stops no run."""
     if message["number"] in own:
         return own[message["number"]]
     kind = getattr(errors, message["failed"] or "-", None)

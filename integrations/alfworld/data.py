@@ -40,7 +40,7 @@ class _Game(NamedTuple):
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """The tasks of all splits, in a fixed order that mixes the kinds of task; no engine is needed.
+    """The tasks of all splits, in a fixed order that mixes the kinds. No engine is needed.
 
     Official `valid_seen` games are test tasks, a tenth of the other games validation tasks, by a hash of the folder's name,
     which several games share. No solution is part of a task.

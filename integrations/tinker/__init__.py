@@ -1,1 +1,1 @@
-"""Tinker, where a policy's weights are trained and sampled by a service: it needs the extra `tinker`."""
+"""Tinker, a service that trains and samples a policy's weights. It needs the extra `tinker`."""

@@ -54,7 +54,7 @@ class TinkerTrainer:
         return service.create_training_client_from_state(weights.state).result()
 
     def save(self, file: Path, *, iteration: int, **more: Any) -> None:
-        """Keep weights and optimiser on Tinker, to go on from and to sample from, and write their paths here."""
+        """Keep weights and optimiser on Tinker, and write their paths here. It goes on and samples from them."""
         weights, name = self.engine.weights, f"iteration-{iteration}"
         if self.steps > self._kept_steps:
             with answered("save"):
@@ -79,7 +79,7 @@ class TinkerTrainer:
 
 
 def _datum(row: TrainingRow, scale: float) -> Any:
-    """A row as Tinker takes it: number `i` of each list is about token `i + 1`. It adds up, so that advantages are weighted."""
+    """A row as Tinker takes it. Number `i` of each list is about token `i + 1`. It adds up, so that advantages are weighted."""
     ids, sampled = list(row.segment.token_ids), row.segment.sampled
     weighted = [scale * row.weight * each if own else 0.0 for each, own in zip(row.advantages, sampled, strict=True)]
     inputs: dict[str, Any] = {"target_tokens": ids[1:], "logprobs": list(row.segment.logprobs)[1:], "advantages": weighted[1:]}
@@ -87,7 +87,7 @@ def _datum(row: TrainingRow, scale: float) -> Any:
 
 
 class TinkerLearner(PolicyLearner):
-    """`GRPOLearner` of a policy on Tinker: the same rows and clipped loss, without the KL term.
+    """`GRPOLearner` of a policy on Tinker. The same rows and clipped loss, without the KL term.
 
     Each iteration's weights are kept on Tinker, until they are deleted there, and their paths here.
 
