@@ -53,7 +53,7 @@ def tell(arguments: argparse.Namespace) -> None:
         index = TraceIndex(ReplayBuffer(out / "replay.db"), writes=WRITES)
         unseen += draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed).tasks
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=say)
-    say(f"3. imitation of the recorded successes, then {arguments.iterations} iterations in the dream")
+    say(f"3. imitation of the recorded successes, then {settings.iterations} iterations in the dream")
     train(gym, () if arguments.all_baselines else BASELINES)
     say(f"4. the proof: every policy deals with {held_out['test']} tickets that it has not seen, on the real database")
     result, work = gym.prove(), gym.experiment
