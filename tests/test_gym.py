@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from dreamgym_lg import (
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment.gate import check_truthful
+from dreamgym_lg.gym import _label
 from dreamgym_lg.statistics import wilson
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -573,3 +575,9 @@ def test_training_refuses_traces_without_any_reward(agent: Agent, buffer: Replay
     for stage in (gym.train_experience, gym.train_base, partial(check_truthful, gym.experiment)):
         with pytest.raises(ConfigurationError, match=r"none of 3 traces has a reward, and .*: give --rewards"):
             stage()
+
+
+@pytest.mark.parametrize(("temperature", "name"), [(0.0, "base-greedy"), (1.0, "base-sampled")])
+def test_an_evaluation_is_named_by_policy_and_mode(temperature: float, name: str) -> None:
+    policy: Any = SimpleNamespace(name_or_path="runs/mine/models/base", temperature=temperature)
+    assert _label(policy) == name

@@ -111,6 +111,20 @@ def test_the_picture_has_a_white_background_whatever_style_the_user_has(tmp_path
     assert (pixels[..., :3] == 1).all(axis=-1).mean() > 0.8
 
 
+def test_the_axes_begin_at_the_first_iteration(tmp_path, drawn, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures, savefig = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *to, **how: (figures.append(figure), savefig(figure, *to, **how)))
+    render(tmp_path, metrics=make_metrics())
+    shown = [tick for axes in figures[0].axes for tick in axes.get_xticks() if axes.has_data() and tick >= axes.get_xlim()[0]]
+    assert shown and min(shown) == 0
+
+
+def test_a_page_is_light_or_dark_as_the_reader_s_system(tmp_path):
+    assert "prefers-color-scheme: dark" in render(tmp_path)
+
+
 def test_one_iteration_and_one_evaluation(tmp_path, drawn):
     picture(render(tmp_path, metrics=make_metrics(15)[-1:]))
 
