@@ -92,7 +92,7 @@ class RelativeJudge(Prompts):
 
 
 async def compared(dream: Dream | None, episodes: Sequence[Trajectory], replay_buffer: ReplayBuffer) -> list[Trajectory]:
-    """The episodes of a rollout as a `RelativeJudge` rewards them, if the dream has one; stored.
+    """Store the episodes of a rollout with the rewards of the dream's `RelativeJudge`, if any.
 
     The metric `judge_consistency` says how far it agrees with itself. Args: `episodes`, those of a task together.
     """

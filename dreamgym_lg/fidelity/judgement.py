@@ -146,7 +146,7 @@ async def ajudge(
 
 
 async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
-    """The cases of a `RelativeJudge`: of each task with both outcomes, no failure may do as well as the successes."""
+    """The cases of a `RelativeJudge`. Of each task with both outcomes, no failure may do as well as the successes."""
     ended = sorted((each for each in episodes if ends_with_message(each)), key=lambda each: each.task.id)
     tasks = [list(map(with_observation, group)) for _, group in groupby(ended, key=lambda each: each.task.id)]
     groups, outcomes = [group for group in tasks if len({each.success for each in group}) == 2], list[_Outcome]()
