@@ -142,23 +142,16 @@ class DreamGym:
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
-        if "learner" not in options and policy is not None:
-            options["learner"], place = self._learner_of(policy, reflects="reflection" in options)
-            self.experiment.say(f"learner {options['learner']}: the weights of {model_name(policy)} are {place}")
+        if policy is not None and "learner" not in options and "reflection" in options:
+            name = model_name(policy)
+            if not (hasattr(policy, "tokenizer") or is_local_model(name) or is_on_tinker(name)):
+                options["learner"] = "gepa"
+                self.experiment.say(f"learner gepa: the weights of {name} are elsewhere")
         if iterations is not None:
             options["iterations"] = iterations
         if options.get("learner") == "gepa":
             return self.improve_prompts(policy=policy, **{name: options[name] for name in options if name != "learner"})
         return self.experiment.train(cast(Any, policy), **options)
-
-    def _learner_of(self, policy: "BaseChatModel | str | Path", *, reflects: bool) -> tuple[str, str]:
-        """The learner of a policy, and the place of its weights."""
-        name, usual = model_name(policy), self.experiment.settings.learner
-        if is_on_tinker(name):
-            return "tinker", "on Tinker"
-        if hasattr(policy, "tokenizer") or is_local_model(name):
-            return usual, "here"
-        return "gepa" if reflects else usual, "elsewhere"
 
     def improve_prompts(self, **options: Any) -> "ImprovedPrompts":
         """Improve the agent's system messages and tool descriptions in the dream, by GEPA.

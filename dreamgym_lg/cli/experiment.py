@@ -29,7 +29,7 @@ WORLD_HELP = (
     "world of your own, or the folder of an experiment."
 )
 LEARNERS, TRACKER_NAMES, BASELINE_NAMES = (
-    ", ".join(f"[b]{name}[/b]" for name in names) for names in (get_args(LearnerName), TRACKERS, BASELINES)
+    ", ".join(f"[b]{name}[/b]" for name in names) for names in ((*get_args(LearnerName), "gepa"), TRACKERS, BASELINES)
 )
 PLACES = "Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's."
 SERVERS_HELP = "A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
@@ -51,6 +51,12 @@ Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
 MODEL_HELP = "Weights that policy and experience model begin with: a folder, a GGUF file, a hub name. Default: smollm2-135m."
 Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
+POLICY_HELP = "What training begins with: a folder, a hub name, [b]tinker:MODEL[/b]; with --reflection a hosted model."
+PolicyName = Annotated[str | None, typer.Option("--policy", help=POLICY_HELP)]
+REFLECTION_HELP = (
+    f"Learner [b]gepa[/b]: the model that writes new prompts for the DreamGym of FILE.py:NAME, e.g. {EXAMPLE_MODEL}."
+)
+Reflection = Annotated[str | None, typer.Option(help=REFLECTION_HELP)]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to.")]
 Temperature = Annotated[
     float | None, typer.Option(min=0, help="At which the export samples; 0 is greedy. Default: what validation found best.")
@@ -230,16 +236,36 @@ def train(
     baselines: Baselines = None,
     servers: Servers = None,
     report_to: ReportTo = None,
+    policy: PolicyName = None,
+    reflection: Reflection = None,
 ) -> None:
     """Collect data if needed, train experience model and baselines, then the policy.
 
-    A dream that rewards what it must not is refused, with the figure.
+    A dream that rewards what it must not is refused, with the figure. With --reflection, prompts are improved; --out gets them.
     """
+    if reflection is not None or learner == "gepa":
+        return _improve(world, policy, reflection, out, force=force)
     chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
+        work.start_policy = policy or work.start_policy
         work.prepare(baselines or BASELINES)
-        work.train(servers=servers or (), force=force, **({"max_gap": None} if force else {}))
+        work.train(policy, servers=servers or (), force=force, **({"max_gap": None} if force else {}))
+
+
+def _improve(name: str, policy: str | None, reflection: str | None, out: Path | None, *, force: bool) -> None:
+    """Improve the prompts of an agent, and write them to a folder."""
+    with errors_shown(resumes=True):
+        quiet_libraries(offline=False)
+        gym = load_object(name) if is_object(name) else None
+        if not isinstance(gym, DreamGym) or reflection is None:
+            raise ConfigurationError("learner gepa needs FILE.py:NAME of a DreamGym, and --reflection MODEL")
+        gym.experiment.say = console.print
+        improved = gym.train(policy, learner="gepa", reflection=reflection, force=force)
+        console.print(str(improved), markup=False)
+        if improved.changes:
+            improved.export(folder := out or gym.experiment.out / "prompts")
+            console.print(f"prompts: {folder}", soft_wrap=True)
 
 
 def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:

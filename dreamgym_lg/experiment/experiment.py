@@ -13,7 +13,7 @@ from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
-from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.experience_models import model_name, policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
@@ -61,7 +61,7 @@ class Experiment(Workspace):
         **workspace: Any,
     ) -> None:
         super().__init__(world, out, settings, **workspace)
-        self.create_learner, self._policy, self.report_to = create_learner, policy, check_trackers(report_to)
+        self.create_learner, self.start_policy, self.report_to = create_learner, policy, check_trackers(report_to)
         self.trained: LocalChatModel | None = None
         """The policy that `train` returned; None before."""
 
@@ -100,7 +100,7 @@ class Experiment(Workspace):
         """Real episodes of the policy that training begins with, as it is, at temperature 1."""
         if not number or not (tasks := self.tasks("train")):
             return
-        policy = self.policy_at(self.settings.model) if self._policy is None else self.base_policy()
+        policy = self.policy_at(self.settings.model) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
             played = tasks[: number - done]
             self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline")
@@ -154,7 +154,7 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError` without a success, and as `train_experience` does.
         """
-        if self._policy is not None:
+        if self.start_policy is not None:
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
@@ -168,7 +168,7 @@ class Experiment(Workspace):
         It begins with the weights that `train_base` began with and is trained as that policy is. Nothing to do where the best
         episodes are the successes, or where the experiment was given a policy.
         """
-        if self._policy is None:
+        if self.start_policy is None:
             with self.stage("filtered") as todo:
                 if todo:
                     imitation.train_filtered_policy(self)
@@ -180,7 +180,7 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError` without a base policy.
         """
-        if self._policy is None:
+        if self.start_policy is None:
             with self.stage("offline_rl") as todo:
                 if todo:
                     imitation.train_offline_policy(self)
@@ -242,14 +242,18 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
+        if policy is not None and "learner" not in settings:
+            name = model_name(policy)
+            settings["learner"], place = ("tinker", "on Tinker") if is_on_tinker(name) else (self.settings.learner, "here")
+            self.say(f"learner {settings['learner']}: the weights of {name} are {place}")
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
             settings.setdefault("lora", True)
         learner = partial(self.create_learner, **options)
-        self.force, self._policy = force, policy if policy is not None else self._policy
-        if self._policy is not None:
-            self._check_policy(self._policy)  # before the settings of a call that is refused are written
+        self.force, self.start_policy = force, policy if policy is not None else self.start_policy
+        if self.start_policy is not None:
+            self._check_policy(self.start_policy)  # before the settings of a call that is refused are written
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
@@ -262,10 +266,10 @@ class Experiment(Workspace):
         if self.training_ended(self.settings):
             more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
-            return sampling_like(self._policy, self.policy("trained"))
+            return sampling_like(self.start_policy, self.policy("trained"))
         start = self.base_policy()
-        if self._policy is not None:
-            self._record_start(self._policy)
+        if self.start_policy is not None:
+            self._record_start(self.start_policy)
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
@@ -325,7 +329,7 @@ class Experiment(Workspace):
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-        policy = self._policy
+        policy = self.start_policy
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")

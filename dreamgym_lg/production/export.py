@@ -9,13 +9,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.language_models import BaseChatModel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
@@ -130,11 +131,16 @@ def load_exported(folder: Path) -> Pregel:
             return {"messages": [await policy.ainvoke(state["messages"])]}
 
         return StateGraph(MessagesState).add_node("policy", answer).add_edge(START, "policy").compile()
+    return serve_project(folder, project, lambda graph: policy)
+
+
+def serve_project(folder: Path, project: Mapping[str, Any], policy: Callable[[Pregel], BaseChatModel]) -> Pregel:
+    """The agent that an exported folder names, with a policy. Args: `policy`, called with the agent's own graph."""
     source, _, name = project["path"].rpartition(":")
     graph = load_agent(f"{(folder / source).resolve()}:{name}" if source.endswith(".py") else project["path"])
     if not isinstance(graph, Pregel):
         raise ConfigurationError(f"{project['path']} is a {type(graph).__name__} and no compiled graph")
-    served = with_policy(graph, policy, route=project["route"], pass_through=project["pass_through"])
+    served = with_policy(graph, policy(graph), route=project["route"], pass_through=project["pass_through"])
     served.checkpointer = served.store = None
     return served
 
@@ -186,11 +192,10 @@ def _write(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "sampling": {"temperature": policy.temperature, "max_new_tokens": policy.max_new_tokens},
         **({"tinker": json.loads((draft / TINKER_FILE).read_text())} if hosted else {"parameters": _parameters(model)}),
-        "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
+        "agent": seen_from(folder, agent),
     }
     (draft / "version").write_text(str(record["policy_version"]))
-    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.production.export:agent"}}
-    (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
+    write_project(draft, "dreamgym_lg.production.export:agent")
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)
     mode = (draft / MANIFEST).stat().st_mode  # by the umask; safetensors' own are of the owner alone
@@ -265,10 +270,19 @@ def _code(draft: Path) -> str:
     return ", ".join([*foreign, *mapped])
 
 
-def _from(folder: Path, agent: str) -> str:
+def seen_from(folder: Path, agent: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Where an agent is written, seen from the folder: a project moves as a whole."""
-    source, _, name = agent.rpartition(":")
-    return f"{os.path.relpath(Path(source).resolve(), folder.resolve())}:{name}" if source.endswith(".py") else agent
+    if agent is None:
+        return None
+    source, _, name = str(agent["path"]).rpartition(":")
+    path = f"{os.path.relpath(Path(source).resolve(), folder.resolve())}:{name}"
+    return {**agent, "path": path if source.endswith(".py") else agent["path"]}
+
+
+def write_project(draft: Path, graph: str) -> None:
+    """Write what `langgraph dev` reads. Args: `graph`, `module:name` of what gives the graph."""
+    project = {"dependencies": ["."], "graphs": {"agent": graph}}
+    (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
 
 
 # --- manifest ----------------------------------------------------------------------------------------------------------------

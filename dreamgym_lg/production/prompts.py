@@ -1,19 +1,24 @@
 """An agent's texts that can change without its graph: system messages and descriptions of tools."""
 
+import asyncio
 import copy
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import unified_diff
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError, writing
-from dreamgym_lg.production.export import check_free, read_manifest, write_manifest
+from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.production.export import check_free, read_manifest, seen_from, serve_project, write_manifest, write_project
 
 Changes = Mapping[str, tuple[str, str]]
 """The (original, new) text by component. `description of TOOL` is a tool's; any other is part of a system message."""
@@ -88,21 +93,41 @@ def difference(changes: Changes) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def export_prompts(changes: Changes, folder: str | Path, record: Mapping[str, Any]) -> None:
-    """Write prompts to a new folder: a text file each, `changes.diff` and a manifest.
+_CARD = """# {name}
 
-    Args: `record`, JSON; their origin. Raises `ConfigurationError` for a folder that exists or cannot be written.
+New texts for the agent `{agent}` with the model `{model}`, found by {learner} in a dream.
+Mean reward on the tasks that chose them: {scores[1]:.3f}, before {scores[0]:.3f}. That proves nothing; `compare()` does.
+`changes.diff` shows what changed, `manifest.json` has the originals.
+
+`langgraph dev` in this folder serves the agent with them, if it is written in a file. In code of your own:
+`with_policy(graph, with_prompts(model, load_prompts("{name}")))`.
+"""
+
+
+def export_prompts(
+    changes: Changes, folder: str | Path, record: Mapping[str, Any], *, agent: Mapping[str, Any] | None = None
+) -> None:
+    """Write prompts to a new folder: a text file each, `changes.diff`, card and manifest.
+
+    Args: `record`, their origin: `model`, `learner` and `scores`; `agent`, as of `export_policy`.
+
+    Raises `ConfigurationError` for a folder that exists or cannot be written.
     """
     check_free(folder := Path(folder))
     draft = folder.with_name(f".{folder.name}.tmp")
     names = {name: f"{n}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}.txt" for n, name in enumerate(changes, start=1)}
     texts = {names[name]: new for name, (_, new) in changes.items()} | {"changes.diff": difference(changes)}
+    project = seen_from(folder, agent)
+    texts["README.md"] = _CARD.format(name=folder.name, agent=project["path"] if project else "given", **record)
     with writing(folder):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         for file, text in texts.items():
             (draft / file).write_bytes(text.encode())
-        write_manifest(draft, {**record, "prompts": {n: {"file": names[n], "original": changes[n][0]} for n in changes}})
+        if project:
+            write_project(draft, "dreamgym_lg.production.prompts:agent")
+        prompts = {n: {"file": names[n], "original": changes[n][0]} for n in changes}
+        write_manifest(draft, {**record, "agent": project, "prompts": prompts})
         draft.rename(folder)
 
 
@@ -111,3 +136,15 @@ def load_prompts(folder: str | Path) -> Changes:
     if (prompts := read_manifest(folder := Path(folder)).get("prompts")) is None:
         raise ConfigurationError(f"{folder} holds a policy and no prompts: load_policy(folder) reads it")
     return {name: (each["original"], (folder / each["file"]).read_bytes().decode()) for name, each in prompts.items()}
+
+
+@cache
+def _agent() -> Pregel:
+    folder = Path(os.environ.get("DREAMGYM_POLICY", "."))
+    changes = load_prompts(folder)
+    return serve_project(folder, read_manifest(folder)["agent"], lambda graph: with_prompts(own_policy(None, graph), changes))
+
+
+async def agent() -> Any:
+    """The agent of exported prompts, for `langgraph dev`; its own model reads them."""
+    return await asyncio.to_thread(_agent)

@@ -69,7 +69,8 @@ class ImprovedPrompts:
 
     def export(self, folder: str | Path) -> None:
         """Write the new texts, their diff and a manifest to a new folder (`export_prompts`)."""
-        export_prompts(self.changes, folder, {"model": name_of(self.policy), "learner": "gepa", "scores": self.scores})
+        record = {"model": name_of(self.policy), "learner": "gepa", "scores": self.scores}
+        export_prompts(self.changes, folder, record, agent=self.gym.world.source)
 
 
 def improve_prompts(

@@ -3,6 +3,8 @@
 The policy obeys the texts that it reads; the reflecting model mends what its feedback names.
 """
 
+import asyncio
+import importlib
 import json
 import os
 import re
@@ -22,11 +24,14 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
+from typer.testing import CliRunner
 
 from dreamgym_lg import Dream, DreamGym, Hosted, Model, ReplayBuffer, Settings, Task, load_traces, with_policy
 from dreamgym_lg.actions import parse_call
+from dreamgym_lg.cli.app import app
 from dreamgym_lg.dream.parts import Answer, Episode
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
+from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.production.prompts import load_prompts, with_prompts
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
@@ -255,7 +260,12 @@ def test_the_prompts_go_to_production_and_back(tmp_path: Path) -> None:
     assert set(improved.changes) == {WHERE["look first"], WHERE["in cents"]}
     improved.export(tmp_path / "prompts")
     files = {file.name for file in (tmp_path / "prompts").iterdir()}
-    assert files == {"1-system-message-of-model.txt", "2-description-of-refund.txt", "changes.diff", "manifest.json"}
+    texts_of = {"1-system-message-of-model.txt", "2-description-of-refund.txt"}
+    assert files == {*texts_of, "changes.diff", "manifest.json", "README.md"}
+    assert (
+        "mean reward on the tasks that chose them: 1.000, before 0.000"
+        in (tmp_path / "prompts" / "README.md").read_text().lower()
+    )
     assert read_manifest(tmp_path / "prompts")["scores"] == [0, 1]
     assert RULE["in cents"] in (tmp_path / "prompts" / "2-description-of-refund.txt").read_text()
     assert (tmp_path / "prompts" / "changes.diff").read_text() == str(improved)
@@ -272,6 +282,59 @@ def test_the_prompts_go_to_production_and_back(tmp_path: Path) -> None:
     (tmp_path / "prompts" / "1-system-message-of-model.txt").write_text("Refund all.")
     with pytest.raises(ConfigurationError, match="was changed after the export"):
         load_prompts(tmp_path / "prompts")
+
+
+DESK = """
+import sys
+
+sys.path.insert(0, {here!r})
+from test_gepa import LEDGER, Teacher, Judge, TASKS, Till, desk, really
+
+from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Settings
+
+graph = desk("look first", "in cents")
+
+
+def gym():
+    dream = Dream([Till()], judges=[Judge()], version="till")
+    given = {{"dream": dream, "tasks": TASKS, "verify_real": really, "isolation": "guard", "out": {out!r}}}
+    settings = Settings(max_false_success=None, concurrency=1)
+    return DreamGym(__file__ + ":graph", replay_buffer=ReplayBuffer({out!r} + ".db"), settings=settings, **given)
+"""
+
+
+def test_the_command_line_improves_prompts_and_langgraph_json_names_the_agent_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "project" / "my_desk.py"
+    file.parent.mkdir()
+    file.write_text(DESK.format(here=str(Path(__file__).parent), out=str(tmp_path / "run")))
+    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.own_policy", lambda model, graph: given_or_own(model, graph))
+    arguments = ["train", f"{file}:gym", "--reflection", "test:teacher", "--out", str(tmp_path / "exported")]
+    done = CliRunner().invoke(app, arguments)
+    output = " ".join(done.output.split())
+    assert done.exit_code == 0, output
+    assert f"+{SYSTEM} {RULE['polite end']} {RULE['look first']}" in output and "learner gepa: at most 300" in output
+    folder = (tmp_path / "exported").rename(tmp_path / "moved")
+    (served,) = json.loads((folder / "langgraph.json").read_text())["graphs"].values()
+    module, _, name = served.partition(":")
+    monkeypatch.setenv("DREAMGYM_POLICY", str(folder))
+    graph = asyncio.run(getattr(importlib.import_module(module), name)())
+    said = graph.invoke({"messages": [("user", "Refund order 5.")]})["messages"]
+    assert said[-1].text == "Done. Have a nice day." and [c["name"] for m in said for c in getattr(m, "tool_calls", ())] == [
+        "look",
+        "refund",
+    ]
+    assert json.loads(json.dumps(said[3].tool_calls[0]["args"])) == {"order": 5, "amount": 500}
+    for wrong in (["train", "peckingorder", "--reflection", "x"], ["train", f"{file}:gym", "--learner", "gepa"]):
+        refused = CliRunner().invoke(app, wrong)
+        assert refused.exit_code and "needs FILE.py:NAME of a DreamGym, and --reflection" in " ".join(refused.output.split())
+
+
+def given_or_own(model: Any, graph: Any) -> Any:
+    """`own_policy`, which knows the teacher by a name."""
+    return Teacher() if model == "test:teacher" else own_policy(model, graph)
 
 
 # --- the budget --------------------------------------------------------------------------------------------------------------
@@ -293,6 +356,14 @@ def test_a_budget_ends_the_search_within_one_call(tmp_path: Path, limit: dict[st
     assert spent <= hosted.usage.limited[kind] <= spent + largest
     assert any(f"of max_{kind}=" in line for line in lines) and not improved.changes
     assert f"Limits of agent and reflection together: {kind} " in lines[0]
+
+
+@pytest.mark.parametrize("concurrency", [2, 6])
+def test_beside_each_other_so_many_calls_may_pass_a_limit_of_tokens(tmp_path: Path, concurrency: int) -> None:
+    hosted, clerk = Hosted(max_tokens=2000), Clerk(calls=[])
+    work = gym(tmp_path, "look first", settings=Settings(max_false_success=None, concurrency=concurrency))
+    work.improve_prompts(reflection=Teacher(prompts=[]), policy=clerk, hosted=hosted, episodes=10_000)
+    assert 2000 <= hosted.usage.limited["tokens"] <= 2000 + max(1050, concurrency * 300)
 
 
 def test_a_limit_of_calls_is_kept_by_many_episodes_at_once_and_by_an_agent_that_catches_its_error(tmp_path: Path) -> None:
