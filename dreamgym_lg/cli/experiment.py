@@ -250,7 +250,8 @@ def train(
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
         work.start_policy = policy or work.start_policy
         work.prepare(baselines or BASELINES)
-        work.train(policy, servers=servers or (), force=force, **({"max_gap": None} if force else {}))
+        given: dict[str, Any] = {"policy": policy} if policy else {}
+        work.train(servers=servers or (), force=force, **given, **({"max_gap": None} if force else {}))
 
 
 def _improve(name: str, policy: str | None, reflection: str | None, out: Path | None, *, force: bool) -> None:

@@ -121,7 +121,17 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
     everywhere = {"world", "seed", "out", "iterations", "learner", "report_to", "model"}
-    of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers", "baselines"}
+    of_training = {
+        "force",
+        "references_only",
+        "environment",
+        "real_steps",
+        "lora",
+        "servers",
+        "baselines",
+        "policy",
+        "reflection",
+    }
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out"}
     assert options["export"] == {"world", "folder", "temperature", "overwrite"}
