@@ -93,7 +93,7 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
     options |= {"experience_steps": 60, "retrieved": 1}
     options |= {"iterations": arguments.iterations, "num_tasks": 4, "num_generations": 6}
     if arguments.quick:  # enough to see every part work; nothing is validated in between
-        options |= {"base_steps": 4, "experience_steps": 30, "iterations": 1, "num_tasks": 2, "num_generations": 2}
+        options |= {"base_steps": 3, "experience_steps": 30, "iterations": 1, "num_tasks": 2, "num_generations": 2}
         options |= {"real_budget": 0, "max_false_success": None, "max_gap": None}
     return replace(SETTINGS, seed=arguments.seed, **options)
 

@@ -1,4 +1,4 @@
-"""A judge of groups: a chat model compares the episodes of one task (RULER's idea, OpenPipe 2025)."""
+"""A judge of groups. A chat model compares the episodes of one task (RULER's idea, OpenPipe 2025)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Ranking(NamedTuple):
 
 
 class RelativeJudge(Prompts):
-    """Rewards a tool agent's episode by comparison with its group, where no other judge has decided any of these.
+    """Rewards a tool agent's episode by comparison with its group. No other judge has decided any of these.
 
     A training compares a group, twice, when it has ended. No episode is a success; outside of a training its reward is 0.
 
