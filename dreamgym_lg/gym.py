@@ -12,6 +12,7 @@ from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import evaluation, gate
+from dreamgym_lg.experiment.advice import Advice
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
@@ -115,7 +116,7 @@ class DreamGym:
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
 
     def prepare(self, baselines: Sequence[str] = BASELINES) -> None:
-        """`train_experience` if the dream needs it, `train_base` and `Experiment.train_baselines`, with their defaults."""
+        """`train_experience` if the dream needs it, `train_base` and the other `baselines` (`Experiment.prepare`)."""
         self.experiment.prepare(baselines)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
@@ -133,6 +134,10 @@ class DreamGym:
     def train_filtered(self) -> None:
         """Fine-tune a baseline on the best recorded episodes (`Experiment.train_filtered`)."""
         self.experiment.train_filtered()
+
+    def advise(self) -> Advice:
+        """Say whether to train, to collect more traces, or to stop at imitation (`Experiment.advise`)."""
+        return self.experiment.advise()
 
     def train(self, policy: "BaseChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any) -> Any:
         """Train the policy in the dream, or where `Settings.environment` says, and return it.

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
@@ -187,8 +187,7 @@ def observed_tokens(episode: Trajectory, decode: Decode) -> list[list[bool]]:
 
     Only of those that a trace, code or reality decided, and that stand, word for word, between two replies.
     """
-    steps, marks = list(episode.steps), list[list[bool]]()
-    real = episode.source == "real"
+    steps, real, marks = list(episode.steps), episode.source == "real", list[list[bool]]()
     for segment in trainable_segments(episode):
         marked, position = [False] * len(segment.token_ids), 0
         for own, run in groupby(segment.sampled):
@@ -196,8 +195,9 @@ def observed_tokens(episode: Trajectory, decode: Decode) -> list[list[bool]]:
             if own or not begin:  # what the first reply was given was there before
                 continue
             ids = segment.token_ids[begin:position]
-            ends, text = _token_ends(ids, decode), decode(ids)
-            for start, end in _observations(text, steps, real=real) if ends[-1] == len(text) else ():
+            few = [ids[max(i - 3, 0) : i + 1] for i in range(len(ids))]  # a character may be several tokens
+            ends = list(accumulate((len(decode(each)) - len(decode(each[:-1])) for each in few), initial=0))
+            for start, end in _observations(decode(ids), steps, real=real):
                 for i, (before, after) in enumerate(pairwise(ends), start=begin):
                     marked[i] |= before < end and after > start
         marks.append(marked)
@@ -213,22 +213,12 @@ def _observations(text: str, steps: list[Step], *, real: bool) -> Iterator[tuple
         at = text.find(words, place) if words else -1
         if at < 0 and taken:
             break
-        if at < 0:
-            doubted |= not known  # it may be here in other words
-            continue
-        place, taken = at + len(words), number
-        if known and not doubted:
-            yield at, place
+        doubted |= at < 0 and not known  # it may be here in other words
+        if at >= 0:
+            place, taken = at + len(words), number
+            if known and not doubted:
+                yield at, place
     del steps[:taken]
-
-
-def _token_ends(ids: Sequence[int], decode: Decode) -> list[int]:
-    """0, and where each token ends in the text of all. A character may be several tokens."""
-    ends = [0]
-    for i in range(len(ids)):
-        few = list(ids[max(i - 3, 0) : i + 1])
-        ends.append(ends[-1] + len(decode(few)) - len(decode(few[:-1])))
-    return ends
 
 
 # --- a critic -------------------------------------------------------------------------------------------------------------

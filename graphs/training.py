@@ -107,6 +107,9 @@ class Training:
     """Dreamed minus real success (`eval_gap`) above which the run ends early. It has to be surely above 0. None: never."""
     real_steps: int | None = None
     """With real rollouts, the run ends after so many steps. None: no limit."""
+    reality: tuple[Agent, CreateEnvironment | None] | None = None
+    """Beside a dream: plays every `real_every`-th iteration in the real environment, until `real_steps` are spent."""
+    real_every: int = 4
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
     """Told the metrics of each iteration at its end, by their stable names (`metrics`)."""
@@ -116,10 +119,15 @@ class Training:
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
-        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration)
+        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration, vary=self._place(state) != "real")
         self.replay_buffer.add_tasks(tasks)
         self.replay_buffer.record_metrics(state["run"], iteration, self.curriculum.pop_metrics())
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
+
+    def _place(self, state: TrainingState) -> Source:
+        """Place of this iteration's rollouts."""
+        due = self.reality is not None and (state.get("iteration", 0) + 1) % self.real_every == 0
+        return "real" if due and state.get("real_steps", 0) < (self.real_steps or 0) else self.source
 
     def rollout(self, state: TrainingState) -> TrainingState:
         hosted, played = self.dream.hosted if self.dream else [], list[Trajectory]()
@@ -127,44 +135,41 @@ class Training:
         episodes, used = list[Trajectory](), list[str]()
         tasks, left = [self.curriculum[task_id] for task_id in state["task_ids"]], self.resample
         while tasks:
-            episodes += run_lasting(self._playing(state, tasks, played.append))
+            episodes += run_lasting(self._playing(state, tasks, played))
             used += [task.id for task in tasks]
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
             missing = min(len(state["task_ids"]) - sum(map(teaches, groups)), left)
             tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
             left -= len(tasks)
-        if played and not self._estimated:
+        if played and not self._estimated and self._place(state) != "real":
             self._estimated = True
-            self._tell_cost(
-                state, [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)], len(played)
-            )
+            spent = [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)]
+            self._tell_cost(state, spent, len(played))
         check_trainable(episodes)  # not in the next node: a resumed run begins with the node that raised, and plays again
         if mostly_failed(episodes):
             causes = [episode.error for episode in episodes if episode.error]
-            self.say(
-                f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed, and the policy is "
-                f"trained on the others alone; the first cause: {causes[0]}"
-            )
+            failed = f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed"
+            self.say(f"{failed}, and the policy is trained on the others alone; the first cause: {causes[0]}")
         return {}
 
-    async def _playing(
-        self, state: TrainingState, tasks: Sequence[Task], on_episode: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
+    async def _playing(self, state: TrainingState, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
+        place, own = self._place(state), (self.agent, self.create_environment)
+        agent, create_environment = own if self.reality is None or place == self.source else self.reality
         episodes = await rollout(
-            self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile(),
+            agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile(),
             tasks,
-            self.create_environment,
+            create_environment,
             num_generations=self.num_generations,
-            source=self.source,
+            source=place,
             run=state["run"],
             iteration=state["iteration"],
             seed=self.seed,
             concurrency=self.concurrency,
             replay_buffer=self.replay_buffer,
             policy_version=str(state["iteration"]),
-            experience_version=self.dream.version if self.dream else "",
+            experience_version=self.dream.version if self.dream and place != "real" else "",
             recursion_limit=2 * self.max_steps + 5,
-            on_episode=on_episode,
+            on_episode=played.append,
         )
         return await compared(self.dream, episodes, self.replay_buffer)
 
@@ -182,7 +187,7 @@ class Training:
         ordered = [trajectory for group in groups for trajectory in group]
         check_trainable(ordered)
         metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
-        if self.source == "real":
+        if self._place(state) == "real":
             metrics["real_steps"] = self._real_steps(state["run"], iteration)
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
@@ -214,10 +219,8 @@ class Training:
 
     def _lessons(self, groups: Groups) -> Groups:
         """The groups for the learner. Uniform ones that others were sampled in place of are left out."""
-        if not self.resample:
-            return groups
-        ordered = sorted(groups, key=teaches, reverse=True)
-        return ordered[: max(self.num_tasks, sum(map(teaches, groups)))]
+        most = max(self.num_tasks, sum(map(teaches, groups)))
+        return sorted(groups, key=teaches, reverse=True)[:most] if self.resample else groups
 
     def repeat_updates(self, run: str, finished: int) -> None:
         """Repeat the updates that the learner had not saved, from recorded episodes."""
@@ -273,7 +276,7 @@ class Training:
         iteration = state["iteration"]
         rows = self.replay_buffer.metrics(state["run"])
         row = next((row for row in rows if row["iteration"] == iteration), {})
-        self.report(iteration, reported_metrics(row, self.source))
+        self.report(iteration, reported_metrics(row, "real" if "real_steps" in row else "synthetic"))
         return {"iteration": iteration + 1}
 
     def end_cause(self, state: TrainingState) -> str:
@@ -328,12 +331,8 @@ class Training:
 def create_training_graph(training: Training) -> StateGraph[TrainingState, None, TrainingState, TrainingState]:
     """Build the uncompiled training graph; compile it with a checkpointer and run it with `durability="sync"`."""
     builder = StateGraph(TrainingState)
-    nodes = {
-        "curriculum": training.sample_tasks,
-        "rollout": training.rollout,
-        "update_policy": training.update_policy,
-        "evaluate": training.evaluate_policy,
-    }
+    nodes = {"curriculum": training.sample_tasks, "rollout": training.rollout}
+    nodes |= {"update_policy": training.update_policy, "evaluate": training.evaluate_policy}
     for name, node in nodes.items():
         builder.add_node(name, training.timed(name, node))
     builder.add_node("count", training.count)

@@ -24,12 +24,14 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
+from dreamgym_lg.experiment.advice import conclude
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Segment
 
 SETTINGS: dict[str, Any] = {
     "experience_steps": 3,
@@ -348,10 +350,38 @@ def test_the_base_policy_is_evaluated_three_times_and_the_best_is_kept(
     assert not torch.equal(kept["model.embed_tokens.weight"], weights[2]["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize(("successes", "then"), [(0, "import more successes"), (3, "may add"), (4, "nothing left")])
-def test_what_imitation_reached_is_said_with_what_it_means_for_a_dream(successes: int, then: str) -> None:
-    advice = imitation._advice("base", successes, 4)
-    assert advice.startswith(f"the base policy wins {successes} of 4 validation tasks: ") and then in advice
+def group(*outcomes: bool | str) -> list[Trajectory]:
+    tokens = Segment(token_ids=[1, 2], sampled=[0, 1], logprobs=[0.0, -1.0])
+    return [
+        replace(TRACES[0], success=False, error=each, segments=[tokens])
+        if isinstance(each, str)
+        else replace(TRACES[0], success=each, segments=[tokens], steps=[replace(TRACES[0].steps[0], reward=float(each))])
+        for each in outcomes
+    ]
+
+
+WON, LOST, MIXED, UNKNOWN = group(True, True), group(False, False), group(True, False), group("Unanswered: what?", False)
+
+
+@pytest.mark.parametrize(
+    ("best", "tasks", "groups", "refusal", "verdict", "why"),
+    [
+        (0, 20, [], "", "collect", "import more successes"),
+        (13, 20, [], "", "train", "may add to it"),
+        (20, 20, [MIXED], "", "stop", "nothing left"),
+        (4, 4, [MIXED], "", "train", "may add"),
+        (13, 20, [MIXED, LOST, LOST, LOST], "", "train", "may add"),
+        (13, 20, [LOST] * 4 + [WON], "", "collect", f"import successes for tasks like {TRACES[0].task.id}"),
+        (13, 20, [UNKNOWN] * 3 + [WON], "", "collect", "of calls that the dream cannot answer (in 3 of 4 groups)"),
+        (13, 20, [WON] * 4 + [LOST], "", "stop", "rewards nearly all that imitation does"),
+        (13, 20, [MIXED], "the judge lies", "collect", "the gate refuses the dream: the judge lies"),
+    ],
+)
+def test_advice_follows_from_imitation_the_gate_and_a_dreamed_iteration(
+    best: int, tasks: int, groups: Any, refusal: str, verdict: str, why: str
+) -> None:
+    advice = conclude(best, tasks, groups, refusal)
+    assert advice.verdict == verdict and why in advice.why
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

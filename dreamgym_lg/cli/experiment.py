@@ -31,7 +31,7 @@ WORLD_HELP = (
 LEARNERS, TRACKER_NAMES, BASELINE_NAMES = (
     ", ".join(f"[b]{name}[/b]" for name in names) for names in ((*get_args(LearnerName), "gepa"), TRACKERS, BASELINES)
 )
-PLACES = "Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's."
+PLACES = "Where it trains: [b]dream[/b], [b]real[/b], [b]s2r[/b] (dream, then --real-steps), [b]dream+real[/b] (in turn)."
 SERVERS_HELP = "A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
 
 WorldArgument = Annotated[str, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
@@ -250,6 +250,8 @@ def train(
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
         work.start_policy = policy or work.start_policy
         work.prepare(baselines or BASELINES)
+        if work.start_policy is None and not (work.out / "training.db").exists():
+            work.advise()
         given: dict[str, Any] = {"policy": policy} if policy else {}
         work.train(servers=servers or (), force=force, **given, **({"max_gap": None} if force else {}))
 

@@ -113,10 +113,10 @@ class Curriculum:
             self._counts[f"refused_{reason}"] += 1
         return None
 
-    def sample(self, n: int, *, iteration: int) -> list[Task]:
-        """n distinct tasks, at most `synthetic_share` of them synthetic, fewer while nothing can be varied."""
+    def sample(self, n: int, *, iteration: int, vary: bool = True) -> list[Task]:
+        """n distinct tasks. At most `synthetic_share` of them are synthetic (`vary`), fewer if nothing can be varied."""
         rng = random.Random(f"{self._seed}/{iteration}")
-        proposals = [self.propose(rng) for _ in range(int(n * self._share))]
+        proposals = [self.propose(rng) for _ in range(int(n * self._share) if vary else 0)]
         chosen = {task.id: task for task in proposals if task is not None}
         self._tasks |= chosen
         self._counts["generated_tasks"] += len(chosen)

@@ -1,6 +1,6 @@
-"""`Experiment`: the stages `collect, train_experience, train_baselines, train, prove` on any world."""
+"""`Experiment`: the stages `collect, train_experience, train_base, train_filtered, ..., prove` on any world."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -13,6 +13,7 @@ from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
+from dreamgym_lg.experiment.advice import Advice, advise
 from dreamgym_lg.experiment.experience_models import model_name, policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
@@ -37,7 +38,7 @@ class Experiment(Workspace):
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
-    run.prepare()  # collect(), train_experience(), train_baselines()
+    run.prepare()  # collect(), train_experience(), train_base(), train_filtered(), train_offline()
     run.train()
     run.prove()
     ```
@@ -68,15 +69,18 @@ class Experiment(Workspace):
     # --- data and models -------------------------------------------------------------------------------------------------
 
     def prepare(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
-        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and `train_baselines`."""
-        self._check_baselines(baselines)
+        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and other `baselines`.
+
+        Those are `sft-filtered` (`train_filtered`) and `dpo` (`train_offline`).
+        """
+        stages = self._baselines(baselines)
         self.collect()
         if self.settings.environment != "real" and self.world.needs_model:
             self.train_experience()
         if self.settings.environment != "real" and self._lacks_user:
             self.train_user()
-        self.train_base()
-        self.train_baselines(baselines)
+        for stage in (self.train_base, *stages):
+            stage()
 
     def collect(self) -> None:
         """Store the world's tasks and real offline trajectories of train tasks. By its scripted policies, and the start's."""
@@ -168,39 +172,28 @@ class Experiment(Workspace):
         It begins with the weights that `train_base` began with and is trained as that policy is. Nothing to do where the best
         episodes are the successes, or where the experiment was given a policy.
         """
-        if self.start_policy is None:
-            with self.stage("filtered") as todo:
-                if todo:
-                    imitation.train_filtered_policy(self)
+        self._train_baseline("filtered", imitation.train_filtered_policy)
 
     def train_offline(self) -> None:
-        """Fine-tune `models/offline_rl` on better and worse recorded episodes: DPO or, of logs, advantage-weighted imitation.
+        """Fine-tune `models/offline_rl` on better and worse recorded episodes (`imitation.train_offline_policy`)."""
+        self._train_baseline("offline_rl", imitation.train_offline_policy)
 
-        A baseline without a dream (`imitation.train_offline_policy`). Nothing to do where the experiment was given a policy.
-
-        Raises `ConfigurationError` without a base policy.
-        """
+    def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
-            with self.stage("offline_rl") as todo:
+            with self.stage(name) as todo:
                 if todo:
-                    imitation.train_offline_policy(self)
+                    train(self)
 
-    def train_baselines(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
-        """Train the policies that a dream has to beat, those that are missing.
+    def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
+        """The stages of `BASELINES` by their names. Raises `ConfigurationError` for another name."""
+        stages = dict(zip(imitation.BASELINES, (self.train_base, self.train_filtered, self.train_offline), strict=True))
+        if unknown := [name for name in names if name not in stages]:
+            raise ConfigurationError.unknown("baseline", unknown[0], stages)
+        return [stage for name, stage in stages.items() if name in names]
 
-        Args: `baselines`, of `sft` (`train_base`), `sft-filtered` (`train_filtered`) and `dpo` (`train_offline`).
-
-        Raises `ConfigurationError` for another name.
-        """
-        self._check_baselines(baselines)
-        stages = {"sft": self.train_base, "sft-filtered": self.train_filtered, "dpo": self.train_offline}
-        for name, stage in stages.items():
-            if name in baselines:
-                stage()
-
-    def _check_baselines(self, names: Sequence[str]) -> None:
-        if unknown := [name for name in names if name not in imitation.BASELINES]:
-            raise ConfigurationError.unknown("baseline", unknown[0], imitation.BASELINES)
+    def advise(self) -> Advice:
+        """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes."""
+        return advise(self, self.base_policy())
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
@@ -360,9 +353,10 @@ class Experiment(Workspace):
     def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
         """Every policy of the folder on held-out tasks, real and dreamed; writes `result.json` (`evaluation.prove`).
 
-        Args: `baselines`, that are trained first where they are missing (`train_baselines`).
+        Args: `baselines`, as of `prepare`, that are trained first where they are missing.
         """
-        self.train_baselines(baselines)
+        for stage in self._baselines(baselines):
+            stage()
         return evaluation.prove(self)
 
 

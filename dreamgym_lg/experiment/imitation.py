@@ -1,15 +1,17 @@
 """Policies of the recorded episodes alone, baselines of a dream: imitation, filtered imitation, offline RL."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.advice import conclude
 from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
@@ -20,12 +22,9 @@ from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
-
-    ToRows = Callable[[Sequence[Trajectory]], list[TokenizedConversation]]
 
 BASELINES = ("sft", "sft-filtered", "dpo")
-"""The baselines by the names that `Experiment.train_baselines` and `dreamgym train --baseline` take."""
+"""Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
 PASSES, FEWEST, MOST = 3, 25, 600
 """Default number of passes over the imitated episodes, and the least and most optimiser steps for it."""
 EVALUATIONS = 3
@@ -81,23 +80,17 @@ def train_offline_policy(work: Workspace) -> None:
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
     start = _start(work)
     episodes = _tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
-    groups = [list(group) for _, group in groupby(sorted(episodes, key=_task), key=_task)]
+    by_task = attrgetter("task.id")
+    groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
     if 2 * pairs >= work.settings.batch_size:
         how = f"DPO on {pairs} pairs of a better and a worse episode of one task"
         _prefer(work, "offline_rl", groups, pairs)
     elif len(set(returns)) > 1:
         how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
-        weights = advantage_weights(returns)
-        effective = sum(weights) ** 2 / sum(weight**2 for weight in weights)
-        to_rows = partial(_weighted_rows, dict(zip(returns, weights, strict=True)))
-        _imitate(work, "offline_rl", episodes, start, to_rows, number=int(effective))
+        _imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
     work.say(f"offline RL: {how}" if how else "no offline RL: all recorded episodes with an outcome earned the same")
     work.replay_buffer.record_metrics(work.run_name(OFFLINE_RL), 0, {"how": how})
-
-
-def _task(episode: Trajectory) -> str:
-    return episode.task.id
 
 
 def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
@@ -115,14 +108,6 @@ def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Pat
     if cause:
         work.say(f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes are left out of offline RL; the last: {cause}")
     return tokenized
-
-
-def _weighted_rows(weights: Mapping[float, float], episodes: Sequence[Trajectory]) -> "list[TokenizedConversation]":
-    """Rows whose tokens weigh by their episode's return. Args: `weights`, by return."""
-    from dreamgym_lg.integrations.trl.rows import labelled
-
-    segments = [(each.reward, segment) for each in episodes for segment in each.segments]
-    return [{**labelled(one), "weights": [weights[reward]] * len(one.token_ids)} for reward, one in segments]
 
 
 def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
@@ -144,19 +129,24 @@ def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
 
 
 def _imitate(
-    work: Workspace,
-    name: str,
-    episodes: Sequence[Trajectory],
-    start: str | Path,
-    to_rows: "ToRows | None" = None,
-    number: int | None = None,
+    work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path, weights: Sequence[float] = ()
 ) -> None:
     """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept.
 
-    Args: `to_rows`, their rows, default the world's; `number`, of episodes that count for its steps, default all.
+    Args: `weights`, of episodes with segments, which are their rows.
     """
+    from dreamgym_lg.integrations.trl.rows import labelled
+
+    def to_rows(some: Sequence[Trajectory]) -> list[Any]:
+        if not weights:
+            return work.world.policy_rows(some, tokenizer_of(start), max_new_tokens=s.policy_tokens)
+        segments = [(by_return[each.reward], segment) for each in some for segment in each.segments]
+        return [{**labelled(segment), "weights": [weight] * len(segment.token_ids)} for weight, segment in segments]
+
     s, options, watched = work.settings, dict[str, Any](), set[str]()
-    steps = s.base_steps or min(max(PASSES * (number or len(episodes)) // s.batch_size, FEWEST), MOST)
+    by_return = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
+    number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)  # effective
+    steps = s.base_steps or min(max(int(PASSES * number) // s.batch_size, FEWEST), MOST)
     work.say(f"{name} policy: {len(episodes)} recorded episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     best = BestPolicy(work, _name_of_best(work, name))
     if _can_evaluate(work, name, "the loss on a tenth of the tasks decides"):
@@ -164,7 +154,6 @@ def _imitate(
     else:  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
         watched = set(ids[: len(ids) // 10])
-    to_rows = to_rows or partial(work.world.policy_rows, tokenizer=tokenizer_of(start), max_new_tokens=s.policy_tokens)
     if held_out := [each for each in episodes if each.task.id in watched]:
         options["held_out"] = to_rows(held_out)
     rows = to_rows([each for each in episodes if each.task.id not in watched])
@@ -179,18 +168,8 @@ def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
     (best.folder if best.folder.exists() else last).rename(work.models / name)
     shutil.rmtree(last, ignore_errors=True)
     for row in work.replay_buffer.metrics(best.run):
-        work.say(_advice(name, int(row["successes"]), len(work.validation_tasks())))
-
-
-def _advice(name: str, successes: int, tasks: int) -> str:
-    """A sentence on what these successes of imitation mean for a dream."""
-    if not successes:
-        then = "episodes that all fail teach a dream nothing, so import more successes, or take a larger model"
-    elif successes == tasks:
-        then = "there is nothing left on them that a dream could add"
-    else:
-        then = "train() may add to it, and prove() tells whether it did"
-    return f"the {name} policy wins {successes} of {tasks} validation tasks: {then}"
+        successes, tasks = int(row["successes"]), len(work.validation_tasks())
+        work.say(f"the {name} policy wins {successes} of {tasks} validation tasks: {conclude(successes, tasks).why}")
 
 
 def _name_of_best(work: Workspace, name: str) -> str:

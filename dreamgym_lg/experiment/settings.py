@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
 
-Place = Literal["dream", "real", "s2r"]
+Place = Literal["dream", "real", "s2r", "dream+real"]
+WITH_REAL_PART = ("s2r", "dream+real")
 
 CHANGED_LATER = {
     "iterations", "stop_after_uniform", "max_gap", "real_budget", "real_steps",
@@ -18,7 +19,7 @@ CHANGED_LATER = {
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "resample", "concurrency", "learning_rate", "beta", "lora",
-    "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only",
+    "real_every", "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only",
 }  # fmt: skip
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
@@ -26,7 +27,9 @@ CHANGEABLE = CHANGED_LATER | TRAINING
 STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
-_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "base_steps")
+_POSITIVE = (
+    "iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "base_steps", "real_every",
+)  # fmt: skip
 _SHARES = ("synthetic_share", "max_false_success")
 
 
@@ -71,11 +74,13 @@ class Settings:
     `lora` 7e-4, falling to 1e-5."""
 
     environment: Place = "dream"
-    """Place of training episodes: `dream`, `real` or `s2r`. `s2r`, the paper's sim-to-real: `iterations` in the dream and then
-    some in the real environment, until `real_steps` are spent."""
+    """Place of training episodes. `s2r`, the paper's sim-to-real: `iterations` in the dream and then some in the real
+    environment, until `real_steps` are spent. `dream+real` (Dyna): every `real_every`-th iteration is real until then;
+    the dream answers from these episodes too."""
     real_steps: int | None = None
-    """Number of real steps that ends training, in the iteration that reaches it. Steps of failed episodes count, those of
-    evaluations do not. None: no limit; `s2r` needs one."""
+    """Number of real steps that ends training, of `dream+real` its real iterations. It ends in the iteration that reaches it.
+    Steps of failed episodes count, those of evaluations do not. None: no limit; `s2r` and `dream+real` need one."""
+    real_every: int = 4
     learner: LearnerName = "grpo"
     """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
     `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes; `tinker`: as
@@ -133,14 +138,13 @@ class Settings:
                 raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
-        if self.resample < 0 or (self.resample and self.learner not in ("grpo", "dpo")):
-            raise ConfigurationError(
-                f"resample={self.resample} with learner={self.learner!r}: give 0, or more with grpo or dpo"
-            )
+        if self.resample < 0 or (self.resample and self.learner in ("ppo", "rft")):
+            raise ConfigurationError(f"resample={self.resample}, learner={self.learner!r}: give 0, or learner='grpo' or 'dpo'")
         if self.environment not in get_args(Place):
             raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))
-        if self.environment == "s2r" and not self.real_steps:
-            raise ConfigurationError(f"environment='s2r' with real_steps={self.real_steps}: give the steps of its real part")
+        if self.environment in WITH_REAL_PART and not self.real_steps:
+            real = f"with real_steps={self.real_steps}: give the steps of its real part"
+            raise ConfigurationError(f"environment={self.environment!r} {real}")
         if self.environment == "dream" and self.real_steps is not None:
             raise ConfigurationError(
                 f"real_steps={self.real_steps}: a training in the dream spends none; give environment='real' or 's2r' with it"

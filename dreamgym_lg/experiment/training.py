@@ -12,7 +12,7 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate
-from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
+from dreamgym_lg.experiment.settings import STOP_CRITERIA, WITH_REAL_PART, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.learner import Learner
@@ -188,6 +188,8 @@ def create_training(
         taught_nothing="no episode succeeded" if s.learner == "rft" else Training.taught_nothing,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
+        reality=work.players(policy, None) if s.environment == "dream+real" else None,
+        real_every=s.real_every,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,
     )
@@ -213,7 +215,7 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             f"the same, such as {shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks "
             "together"
         )
-    if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
+    if real or s.environment in WITH_REAL_PART or (s.real_budget != 0 and work.validation_tasks()):
         work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations
 
 

@@ -345,8 +345,9 @@ class Workspace:
         dream: Dream | None = None,
         iteration: int = 0,
         source: Source = "real",
+        num_generations: int = 1,
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `dream`, there; recorded under `name`.
+        """Episodes of each task, in the real environment or, with `dream`, there; recorded under `name`.
 
         What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
 
@@ -361,6 +362,7 @@ class Workspace:
             source="synthetic" if dream is not None else source,
             run=self.run_name(name),
             iteration=iteration,
+            num_generations=num_generations,
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
             attempts=3,

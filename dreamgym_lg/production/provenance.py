@@ -37,12 +37,11 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in BASELINES}
     base = own in baselines.values() and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
+    supervised = "offline RL" if own == baselines["offline_rl"] else "sft" if base else ""
     return {
         "policy_version": Path(own).name,
         "base_model": _base_model(work) if trained or base else _model_name(own),
-        "training": _training(work, "offline RL" if own == baselines["offline_rl"] else "sft" if base else "")
-        if trained or base
-        else None,
+        "training": _training(work, supervised) if trained or base else None,
         "data": _data(work.replay_buffer),
         "replay_buffer": {
             "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
@@ -176,6 +175,7 @@ _WHERE = {
     "dream": "in a dream",
     "real": "in the real environment",
     "s2r": "in a dream, then in the real environment",
+    "dream+real": "in a dream and the real environment in turn",
     "traces": "on recorded episodes",
 }
 _BASELINES = {**LABELS, "base": "base: every recorded success imitated"}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from io import BytesIO
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.statistics import Rate, wilson
@@ -83,6 +84,13 @@ def read_series(history: History, key: str, most: float = math.inf) -> dict[int,
 def read_evaluations(history: History) -> dict[int, Evaluation]:
     points = {i: Evaluation(read_rate(row, "eval_real_"), read_rate(row, "eval_dream_")) for i, row in history.items()}
     return {iteration: each for iteration, each in points.items() if each.real or each.dream}
+
+
+def read_real_steps(history: History) -> dict[int, int]:
+    """Real steps spent in training by the end of each iteration. Empty where none was."""
+    spent = accumulate(int(read_number(row.get("real_steps")) or 0) for row in history.values())
+    by_iteration = dict(zip(history, spent, strict=True))
+    return by_iteration if any(by_iteration.values()) else {}
 
 
 def whiskers(rates: Iterable[Rate]) -> list[list[float]]:

@@ -205,6 +205,7 @@ def _title(result: Mapping[str, Any]) -> str:
     where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
     dream = f"a dream {ASSISTED}" if result.get("assisted") is True else "a dream"
     places = {"real": "the real environment", "s2r": f"{dream}, then the real environment"}
+    places["dream+real"] = f"{dream} and the real environment in turn"
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
     claim = read_claim(result)
     if claim.enough:
@@ -230,6 +231,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=claims(result), rows=_rows(result), steps=_steps(result),
-        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
+        evaluations=curves.read_evaluations(history), spent=curves.read_real_steps(history), history=history,
+        nodes=_node_seconds(history), note=_note(result),
         episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip

@@ -51,8 +51,8 @@ class PolicyLearner:
     BETA: ClassVar[float] = 0.02
     LARGE_RATE: ClassVar[float] = 1e-6
     COMPARES: ClassVar[bool] = False
-    """True where groups teach by their differences alone. The learning rate is multiplied by the share of groups that differ:
-    else AdamW takes a step from one group of twelve as far as one from all."""
+    """Groups teach by their differences alone. The learning rate is multiplied by the share of those that differ: AdamW takes a
+    step from one group of twelve as far as one from all."""
     trainer: Callable[..., TokenTrainer] = TokenTrainer
     loss: Loss = "clipped"
     _credit: Credit

@@ -142,6 +142,7 @@ def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(
 ) -> None:
     given = list[dict[str, object]]()
     monkeypatch.setattr(Experiment, "prepare", lambda self, baselines: None)
+    monkeypatch.setattr(Experiment, "advise", lambda self: None)
     monkeypatch.setattr(Experiment, "train", lambda self, **options: given.append(options))
     for options in ([], ["--force"]):
         assert run("train", "peckingorder", *options)[0] == 0

@@ -304,9 +304,9 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     with pytest.raises(Killed):
         make(progress=kill).train_offline()
     assert not (work.models / "offline_rl").exists()
-    work.train_baselines(["sft", "dpo"])
+    work.train_offline()
     version = (work.models / "offline_rl" / "version").read_text()
-    make().train_baselines(["dpo"])
+    make().train_offline()
     assert (work.models / "offline_rl" / "version").read_text() == version, "what is done is not done again"
     assert any(line.startswith(f"offline RL: {how}") for line in said)
     assert {path.name for path in work.models.iterdir()} == {"start", "base", "offline_rl"}

@@ -324,16 +324,64 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool) -> None:
+    said: list[str] = []
+    work = make(say=said.append)
+    (work.out / "settings.json").unlink()
+    numbers = {**NUMBERS, "evaluate_tasks": 4, "real_budget": None, "max_false_success": 0.05 if gated else None}
+    work.settings = replace(work.settings, **numbers)
+    work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
+    work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
+    work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
+    advice, again = work.advise(), work.advise()
+    assert advice == again and advice.verdict == "collect"
+    assert work.replay_buffer.count("trajectories", run=work.run_name("advice")) == 4, "what is stored is not played again"
+    line = said[-1]
+    assert line.startswith("advice: collect. start, untrained 4 of 4 validation tasks; imitation of every success 3 of 4 valid")
+    assert "2 of 2 dreamed groups teach nothing. " in line
+    told = "the gate refuses the dream: the responder 'model' accepts 4 of 4 invalid" if gated else "import successes for"
+    assert advice.why.startswith(told) and line.endswith(advice.why)
+    work.settings = replace(work.settings, environment="real")
+    assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
+
+
+def test_dream_and_reality_take_turns_until_the_real_steps_are_spent(make: Make) -> None:
+    class Killed(BaseException): ...
+
+    def kill(label: str, iteration: int, total: int) -> None:
+        if (label, iteration) == ("train: update_policy", 3):
+            raise Killed
+
+    options = {"iterations": 8, "environment": "dream+real", "real_steps": 12, "real_every": 2, **NUMBERS}
+    with pytest.raises(Killed):
+        make(progress=kill).train(**options)
+    reported: list[str] = []
+    work = make(say=reported.append)
+    work.train(**options)
+    places, spent = played(work), counted(work)
+    turns = places.count("real")
+    assert len(places) == 8 and places == ["synthetic", "real"] * turns + ["synthetic"] * (8 - 2 * turns) and turns < 4
+    per_iteration = [row["real_steps"] for row in work.replay_buffer.metrics("train") if "real_steps" in row]
+    assert spent >= 12 > spent - per_iteration[-1] and len(per_iteration) == turns
+    versions = {each.source: each.experience_version for each in work.replay_buffer.trajectories(run="train")}
+    assert versions["real"] == "" != versions["synthetic"]
+    found = work.replay_buffer.similar("A closed door.", "open", k=9)
+    assert any(step.next_observation == "It is open." for step in found), "the dream is shown what was really played"
+    assert sum("real success" in line for line in reported if line.startswith("iteration ")) == turns - 1
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"environment": "reality"}, "unknown environment 'reality'; known: dream, real, s2r"),
+        ({"environment": "reality"}, "unknown environment 'reality'; known: dream, dream.real, real, s2r"),
         ({"iterations": -1}, "iterations=-1: give a number of at least 1"),
         ({"synthetic_share": 1.5}, "synthetic_share=1.5: give a share between 0 and 1"),
         ({"environment": "s2r"}, "environment='s2r' with real_steps=None: give the steps of its real part"),
         ({"real_steps": 100}, "real_steps=100: a training in the dream spends none"),
         ({"environment": "s2r", "real_steps": 0}, "real_steps=0"),
-        ({"resample": 4, "learner": "ppo"}, "resample=4 with learner='ppo': give 0, or"),
+        ({"environment": "dream+real"}, "environment='dream.real' with real_steps=None: give the steps of its real part"),
+        ({"resample": 4, "learner": "ppo"}, "resample=4, learner='ppo': give 0, or"),
     ],
 )
 def test_where_it_cannot_train_is_refused(given: dict[str, Any], told: str) -> None:

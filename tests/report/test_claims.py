@@ -283,7 +283,14 @@ def test_a_missing_package_is_named_and_nothing_is_written(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("place", "told"), [("real", "the real environment"), ("s2r", "a dream, then the real environment")])
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("real", "the real environment"),
+        ("s2r", "a dream, then the real environment"),
+        ("dream+real", "a dream and the real environment in turn"),
+    ],
+)
 def test_the_title_says_where_it_trained(tmp_path, place, told):
     page = Page(render(tmp_path, result=make_result(settings={"environment": place})))
     assert f"Trained in {told}, proven in the real environment" in page.text

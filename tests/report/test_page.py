@@ -69,6 +69,16 @@ def test_evaluations_during_training_with_gap_and_recall(tmp_path):
     assert not [row for row in page.rows if row[0] == "30"]
 
 
+def test_success_stands_beside_the_real_steps_spent_by_then(tmp_path):
+    rates = {"eval_real_successes": 8, "eval_real_episodes": 40}
+    metrics = [{"iteration": 0}, {"iteration": 1, "real_steps": 700, **rates}, {"iteration": 2}]
+    metrics.append({"iteration": 3, "real_steps": 800, **rates})
+    page = Page(render(tmp_path, metrics=metrics))
+
+    assert [page.row(iteration)[-1] for iteration in "13"] == ["700", "1,500"]
+    assert "real steps so far" not in Page(render(tmp_path, metrics=[{"iteration": 1, **rates}])).text
+
+
 # --- the page stands alone and is inert -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,88 @@
+"""Advice before a training: whether a dream can add to imitation of the same traces."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dreamgym_lg.dream.relative import compared
+from dreamgym_lg.errors import UntruthfulDream
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment.evaluation import START, BestPolicy
+from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.learner import teaches
+from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
+from dreamgym_lg.rollout import check_played
+from dreamgym_lg.types import Trajectory, is_unanswered
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+MAX_DULL = 0.75
+"""Share of dreamed groups that teach nothing above which training is not advised."""
+
+
+class Advice(NamedTuple):
+    """Train in the dream, collect more traces, or stop at imitation; and why."""
+
+    verdict: Literal["train", "collect", "stop"]
+    why: str
+
+
+def conclude(best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "") -> Advice:
+    """The advice that figures give.
+
+    Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, the gate's.
+    """
+    dull = [group for group in groups if not teaches(group)]
+    failed = [group for group in dull if not any(each.success for each in group)]
+    if refusal:
+        return Advice("collect", f"the gate refuses the dream: {refusal}")
+    if tasks and not best:
+        return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
+    if best == tasks >= MIN_TASKS:
+        return Advice("stop", "there is nothing left on them that a dream could add")
+    if len(dull) <= MAX_DULL * len(groups):
+        return Advice("train", "train() may add to it, and prove() tells whether it did")
+    if 2 * len(failed) <= len(dull):
+        return Advice("stop", "the dream rewards nearly all that imitation does")
+    unanswered = sum(any(is_unanswered(each.error) for each in group) for group in failed)
+    calls = f" and traces of calls that the dream cannot answer (in {unanswered} of {len(groups)} groups)" if unanswered else ""
+    ids = ", ".join(group[0].task.id for group in failed[:3])
+    return Advice("collect", f"import successes{calls} for tasks like {ids}")
+
+
+def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
+    """Measure and say what is known before a training that begins with `policy`.
+
+    Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream.
+    """
+    s, tasks, groups, refusal = work.settings, work.validation_tasks(), list[list[Trajectory]](), ""
+    dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
+    won = {name: number for name in BASELINES if (number := _validated(work, name)) is not None}
+    if tasks and (real or (dream is not None and not s.references_only)):
+        path = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None)
+        start = policy if path is None else work.policy_at(path)
+        played = check_played(work.play("validate/start", start, tasks, dream=None if real else dream))
+        won = {"start": sum(each.success for each in played), **won}
+    if dream is not None:
+        try:
+            gate.check_truthful(work)
+        except UntruthfulDream as error:
+            refusal = str(error)
+        drawn = Random(s.seed).sample(known := gate.trainable_tasks(work), min(s.num_tasks, len(known)))
+        judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
+        played = work.play("advice", policy, drawn, dream=judged, num_generations=n)
+        played = run_lasting(compared(judged, played, work.replay_buffer))
+        groups = [played[i : i + n] for i in range(0, len(played), n)]
+    advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal)
+    figures = [f"{LABELS[name]} {number} of {len(tasks)} validation tasks" for name, number in won.items()]
+    figures += [f"{sum(not teaches(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
+    work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
+    return advice
+
+
+def _validated(work: Workspace, name: str) -> int | None:
+    """Successes of a baseline on the validation tasks, if they were played."""
+    folder = next((row["folder"] for row in work.replay_buffer.metrics(work.run_name(f"stage/{name}/best"))), "")
+    return next((int(row["successes"]) for row in work.replay_buffer.metrics(BestPolicy(work, folder).run)), None)
