@@ -51,7 +51,11 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
     ("compare", compare, ("compare my_app.py:graph my_app.py:new_graph --replay-buffer replay.db --world worlds/shop",)),
     ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
-    ("serve-world", serve_world, ("serve-world worlds/shop", "serve-world worlds/shop --port 8200")),
+    (
+        "serve-world",
+        serve_world,
+        ("serve-world worlds/shop", "serve-world worlds/shop --port 8200", "serve-world worlds/shop --openenv"),
+    ),
     ("fidelity", fidelity, ("fidelity train.py:gym", f"fidelity --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}")),
     ("play", play, ("play runs/peckingorder-seed1", f"play my_app.py:graph --policy {EXAMPLE_MODEL}")),
     ("ui", ui, ("ui runs/peckingorder-seed1", "ui replay.db --port 9000")),

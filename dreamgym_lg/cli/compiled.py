@@ -25,6 +25,7 @@ FirstTask = Annotated[
     str, typer.Option("--task", help="Recorded task in whose state each session begins. Default: all of them.")
 ]
 Port = Annotated[int | None, typer.Option(help="Serve streamable HTTP at this port. Default: standard input and output.")]
+OpenEnv = Annotated[bool, typer.Option("--openenv", help="Serve an OpenEnv environment over HTTP, by default at port 8000.")]
 Host = Annotated[str, typer.Option(help="Address to serve HTTP at.")]
 
 
@@ -54,16 +55,23 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
     say(f"{admitted} of {len(tools)} tools are admitted. Read {to / 'world.py'} and {to / 'REPLAY.md'}.")
 
 
-def serve_world(world: World, task: FirstTask = "", port: Port = None, host: Host = "127.0.0.1") -> None:
-    """Serve a compiled world's tools by MCP, as a test double of your backend. Each client session begins anew."""
+def serve_world(
+    world: World, task: FirstTask = "", port: Port = None, host: Host = "127.0.0.1", openenv: OpenEnv = False
+) -> None:
+    """Serve a compiled world's tools by MCP or as an OpenEnv environment: a test double. Each client session begins anew."""
     with errors_shown():
         from dreamgym_lg.compiled.mcp_server import create_app, create_server, serve_stdio
         from dreamgym_lg.compiled.responder import Compiled
 
-        server = create_server(Compiled(world), task=task)
-        if port is None:
-            asyncio.run(serve_stdio(server))
-        else:
-            import uvicorn
+        if port is None and not openenv:
+            asyncio.run(serve_stdio(create_server(Compiled(world), task=task)))
+            return
+        import uvicorn
 
-            uvicorn.run(create_app(server), host=host, port=port, log_level="warning")
+        if openenv:
+            from dreamgym_lg.compiled.openenv_server import create_openenv_app
+
+            app = create_openenv_app(Compiled(world), task=task)
+        else:
+            app = create_app(create_server(Compiled(world), task=task))
+        uvicorn.run(app, host=host, port=port or 8000, log_level="warning")

@@ -1,6 +1,7 @@
 """Draws new tasks from recorded successes. Each has entities of its own, and a reference that was run on them."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -232,13 +233,14 @@ def _donor(
 ) -> _Origin | None:
     """An entity of another episode at the same place, with the ids around it.
 
-    Successes that made the same writing calls come first, then those in the nearest words.
+    Successes that made the same writing calls come first, then those with the same tools, each in the nearest words first.
     """
     ours = records.spots(documents)
     stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
     best: tuple[Any, ...] = ()
     for record in records.all:
-        alike = record.trajectory.success and record.writes == base.writes, _similarity(record.words, base.words)
+        same = [record.trajectory.success and each(record) == each(base) for each in (_writes, _writing_tools)]
+        alike = (*same, _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
                 best = max(best, (alike, rng.random(), record, old, where, stands[where[0], spot]), key=lambda each: each[:2])
@@ -252,6 +254,14 @@ def _donor(
     for one, other in zip(json.loads(theirs[1]).values(), json.loads(here[1]).values(), strict=False):
         renaming.setdefault(str(one), str(other))
     return _Origin(record, old, renaming)
+
+
+def _writes(record: Record) -> object:
+    return record.writes
+
+
+def _writing_tools(record: Record) -> object:
+    return [tool for tool, *_ in record.writes]
 
 
 def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
@@ -294,17 +304,15 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
     The answer to a writing call may differ in what the reference neither looked up before nor told.
     """
     known, steps, writes = [list(each) for each in task.drawn["documents"]], list[list[str]](), records.recordings.writes
-    told = f" {' '.join(words(message_text(task.drawn['steps'][-1][0])))} "
+    told = set(words(message_text(task.drawn["steps"][-1][0])))
     for action, expected in task.drawn["steps"]:
         if (call := parse_call(action)) is not None:
             answer = world.answer(task.id, known, call.name, call.arguments)
             if answer is None:
                 return f"{call.name} is not answered"
-            one, other = (parsed(text, records.recordings.styles[call.name]) for text in (answer, expected))
-            lost = {" ".join(words(str(value))) for value in values_in(other) if value not in values_in(one)}
-            if answer != expected and (
-                call.name not in writes or _form(one) != _form(other) or any(f" {value} " in told for value in lost)
-            ):
+            lost = set(words(expected)) - set(words(answer))
+            one, other = (_form(parsed(text, records.recordings.styles[call.name])) for text in (answer, expected))
+            if answer != expected and (call.name not in writes or one != other or lost & told):
                 return f"{call.name} answers otherwise"
             known.append([call.name, dict(call.arguments), answer])
             expected = answer
@@ -313,11 +321,9 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
 
 
 def _form(node: Any) -> Any:
-    """The keys and types of a document; a text alone as it is."""
-    return node if isinstance(node, str) else _types(node)
-
-
-def _types(node: Any) -> Any:
+    """The keys and types of a document; a text alone without its numbers."""
     if isinstance(node, dict):
-        return {key: _types(value) for key, value in node.items()}
-    return [_types(each) for each in node] if isinstance(node, list) else type(node).__name__
+        return {key: type(value).__name__ if isinstance(value, str) else _form(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return list(map(_form, node))
+    return re.sub(r"\d+", "0", node) if isinstance(node, str) else type(node).__name__

@@ -5,11 +5,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple, TypeAlias, cast
+
+from dreamgym_lg.compiled.runtime import later
 
 Key: TypeAlias = str | int | tuple[str, ...]
 """A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
+_DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+MAX_DATES = 400
+"""Pairs of a date and a number from which new dates are made, at most."""
 MAX_SLOTS = 3
 """Values of the call's surroundings in one text, at most."""
 
@@ -28,10 +33,19 @@ class Ref(NamedTuple):
     path: tuple[Key, ...] = ()
 
 
+class Later(NamedTuple):
+    """A date of the surroundings, so many months or days later."""
+
+    start: Ref
+    unit: str
+    """Argument of `runtime.later`."""
+    number: Ref
+
+
 class Text(NamedTuple):
     """A text with values in it: constant pieces and references in turn."""
 
-    pieces: "tuple[str | Ref, ...]"
+    pieces: "tuple[str | Ref | Later, ...]"
 
 
 class Build(NamedTuple):
@@ -48,7 +62,7 @@ class Extend(NamedTuple):
     values: "tuple[Expression, ...]"
 
 
-Expression: TypeAlias = Const | Ref | Text | Build | Extend
+Expression: TypeAlias = Const | Ref | Later | Text | Build | Extend
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,20 @@ class Surroundings:
             key=lambda e: (-len(e[0]), e[1].root, str(e[1].path)),
         )
 
+    @cached_property
+    def later(self) -> list[tuple[str, Later]]:
+        """The dates that those of the surroundings give with a number of theirs."""
+        dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and _DATE.match(node)]
+        numbers = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, int) and not isinstance(node, bool)]
+        if len(dates) * len(numbers) > MAX_DATES:
+            return []
+        return [
+            (later(day, **{unit: number}), Later(start, unit, ref))
+            for (start, day), (ref, number) in product(dates, numbers)
+            for unit in ("months", "days")
+            if 0 < abs(number) < 1000
+        ]
+
 
 def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
@@ -115,6 +143,8 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
                     raise KeyError(step)
                 node = cast(Any, node)[step]
             return node
+        case Later(start, unit, number):
+            return later(evaluate(start, around), **{unit: evaluate(number, around)})
         case Text(pieces):
             return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
         case Extend(start, values):
@@ -167,14 +197,18 @@ def _atoms(node: Any, around: Surroundings) -> set[Expression]:
     atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
     if isinstance(node, str):
         atoms |= set(_texts(node, around))
+        atoms |= {moved for day, moved in around.later if day == node} if _DATE.match(node) else set()
     return atoms
 
 
 def _texts(text: str, around: Surroundings) -> Iterable[Text]:
     """The templates that render `text`. Every choice of up to `MAX_SLOTS` values that stand in it as words."""
+    values: list[tuple[str, Ref | Later]] = [*around.texts]
+    if set(_DATE.findall(text)) - {value for value, _ in around.texts}:
+        values = [*around.later, *values]
     spots = [
         (match.start(), match.end(), ref)
-        for value, ref in around.texts
+        for value, ref in values
         if len(value) < len(text)
         for match in [re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
         if match is not None
@@ -182,7 +216,7 @@ def _texts(text: str, around: Surroundings) -> Iterable[Text]:
     for number in range(1, MAX_SLOTS + 1):
         for chosen in combinations(sorted(spots, key=lambda spot: spot[:2]), number):
             if all(one[1] <= other[0] for one, other in zip(chosen, chosen[1:], strict=False)):
-                pieces: list[str | Ref] = []
+                pieces: list[str | Ref | Later] = []
                 end = 0
                 for start, stop, ref in chosen:
                     pieces += [text[end:start], ref]
@@ -199,6 +233,8 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (0 if examples > 1 else 3, 0, "")
         case Ref(root, path):
             return (1 if root == "args" else 2, len(path), str((root, path)))
+        case Later():
+            return (2.5, 0, str(expression))
         case Text(pieces):
-            refs = [piece for piece in pieces if isinstance(piece, Ref)]
-            return (4, len(refs), str((sum(ref.root != "args" for ref in refs), pieces)))
+            refs = [piece for piece in pieces if not isinstance(piece, str)]
+            return (4, len(refs), str((sum(isinstance(ref, Later) or ref.root != "args" for ref in refs), pieces)))

@@ -20,7 +20,7 @@ _TRIES = 50
 
 
 class Identifiers:
-    """Ids of entities. Values that reading tools of one argument got, and others of their forms.
+    """Ids of entities: arguments of reading tools that take one, and others of their forms.
 
     What many episodes name (`splits.common_entities`) is none, and so are words without a capital, and dates.
 

@@ -8,8 +8,10 @@ import json
 import resource
 import sqlite3
 import sys
+from calendar import monthrange
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from datetime import date, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -222,6 +224,17 @@ def below(one: Any, last_below: float, first_above: float) -> bool:
 def inside(one: Any, other: Any) -> bool:
     """True if a list or the keys of an object hold a value."""
     return isinstance(one, (str, int, float)) and isinstance(other, (dict, list)) and one in other
+
+
+def later(day: Any, *, months: Any = 0, days: Any = 0) -> str:
+    """A date as text (YYYY-MM-DD) so much later; the last of its month at most. Raises `Unknown` for anything else."""
+    try:
+        start = date.fromisoformat(day)
+        year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
+        first = date(year, month + 1, 1)
+        return (first.replace(day=min(start.day, monthrange(year, month + 1)[1])) + timedelta(days)).isoformat()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unknown(f"{day!r} is no date, or the one behind it is none") from error
 
 
 def parsed(text: str, style: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import MENTIONED, Case, Rule, TraceRules
-from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Ref, Text
+from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Text
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.trees import Branch, Condition, Tree
 
@@ -18,7 +18,7 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import MISSING, State, Unknown, at, at_most, below, inside, same, with_keys  # noqa: F401
+from runtime import MISSING, State, Unknown, at, at_most, below, inside, later, same, with_keys  # noqa: F401
 
 READS = {reads!r}
 """Tools that change nothing, with their arguments."""
@@ -115,6 +115,8 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
             return repr(json.loads(text))
         case Ref(_, path):
             return _root(expression, names) + "".join(f"[{_step(step)}]" for step in path)
+        case Later(start, unit, number):
+            return f"later({_code(start, names)}, {unit}={_code(number, names)})"
         case Text(pieces):
             return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
         case Extend(start, values):

@@ -19,7 +19,7 @@ from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.compiled.runtime import State, Unknown, parsed
+from dreamgym_lg.compiled.runtime import State, Unknown, later, parsed
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 
@@ -154,6 +154,17 @@ def test_a_state_forgets_what_a_call_may_have_changed() -> None:
 )
 def test_an_answer_is_kept_byte_for_byte(text: str, value: Any) -> None:
     assert parsed(text, {}) == value
+
+
+@pytest.mark.parametrize(
+    ("day", "months", "days", "behind"),
+    [("2026-01-31", 1, 0, "2026-02-28"), ("2026-11-30", 3, 0, "2027-02-28"), ("2026-03-01", -1, -1, "2026-01-31")],
+)
+def test_a_date_is_so_many_months_and_days_later(day: str, months: int, days: int, behind: str) -> None:
+    assert later(day, months=months, days=days) == behind
+    for wrong in ("soon", None, 3):
+        with pytest.raises(Unknown, match="is no date"):
+            later(wrong, months=1)
 
 
 def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) -> None:
@@ -298,7 +309,10 @@ async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: A
             arguments = ["-m", "dreamgym_lg.cli.app", "serve-world", str(compiled[0])]
             connection = {"transport": "stdio", "command": sys.executable, "args": arguments}
         else:
-            connection = {"transport": "streamable_http", "url": stack.enter_context(_served(compiled[0])) + "/mcp/"}
+            from dreamgym_lg.compiled.mcp_server import create_app, create_server
+
+            app = create_app(create_server(Compiled(compiled[0])))
+            connection = {"transport": "streamable_http", "url": stack.enter_context(_served(app)) + "/mcp/"}
         client = adapters.MultiServerMCPClient({"shop": connection})
         for _ in range(2):
             async with client.session("shop") as session:
@@ -313,14 +327,32 @@ async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: A
                 assert "does not know what get_order answers" in texts[3]
 
 
+@walled
+@pytest.mark.slow
+def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
+    client = pytest.importorskip("openenv.core.generic_client")
+    from dreamgym_lg.compiled.openenv_server import create_openenv_app
+
+    trajectory = next(each for each in TRAJECTORIES if '"refunded"' in str(each.steps))
+    order = trajectory.task.id.replace("shop/", "K")
+    calls = [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1")]
+    with _served(create_openenv_app(Compiled(compiled[0]))) as url, client.GenericEnvClient(base_url=url).sync() as environment:
+        for _ in range(2):
+            tools = environment.reset().observation["tools"]
+            assert {tool["name"] for tool in tools} == {*WRITES, "get_order", "get_customer"}
+            actions = [{"type": "call_tool", "tool_name": name, "arguments": {"order_id": id}} for name, id in calls]
+            answers = [environment.step(action).observation for action in actions]
+            assert [json.loads(each["result"])["status"] for each in answers[:3]] == ["sent", "refunded", "refunded"]
+            assert "does not know what get_order answers" in answers[3]["error"]["message"]
+            assert environment.state()["step_count"] == 3
+
+
 @contextlib.contextmanager
-def _served(folder: Path) -> Iterator[str]:
+def _served(app: Any) -> Iterator[str]:
     import uvicorn
 
-    from dreamgym_lg.compiled.mcp_server import create_app, create_server
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(create_app(create_server(Compiled(folder))), log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -31,8 +31,9 @@ def test_the_clinics_writes_are_exact_on_traces_that_share_no_entity(tmp_path: P
     assert not any(each.wrong for each in report.values())
 
 
-def test_a_rule_that_no_expression_gives_is_refused_and_nothing_is_wrong(tmp_path: Path) -> None:
-    """The parking office adds months to a date."""
+def test_a_permit_is_extended_by_months_where_its_record_was_looked_up(tmp_path: Path) -> None:
+    """The parking office adds months to a date that only the permit's record tells."""
     report = compiled("parking", "extend_permit", tmp_path)
-    assert not report["extend_permit"].admitted and report["extend_permit"].refused > 50
+    assert report["extend_permit"].admitted and report["extend_permit"].exact > 50
+    assert "later(permit_record_permit['until'], months=args['months'])" in (tmp_path / "world" / "world.py").read_text()
     assert not any(each.wrong for each in report.values())

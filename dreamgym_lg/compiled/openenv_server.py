@@ -1,0 +1,73 @@
+"""Serves a compiled world as an OpenEnv environment, for trainers and test suites that speak its protocol.
+
+Actions are OpenEnv's own for tools: `list_tools`, and `call_tool` with `tool_name` and `arguments`. A session is an episode.
+"""
+
+from typing import Any
+from uuid import uuid4
+
+from dreamgym_lg.compiled.responder import Compiled
+from dreamgym_lg.errors import MissingDependency
+
+try:
+    from openenv.core.env_server import create_fastapi_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.mcp_types import (
+        CallToolAction,
+        CallToolObservation,
+        ListToolsAction,
+        ListToolsObservation,
+        Tool,
+        ToolError,
+        ToolErrorType,
+    )
+    from openenv.core.env_server.types import Action, Observation, State
+except ImportError as error:
+    raise MissingDependency.extra("openenv-core, which `dreamgym serve-world --openenv` serves with,", "openenv") from error
+
+SESSIONS = 64
+"""Episodes at once, at most."""
+
+
+class WorldEnvironment(Environment[Action, Observation, State]):
+    """One episode of a compiled world. It has no reward of its own: its client knows the task."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, world: Compiled, task: str) -> None:
+        super().__init__()
+        self._world, self._task, self._steps, self._id = world, task, list[list[Any]](), ""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
+        """Begin anew, in the state of the recorded task `episode_id`, if it is one."""
+        self._steps, self._id = [], episode_id or str(uuid4())
+        return self._tools()
+
+    def step(self, action: Action, timeout_s: float | None = None, **_: Any) -> Observation:
+        if not isinstance(action, CallToolAction):
+            return self._tools()
+        name, arguments = action.tool_name, action.arguments
+        answer = self._world.answer(self._task or self._id, self._steps, name, arguments)
+        if answer is not None:
+            self._steps.append([name, arguments, answer])
+            return CallToolObservation(tool_name=name, result=answer)
+        unknown = ToolError(
+            error_type=ToolErrorType.EXECUTION_ERROR,
+            message=f"the world does not know what {name} answers here: no recorded call is like it",
+        )
+        return CallToolObservation(tool_name=name, result=None, error=unknown)
+
+    def _tools(self) -> ListToolsObservation:
+        schemas = self._world.schemas
+        tools = [Tool(name=f["name"], description=f.get("description", ""), input_schema=f["parameters"]) for f in schemas]
+        return ListToolsObservation(tools=tools)
+
+    @property
+    def state(self) -> State:
+        return State(episode_id=self._id, step_count=len(self._steps))
+
+
+def create_openenv_app(world: Compiled, *, task: str = "") -> Any:
+    """A FastAPI application of the OpenEnv protocol. Args: `task`, as of `mcp_server.create_server`."""
+    # one process answers all sessions: the world keeps no state between calls
+    return create_fastapi_app(lambda: WorldEnvironment(world, task), ListToolsAction, ListToolsObservation, SESSIONS)
