@@ -1,4 +1,4 @@
-"""Serves a compiled world as an OpenEnv environment, for trainers and test suites that speak its protocol.
+"""Serves a compiled world as an OpenEnv environment.
 
 Actions are OpenEnv's own for tools: `list_tools`, and `call_tool` with `tool_name` and `arguments`. A session is an episode.
 """
