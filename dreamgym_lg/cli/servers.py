@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries, say
-from dreamgym_lg.errors import MissingDependency, ReplayBufferError
+from dreamgym_lg.errors import ConfigurationError, MissingDependency, ReplayBufferError
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.report.pages import check_installed
 
@@ -32,7 +32,8 @@ def serve(
     The folder's name is the model's: ChatOpenAI(model="mine", base_url="http://127.0.0.1:8000/v1", api_key="none").
     """
     with errors_shown():
-        read_manifest(folder)
+        if "tinker" in read_manifest(folder):
+            raise ConfigurationError(f"{folder} has no weights, which are on Tinker: load_policy(folder) samples them there")
         quiet_libraries(offline=True)
         try:
             from transformers.cli.serve import Serve

@@ -19,8 +19,10 @@ from gym_on_tinker import SETTINGS, World, book, gym, main, service
 from langchain.agents import create_agent
 from stand_in import Service, tinker
 from tiny_models import create_tokenizer
+from typer.testing import CliRunner
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Settings, load_policy, with_policy
+from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.integrations.tinker.learner import TinkerLearner
@@ -191,6 +193,8 @@ def test_a_policy_on_tinker_is_trained_in_the_dream_and_exported(tmp_path: Path)
         f"adapters of `tiny` on Tinker, at `{kept['trained']['sampler']}`" in card
         and "Trained from tinker:tiny by TINKER" in card
     )
+    served_here = CliRunner().invoke(app, ["serve", str(tmp_path / "exported")])
+    assert served_here.exit_code and "which are on Tinker" in " ".join(served_here.output.split())
     policy = load_policy(tmp_path / "exported")
     assert isinstance(policy, TinkerChatModel) and policy.engine.weights == trained.engine.weights
     served = load_exported(tmp_path / "exported")
