@@ -12,7 +12,6 @@ from dreamgym_lg.experiment.evaluation import START, BestPolicy
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
 from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
-from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory, is_unanswered
 
 if TYPE_CHECKING:
@@ -63,7 +62,8 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     if tasks and (real or (dream is not None and not s.references_only)):
         path = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None)
         start = policy if path is None else work.policy_at(path)
-        played = check_played(work.play("validate/start", start, tasks, dream=None if real else dream))
+        place, run = (None, "validate/start") if dream is None or real else (dream, f"validate/start/dream@{dream.version}")
+        played = work.play(run, start, tasks, dream=place)  # weights without any training may fail in all
         won = {"start": sum(each.success for each in played), **won}
     if dream is not None:
         try:
@@ -72,7 +72,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             refusal = str(error)
         drawn = Random(s.seed).sample(known := gate.trainable_tasks(work), min(s.num_tasks, len(known)))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
-        played = work.play("advice", policy, drawn, dream=judged, num_generations=n)
+        played = work.play(f"advice/dream@{dream.version}", policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal)
