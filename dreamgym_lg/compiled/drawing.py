@@ -287,15 +287,15 @@ def _facts(records: Records, documents: Mapping[Place, Any], request: str, messa
 def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """The texts of documents in the form of `words`, each with its tool and keys."""
     for (tool, _), document in documents.items():
-        pending: list[tuple[tuple[str, ...], Any]] = [((tool,), document)] if isinstance(document, (dict, list)) else []
-        while pending:
-            field, node = pending.pop()
-            if isinstance(node, dict):
-                pending += [((*field, key), value) for key, value in node.items()]
-            elif isinstance(node, list):
-                pending += [(field, value) for value in node]
-            elif isinstance(node, (str, int, float)) and not isinstance(node, bool) and (text := " ".join(words(str(node)))):
-                yield field, text
+        yield from _texts((tool,), document) if isinstance(document, (dict, list)) else ()
+
+
+def _texts(field: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(node, (dict, list)):
+        for key, value in node.items() if isinstance(node, dict) else (("", each) for each in node):
+            yield from _texts((*field, key), value)
+    elif isinstance(node, (str, int, float)) and not isinstance(node, bool) and (text := " ".join(words(str(node)))):
+        yield field, text
 
 
 def verified(world: Compiled, records: Records, task: Task) -> Task | str:

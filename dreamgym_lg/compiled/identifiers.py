@@ -118,17 +118,15 @@ class Identifiers:
 
 def _form(value: str, *, letters: bool) -> str:
     """A regular expression of values with other digits and, with `letters`, other letters."""
-    runs = re.findall(r"\d+|[A-Z]+|[a-z]+|.", value)
-    return "".join(
-        rf"\d{{{len(run)}}}"
-        if run.isdigit()
-        else rf"[A-Z]{{{len(run)}}}"
-        if letters and re.fullmatch("[A-Z]+", run)
-        else "[a-z]+"
-        if letters and re.fullmatch("[a-z]+", run)
-        else re.escape(run)
-        for run in runs
-    )
+
+    def widened(run: re.Match[str]) -> str:
+        if run[0].isdigit():
+            return rf"\d{{{len(run[0])}}}"
+        if not letters or not re.fullmatch("[A-Za-z]+", run[0]):
+            return re.escape(run[0])
+        return f"[A-Z]{{{len(run[0])}}}" if run[0].isupper() else "[a-z]+"
+
+    return re.sub(r"\d+|[A-Z]+|[a-z]+|.", widened, value)
 
 
 class Renaming(dict[str, str]):

@@ -10,18 +10,7 @@ from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.errors import MissingDependency
 
 try:
-    from openenv.core.env_server import create_fastapi_app
-    from openenv.core.env_server.interfaces import Environment
-    from openenv.core.env_server.mcp_types import (
-        CallToolAction,
-        CallToolObservation,
-        ListToolsAction,
-        ListToolsObservation,
-        Tool,
-        ToolError,
-        ToolErrorType,
-    )
-    from openenv.core.env_server.types import Action, Observation, State
+    from openenv.core import env_server as openenv
 except ImportError as error:
     raise MissingDependency.extra("openenv-core, which `dreamgym serve-world --openenv` serves with,", "openenv") from error
 
@@ -29,7 +18,7 @@ SESSIONS = 64
 """Episodes at once, at most."""
 
 
-class WorldEnvironment(Environment[Action, Observation, State]):
+class WorldEnvironment(openenv.Environment[openenv.Action, openenv.Observation, openenv.State]):
     """One episode of a compiled world. It has no reward of its own: its client knows the task."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -38,36 +27,40 @@ class WorldEnvironment(Environment[Action, Observation, State]):
         super().__init__()
         self._world, self._task, self._steps, self._id = world, task, list[list[Any]](), ""
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> openenv.Observation:
         """Begin anew, in the state of the recorded task `episode_id`, if it is one."""
         self._steps, self._id = [], episode_id or str(uuid4())
         return self._tools()
 
-    def step(self, action: Action, timeout_s: float | None = None, **_: Any) -> Observation:
-        if not isinstance(action, CallToolAction):
+    def step(self, action: openenv.Action, timeout_s: float | None = None, **_: Any) -> openenv.Observation:
+        if not isinstance(action, openenv.CallToolAction):
             return self._tools()
         name, arguments = action.tool_name, action.arguments
         answer = self._world.answer(self._task or self._id, self._steps, name, arguments)
         if answer is not None:
             self._steps.append([name, arguments, answer])
-            return CallToolObservation(tool_name=name, result=answer)
-        unknown = ToolError(
-            error_type=ToolErrorType.EXECUTION_ERROR,
+            return openenv.CallToolObservation(tool_name=name, result=answer)
+        unknown = openenv.ToolError(
+            error_type=openenv.ToolErrorType.EXECUTION_ERROR,
             message=f"the world does not know what {name} answers here: no recorded call is like it",
         )
-        return CallToolObservation(tool_name=name, result=None, error=unknown)
+        return openenv.CallToolObservation(tool_name=name, result=None, error=unknown)
 
-    def _tools(self) -> ListToolsObservation:
+    def _tools(self) -> openenv.ListToolsObservation:
         schemas = self._world.schemas
-        tools = [Tool(name=f["name"], description=f.get("description", ""), input_schema=f["parameters"]) for f in schemas]
-        return ListToolsObservation(tools=tools)
+        tools = [
+            openenv.Tool(name=f["name"], description=f.get("description", ""), input_schema=f["parameters"]) for f in schemas
+        ]
+        return openenv.ListToolsObservation(tools=tools)
 
     @property
-    def state(self) -> State:
-        return State(episode_id=self._id, step_count=len(self._steps))
+    def state(self) -> openenv.State:
+        return openenv.State(episode_id=self._id, step_count=len(self._steps))
 
 
 def create_openenv_app(world: Compiled, *, task: str = "") -> Any:
     """A FastAPI application of the OpenEnv protocol. Args: `task`, as of `mcp_server.create_server`."""
     # one process answers all sessions: the world keeps no state between calls
-    return create_fastapi_app(lambda: WorldEnvironment(world, task), ListToolsAction, ListToolsObservation, SESSIONS)
+    return openenv.create_fastapi_app(
+        lambda: WorldEnvironment(world, task), openenv.ListToolsAction, openenv.ListToolsObservation, SESSIONS
+    )
