@@ -296,11 +296,11 @@ class Workspace:
         Args: `name`; "" is one without weights, which prepares training data.
         """
         if self._given is not None:
-            self._given = load_experience_model(self._given, self.replay_buffer, self.settings)
+            self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
             return self._given
         name = self.newest_experience() if name is None else name
         model = self._local(name) if name else None
-        return as_trained(model, self.settings, self.replay_buffer, name)
+        return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
 
     def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel

@@ -1,14 +1,14 @@
 """TextWorld-Express as an `Environment`: one Java process serves all concurrent episodes."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import TextGame, digest, one_line
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, world_split
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, check_action, world_split
 from dreamgym_lg.types import StepResult, Task
 
 Answer = TypeVar("Answer")
@@ -46,12 +46,14 @@ class TextWorldExpress(TextGame):
     def __init__(self, *, max_steps: int = 10) -> None:
         super().__init__(max_steps)
         self._slot: Interface | None = None
+        self._game = ""
         self._state: dict[str, Any] = {}
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for metadata that names no world, `EnvironmentFailed` if Java breaks."""
         world, self._seen = _world(task), ()
         self._state = self._ask(lambda slot: slot.start(world))
+        self._game = world["game"]
         return self.begin(one_line(self._state["observation"]))
 
     def play(self, action: str) -> StepResult:
@@ -68,6 +70,9 @@ class TextWorldExpress(TextGame):
         reward = 0.0 if failure else float(self._state["score"] - before)
         info = {"success": success, "valid": observation != UNKNOWN_ACTION}
         return StepResult(observation, reward, success or failure, False, info)
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(self._game, action, observations)
 
     def valid_actions(self) -> list[str]:
         return sorted(set(self._state.get("validActions", ())))

@@ -10,10 +10,10 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.text_games.game import Score
+from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.text import GAMES
+from dreamgym_lg.integrations.textworld_express.text import GAMES, check_action, hidden_facts
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"noisy": 150, "random": 450}
@@ -31,7 +31,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 class TextWorldExpressWorld(World):
-    """One game. Its worlds of the train fold, split by a hash of their first observation. No rule of it is in its dream.
+    """One game. Its worlds of the train fold, split by a hash of their first observation.
 
     Args:
         game: One of `text.GAMES`.
@@ -52,6 +52,9 @@ class TextWorldExpressWorld(World):
         batch_size=4,
         stop_after_uniform=0,  # groups that all fail alike are not done: later ones of other worlds differ again
     )
+
+    assisted = True
+    context = staticmethod(hidden_facts)
 
     def __init__(self, game: str = "peckingorder", *, max_steps: int = 10) -> None:
         if game not in GAMES:
@@ -74,7 +77,10 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([model], judges=[Score()])
+        return Dream([Rules(self.refusal), model], judges=[Score()])
+
+    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(self.game, action, observations)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:

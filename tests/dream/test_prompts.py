@@ -325,8 +325,8 @@ def test_a_world_has_one_seed_of_its_own() -> None:
 
 def test_the_prompts_show_the_form_and_every_key() -> None:
     form = '<"valid" or "invalid">, <your reasoning about the action, on this one line>\nreward <number>, <continues'
-    assert form in load_prompt(LINE_PROMPT)
-    assert all(f'"{key}"' in load_prompt(JSON_PROMPT) for key in [*GOOD, "score", "seen", "action", "world_seed"])
+    assert form in load_prompt(LINE_PROMPT) and '"known:"' in load_prompt(LINE_PROMPT)
+    assert all(f'"{key}"' in load_prompt(JSON_PROMPT) for key in [*GOOD, "known", "score", "seen", "action", "world_seed"])
 
 
 class Structured(BaseChatModel):

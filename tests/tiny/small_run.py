@@ -9,11 +9,11 @@ from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWor
 
 
 class CutShort(TextWorldExpressWorld):
-    """Every second success is left before its last action, so that filtered imitation has more to imitate than successes."""
+    """Noisy successes are left before their last action, so that filtered imitation has more to imitate than successes."""
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         for number, each in enumerate(super().collect(tasks, episodes, seed=seed)):
-            if each.success and number % 2 and len(each.steps) > 1:
+            if each.success and number >= episodes["demonstration"] and len(each.steps) > 1:
                 *steps, last = each.steps[:-1]
                 each = replace(each, steps=[*steps, replace(last, truncated=True)], success=False)
             yield each
@@ -24,6 +24,6 @@ def create_experiment(out: Path) -> Experiment:
     few = {"evaluate_tasks": 1, "proof_tasks": 2, "num_tasks": 2, "num_generations": 3}
     few |= {"tasks": 60, "experience_steps": 8, "base_steps": 8, "batch_size": 4, "iterations": 3, "evaluate_every": 3}
     ungated = {"max_false_success": None, "max_gap": None}
-    episodes = {"demonstration": 16, "noisy": 20, "random": 10}
+    episodes = {"demonstration": 16, "noisy": 30, "random": 10}
     model = str(Path(__file__).parent / "small_base")
     return Experiment(world, out, replace(world.settings, seed=3, model=model, episodes=episodes, **few, **ungated))

@@ -1,6 +1,18 @@
-"""The split of TextWorld-Express's worlds, without Java."""
+"""The split of TextWorld-Express's worlds, and checks of actions, without Java."""
+
+import pytest
 
 from dreamgym_lg.integrations.textworld_express import text
+from dreamgym_lg.integrations.textworld_express.text import check_action
+
+
+@pytest.mark.parametrize("game", ("peckingorder", "twc"))
+def test_without_a_described_room_forms_and_names_are_known(game: str) -> None:
+    seen = ["A brown hat, dirty gray shoes and a shelf."]
+    refused = ["take brown shoes", "take shoe", "fly", "put hat", "put brown hat on shelf", "put hat in wardrobe", ""]
+    assert [action for action in refused if check_action(game, action, seen) is None] == []
+    for action in ("take brown hat", "take shoes", "put brown hat in shelf", "look around", " inventory "):
+        assert check_action(game, action, seen) is None
 
 
 def test_split_shares() -> None:

@@ -12,7 +12,7 @@ from dreamgym_lg.experiment.world import load_world
 
 pytest.importorskip("textworld_express")
 
-from dreamgym_lg.integrations.textworld_express.text import GAMES
+from dreamgym_lg.integrations.textworld_express.text import GAMES, movable_items
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld, create_oracle
 
 SPLITS = ("train", "validation", "test")
@@ -26,6 +26,15 @@ def test_splits_share_no_task_and_the_seed_chooses_other_worlds() -> None:
     again = TextWorldExpressWorld("peckingorder").tasks("train", limit=60, seed=1)
     assert again == world.tasks("train", limit=60, seed=1)
     assert not {task.id for task in again} & {task.id for task in world.tasks("train", limit=60, seed=2)}
+
+
+def test_dream_and_reality_refuse_the_same_actions() -> None:
+    for world in (TextWorldExpressWorld("twc"), TextWorldExpressWorld("peckingorder")):
+        task, environment = world.tasks("train", limit=20)[0], world.create_environment()
+        seen = [environment.reset(task)]
+        for action in (*environment.valid_actions(), "take elephant", "put shelf in shelf", "take"):
+            assert world.refusal(task, action, seen) == environment.check_action(action, seen)
+        environment.close()
 
 
 @pytest.mark.parametrize("game", sorted(set(GAMES) - {"simonsays"}))
@@ -55,10 +64,12 @@ def test_a_dreamed_game_pays_an_action_once(scripted: Any) -> None:
     world = TextWorldExpressWorld("twc")
     task = world.tasks("train", limit=9)[0]
     dream = world.create_dream(taken).create_environment()
-    dream.reset(task)
-    assert [dream.step("take lime").reward, dream.step("inventory").reward] == [0.25, 0.25]
+    first = dream.reset(task)
+    item = movable_items(first)[0]
+    assert [dream.step(f"take {item}").reward, dream.step("inventory").reward] == [0.25, 0.25]
     assert dream.step("inventory").reward == 0.0
     assert [step.judged_by for step in dream.steps] == ["score"] * 3
+    assert dream.step("take elephant").info["decided_by"] == "rules"
 
 
 def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
