@@ -252,8 +252,8 @@ def train(
         work.prepare(baselines or BASELINES)
         if work.start_policy is None and not (work.out / "training.db").exists():
             work.advise()
-        given: dict[str, Any] = {"policy": policy} if policy else {}
-        work.train(servers=servers or (), force=force, **given, **({"max_gap": None} if force else {}))
+        given: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
+        work.train(servers=servers or (), force=force, **given)
 
 
 def _improve(name: str, policy: str | None, reflection: str | None, out: Path | None, *, force: bool) -> None:

@@ -167,8 +167,10 @@ def _write(
     tokenizer = policy.tokenizer
     draft.mkdir(parents=True)
     if hosted := model is None:
-        policy.save(draft)  # where the weights are
+        policy.save(draft)
+        place = {"tinker": json.loads((draft / TINKER_FILE).read_text())}
     else:
+        place = {"parameters": sum(each.numel() for name, each in model.named_parameters() if ".lora_" not in name)}
         write_model(model, draft, place=folder)
         tokenizer.save_pretrained(draft)
         _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
@@ -189,9 +191,9 @@ def _write(
         )
     record = {
         **provenance,
+        **place,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "sampling": {"temperature": policy.temperature, "max_new_tokens": policy.max_new_tokens},
-        **({"tinker": json.loads((draft / TINKER_FILE).read_text())} if hosted else {"parameters": _parameters(model)}),
         "agent": seen_from(folder, agent),
     }
     (draft / "version").write_text(str(record["policy_version"]))
@@ -201,10 +203,6 @@ def _write(
     mode = (draft / MANIFEST).stat().st_mode  # by the umask; safetensors' own are of the owner alone
     for file in draft.iterdir():
         file.chmod(mode)
-
-
-def _parameters(model: Any) -> int:
-    return sum(weights.numel() for name, weights in model.named_parameters() if ".lora_" not in name)
 
 
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":

@@ -50,11 +50,6 @@ class ImprovedPrompts:
     """Mean reward on the validation tasks in the dream, before and after. The search chose by it: no proof."""
     gym: Any
 
-    @property
-    def model(self) -> BaseChatModel:
-        """The same chat model with the new texts, a policy like any other: `with_policy(graph, improved.model)`."""
-        return with_prompts(self.policy, self.changes)
-
     def __str__(self) -> str:
         return difference(self.changes) or "no text did better than the original"
 

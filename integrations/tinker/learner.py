@@ -10,7 +10,7 @@ import tinker
 
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.integrations.tinker.policy import TinkerChatModel, TinkerEngine, Weights, answered
-from dreamgym_lg.integrations.trl.options import StepOptions, check_options
+from dreamgym_lg.integrations.trl.options import STEP, StepOptions, check_options
 from dreamgym_lg.integrations.trl.policy_learner import CHECKPOINT, PolicyLearner
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING
 from dreamgym_lg.learner import TrainingRow, group_credit
@@ -104,9 +104,7 @@ class TinkerLearner(PolicyLearner):
     """
 
     COMPARES = True
-    OPTIONS = frozenset(
-        {"weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "adam_beta1", "adam_beta2", "adam_epsilon"}
-    )
+    OPTIONS = STEP & {"weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon"} | {"epsilon", "epsilon_high"}
 
     def __init__(
         self,
