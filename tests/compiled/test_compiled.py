@@ -208,6 +208,16 @@ HOSTILE = {
     "writes on standard output": "import sys\nsys.stdout.write('no answer\\n'); sys.stdout.flush()\n",
     "raises": "raise ValueError('no')\n",
     "takes all memory": "x = bytearray(4 * 2**30)\n",
+    "calls C": "import ctypes\nctypes.CDLL(None).unlink({outside!r}.encode()); ctypes.CDLL(None)._exit(4)\n",
+    "answers with a pickle": "import pickle\ndef refund(state, **args): return pickle.dumps(state)\n",
+    "fork-bombs": "import os\nwhile True: os.fork()\n",
+    "starts a thread": "import threading\nthreading.Thread(target=lambda: open({outside!r}, 'w').write('x')).start()\n",
+    "kills its parent": "import os\nos.kill(os.getppid(), 9)\n",
+    "removes its database": "import pathlib\npathlib.Path(__file__).with_name('world.db').unlink()\n",
+    "rewrites its rules": "import pathlib\npathlib.Path(__file__).with_name('rules.json').write_text('')\n",
+    "calls itself for ever": "def refund(state, **args): return refund(state, **args)\n",
+    "answers without end": "def refund(state, **args): return 'x' * 2**22\n",
+    "replaces the answers": "import json\njson.dumps = lambda *_, **__: '{{'\n",
 }
 
 
@@ -235,6 +245,8 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
     else:
         assert answer is None or "s3cret" not in answer.observation
     assert not outside.exists() and not os.listdir(folder)[3:]
+    for name in ("world.db", "rules.json"):
+        assert (folder / name).read_bytes() == (compiled[0] / name).read_bytes()
     world.close()
 
 
