@@ -4,14 +4,16 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import commonprefix
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.attention import can_share, shared_prompt
 from dreamgym_lg.integrations.transformers.call_format import safe_length
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
@@ -222,16 +224,27 @@ def stream_settled_text(request: Request, streamed: str, text: str, *, over: boo
     return text[:settled]
 
 
+def shared_tokens(decoder: Decoder, rows: list[Row]) -> int:
+    """Number of known tokens that all rows begin with; 0 where reading them once gains nothing."""
+    if len(rows) == 1 or not can_share(decoder.model):
+        return 0
+    number = len(commonprefix([row.ids[: row.known] for row in rows]))
+    return number if number >= BLOCK else 0
+
+
 class Batch:
     """Rows that decode together.
 
-    Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out.
+    Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out. Behind those of the prompt that all
+    rows begin with, where its keys and values can be read once for all (`attention`).
     """
 
     def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
         self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
-        known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
-        self.known, self.prompt_end = known, known + new
+        shared = shared_tokens(decoder, rows)
+        self.prompt = cast(Prefix, rows[0].prefix).cached.buffer[..., :shared, :] if shared else None
+        known, new = max(row.known for row in rows) - shared, max(len(row.ids) - row.known for row in rows)
+        self.prompt_end = known + new
         self.filled = self.prompt_end
         length = self.filled + max(row.request.max_new_tokens for row in rows)
         shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
@@ -240,14 +253,14 @@ class Batch:
         self.ids = torch.zeros(len(rows), new, dtype=torch.long)
         self.positions = torch.zeros(len(rows), new, dtype=torch.long)
         for i, row in enumerate(rows):
-            chunk = len(row.ids) - row.known
+            chunk, pad = len(row.ids) - row.known, known - (row.known - shared)
             own = self.buffer[:, :, i]
             if row.prefix is not None and row.prefix.cached is not None:
-                own[..., known - row.known : known, :] = row.prefix.cached.buffer[..., : row.known, :]
+                own[..., pad:known, :] = row.prefix.cached.buffer[..., shared : row.known, :]
             # what is masked out has to be finite; all else is written before it is read
-            own[..., : known - row.known, :] = 0
+            own[..., :pad, :] = 0
             own[..., known : self.prompt_end - chunk, :] = 0
-            self.mask[i, known - row.known : known] = 1
+            self.mask[i, pad:known] = 1
             self.mask[i, self.filled - chunk : self.filled] = 1
             self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
             self.positions[i, new - chunk :] = torch.arange(row.known, len(row.ids))
@@ -258,6 +271,10 @@ class Batch:
         self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
 
     def run(self) -> None:
+        with shared_prompt(self.decoder.model, self.prompt):
+            self._decode()
+
+    def _decode(self) -> None:
         while self.rows:
             device = self.buffer.device
             logits = self.decoder.forward(
@@ -322,7 +339,6 @@ class Batch:
             reply=text,
             text=row.text + text[len(request.forced) :] + end,
             ids=row.ids + row.sampled,
-            known=own[..., self.known - row.known : self.known, :],
             new=own[..., new : self.filled, :],
         )
         reason, guided = "stop" if ended or cut else "length", row.matcher is not None

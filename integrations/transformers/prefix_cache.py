@@ -138,7 +138,6 @@ class PrefixCache:
         reply: str,
         text: str,
         ids: list[int],
-        known: torch.Tensor,
         new: torch.Tensor,
     ) -> None:
         """Remember an answered conversation and its keys and values; forget the oldest beyond the budget.
@@ -148,18 +147,19 @@ class PrefixCache:
             reply: The text that a template makes of the reply.
             text: The whole conversation, rendered. Special tokens sampled inside the reply are in `ids` alone.
             ids: Its tokens.
-            known: Keys and values out of `before`, [layers, 2, heads, tokens, head size].
-            new: Those of the tokens after it.
+            new: Keys and values of the tokens after it, [layers, 2, heads, tokens, head size].
         """
         key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
         self._forget(key)
         if request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
             self._forget(_key(request.owner, request.conversation))
-        filled, total = known.shape[-2], known.shape[-2] + new.shape[-2]
-        cached = before.cached if before is not None else None
+        known = cached = before.cached if before is not None else None
+        filled = before.known if before is not None else 0
+        total = filled + new.shape[-2]
         if cached is None or cached.filled != filled or cached.buffer.shape[-2] < total:  # or another has gone on from there
             cached = KeyValues(new.new_empty(*new.shape[:3], with_room(total), new.shape[-1]), total)
-            cached.buffer[..., :filled, :] = known
+            if known is not None:
+                cached.buffer[..., :filled, :] = known.buffer[..., :filled, :]
         cached.buffer[..., filled:total, :] = new
         cached.filled = total
         self.prefixes[key] = Prefix(text, ids, cached, total)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.integrations.transformers import batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -60,10 +61,13 @@ def smollm2(dtype: str, adapted: bool) -> Any:
 
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool) -> None:
+def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 two computations of one thing differ by rounding: the engine by no more than plain transformers does."""
+    shared, count = list[int](), batch.shared_tokens
+    monkeypatch.setattr(batch, "shared_tokens", lambda *given: shared.append(count(*given)) or shared[-1])
     policy = smollm2(dtype, adapted)
     segments = asyncio.run(talk_all(policy))
+    assert any(shared) == (dtype == "bfloat16")  # there the prompt's keys are read once for all
     if dtype == "float32":
         for segment in segments:
             (plain, likely), (sampled, tokens) = log_probs(policy.model, segment), recorded(segment)
