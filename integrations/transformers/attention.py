@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ def _attend(
     rows, heads, length, size = query.shape
     kinds = key.shape[1]  # heads of keys and values; each serves several of the queries'
     queries = query.reshape(rows, kinds, -1, length, size)
-    before, after = shared[int(module.layer_idx)], (key, value)
+    before, after = shared[cast(int, module.layer_idx)], (key, value)
     at_once = queries.movedim(0, 2).reshape(1, kinds, -1, size)
     prompt, prompt_sum = _softmax(at_once, before[0, None], before[1, None], scale=scaling)
     shape = kinds, -1, rows, length

@@ -242,7 +242,7 @@ class Batch:
     def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
         self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
         shared = shared_tokens(decoder, rows)
-        self.prompt = cast(Prefix, rows[0].prefix).cached.buffer[..., :shared, :] if shared else None
+        self.prompt = cast(Any, rows[0].prefix).cached.buffer[..., :shared, :] if shared else None
         known, new = max(row.known for row in rows) - shared, max(len(row.ids) - row.known for row in rows)
         self.prompt_end = known + new
         self.filled = self.prompt_end
