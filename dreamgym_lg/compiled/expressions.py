@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -102,16 +103,14 @@ class Surroundings:
     @cached_property
     def later(self) -> list[tuple[str, Later]]:
         """The dates that those of the surroundings give with a number of theirs."""
-        dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and _DATE.match(node)]
+        dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and _DATE.fullmatch(node)]
         numbers = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, int) and not isinstance(node, bool)]
-        if len(dates) * len(numbers) > MAX_DATES:
-            return []
-        return [
-            (later(day, **{unit: number}), Later(start, unit, ref))
-            for (start, day), (ref, number) in product(dates, numbers)
-            for unit in ("months", "days")
-            if 0 < abs(number) < 1000
-        ]
+        moved = list[tuple[str, Later]]()
+        if len(dates) * len(numbers) <= MAX_DATES:
+            for (start, day), (ref, number), unit in product(dates, numbers, ("months", "days")):
+                with suppress(LookupError):  # the 31st of February, or a year behind the last one
+                    moved += [(later(day, **{unit: number}), Later(start, unit, ref))] if number else []
+        return moved
 
 
 def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
@@ -197,7 +196,7 @@ def _atoms(node: Any, around: Surroundings) -> set[Expression]:
     atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
     if isinstance(node, str):
         atoms |= set(_texts(node, around))
-        atoms |= {moved for day, moved in around.later if day == node} if _DATE.match(node) else set()
+        atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
     return atoms
 
 

@@ -17,6 +17,7 @@ from compiled_shop import Shop, walled
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
 from dreamgym_lg.compiled.runtime import State, Unknown, later, parsed
@@ -165,6 +166,11 @@ def test_a_date_is_so_many_months_and_days_later(day: str, months: int, days: in
     for wrong in ("soon", None, 3):
         with pytest.raises(Unknown, match="is no date"):
             later(wrong, months=1)
+
+
+def test_only_dates_are_moved() -> None:
+    around = Surroundings({"months": 2, "slot": "2026-03-25 13:00", "day": "2026-02-31", "far": "9999-12-01"}, {})
+    assert around.later == [("9999-12-03", Later(Ref("args", ("far",)), "days", Ref("args", ("months",))))]
 
 
 def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) -> None:
