@@ -114,7 +114,7 @@ class Compiled:
         command = [sys.executable, "-I", runtime.__file__, str(self.folder)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-        self._process = start_walled(command, scratch=Path(scratch), env=env, start_new_session=True, **pipes)
+        self._process = start_walled(command, scratch=Path(scratch), children=False, env=env, start_new_session=True, **pipes)
         self._end = weakref.finalize(self, _close, self._process, scratch)
         return self._process
 

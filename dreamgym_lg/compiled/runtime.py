@@ -268,7 +268,7 @@ def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[t
 
 def serve(folder: Path, requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer requests, a JSON object a line. `ask`, the name of a method of `Module`, and its arguments."""
-    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 2**20)):
+    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 2**20)):
         resource.setrlimit(limit, (value, value))
     module = Module(folder)
     for line in requests:

@@ -418,6 +418,18 @@ def test_the_wall_is_built_before_there_are_threads() -> None:
         thread.join()
 
 
+def test_a_program_that_may_start_no_process_has_threads_all_the_same(tmp_path: Path) -> None:
+    """Root has no limit of processes: only the call itself can be refused."""
+    code = (
+        "import os, subprocess, threading; t = threading.Thread(target=print); t.start(); t.join()\n"
+        "for start in (os.fork, lambda: subprocess.run(['true']), lambda: os.posix_spawn('/bin/true', ['t'], {})):\n"
+        "    try: start()\n"
+        "    except OSError as error: print(type(error).__name__)"
+    )
+    status, said = walled([sys.executable, "-c", code], tmp_path / "scratch", children=False)
+    assert (status, said.split()) == (0, ["BlockingIOError"] * 3), said
+
+
 def test_a_machine_without_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not missing_for_wall() and limits_of_wall() == []
     check_wall()

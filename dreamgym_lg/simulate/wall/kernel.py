@@ -92,7 +92,7 @@ _LOAD, _AND, _EQUAL, _GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _NEWEST_CALL = 469
 """`file_setattr` of Linux 6.17. Later calls do not exist behind the wall, as on an older kernel: nobody has judged them."""
-_NAMESPACES = 0x7E020000
+_NAMESPACES, _THREAD = 0x7E020000, 0x10000
 _FAST_OPEN = 0x20000000
 """MSG_FASTOPEN: sends to an address without connecting first, past Landlock."""
 _TYPE = 0xF
@@ -140,6 +140,10 @@ RULES = (
     Rule("socketpair", errno.EACCES, ((1, _TYPE, (1, 5)),)),  # SOCK_STREAM, SOCK_SEQPACKET: joined for good
 )
 
+_NO_CHILDREN = (  # a limit of their number is not root's
+    Rule("fork vfork", errno.EAGAIN),
+    Rule("clone", errno.EAGAIN, ((0, _NAMESPACES | _THREAD, (_THREAD,)),)),
+)
 _NO_SOCKETS = (Rule("socket", errno.EACCES),)
 _TCP_CLIENTS = (
     Rule("socket", errno.EACCES, ((0, 0xFFFFFFFF, (2, 10)), (1, _TYPE, (1,)), (2, 0xFFFFFFFF, (0, 6)))),  # AF_INET, AF_INET6
@@ -178,7 +182,14 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187)},
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
-    **{"clone": (56, 220), "clone3": (435, 435), "unshare": (272, 97), "setns": (308, 268)},
+    **{
+        "fork": (57, None),
+        "vfork": (58, None),
+        "clone": (56, 220),
+        "clone3": (435, 435),
+        "unshare": (272, 97),
+        "setns": (308, 268),
+    },
     **{"setpriority": (141, 140), "ioprio_set": (251, 30), "prlimit64": (302, 261), "sched_setaffinity": (203, 122)},
     **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
     **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
@@ -257,7 +268,12 @@ def _limit_resources(writable: Sequence[str]) -> None:
 
 
 def build_wall(
-    *, writable: Sequence[str], hidden: Sequence[str] = (), ports: Sequence[int] | None = (), abi: int | None = None
+    *,
+    writable: Sequence[str],
+    hidden: Sequence[str] = (),
+    ports: Sequence[int] | None = (),
+    children: bool = True,
+    abi: int | None = None,
 ) -> None:
     """Put this process, its future threads and children behind the wall, for ever. Only the standard descriptors stay open.
 
@@ -265,6 +281,7 @@ def build_wall(
         writable: Folders, with all they hold, and files that may be written; they have to exist.
         hidden: Real paths of files that cannot be opened, nor anything that comes later into a folder on the way to one.
         ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
+        children: Whether it may start processes. Threads it may always.
         abi: The Landlock version to build with. Default: the kernel's.
 
     Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside.
@@ -279,7 +296,7 @@ def build_wall(
     _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
     _drop_capabilities()
     _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], hidden, ports, abi)
-    rules = RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS)
+    rules = (() if children else _NO_CHILDREN) + RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS)
     rules += (_WITHOUT_TRUNCATE if abi < 3 else ()) + (_without_scopes() if abi < LANDLOCK_SCOPES else ())
     _seccomp(rules)
 

@@ -83,6 +83,7 @@ def start_walled(
     scratch: Path,
     allow: Allow | None = None,
     hidden: Collection[Path] = (),
+    children: bool = True,
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
@@ -94,6 +95,7 @@ def start_walled(
         allow: Paths that may be written too; and hosts, whose ports TCP clients may connect to (of every host: the kernel knows
             no names; without a port all ports), and port 53 for their names. Nothing listens.
         hidden: SQLite files that it cannot open.
+        children: Whether it may start processes.
         env, options: As of `subprocess.Popen`.
 
     Raises `ConfigurationError` if this machine cannot build the wall, and for what cannot be allowed. If the kernel refuses all
@@ -104,9 +106,13 @@ def start_walled(
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    walls: dict[str, Any] = {"writable": [os.path.realpath(scratch), *_writable(allow, hidden)], "ports": _ports(allow)}
+    walls: dict[str, Any] = {
+        "writable": [os.path.realpath(scratch), *_writable(allow, hidden)],
+        "ports": _ports(allow),
+        "children": children,
+    }
     walls["hidden"] = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
-    walls["abi"] = kernel.landlock_abi()
+    walls |= {"children": children, "abi": kernel.landlock_abi()}
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
 
