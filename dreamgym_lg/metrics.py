@@ -50,7 +50,6 @@ def describe(
         "steps_mean": steps / max(len(played), 1),
         "segments": len(segments),
         "rewritten_segments": len(rewritten),
-        "guided_segments": sum(segment.guided for segment in segments),
         "reread_share": sum(map(_prompt_length, rewritten)) / max(sum(len(each.token_ids) for each in segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }

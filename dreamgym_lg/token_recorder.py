@@ -60,8 +60,6 @@ class TokenCall(NamedTuple):
     """At which the tokens were sampled; 0 is greedy."""
     policy_version: str = ""
     """Of the weights that sampled them, as the server of the policy names them."""
-    guided: bool = False
-    """True where tokens that fit no tool's schema were left out."""
 
 
 _current: ContextVar["TokenRecorder | None"] = ContextVar("dreamgym_token_recorder", default=None)
@@ -108,17 +106,17 @@ class TokenRecorder:
         """The recorded calls, merged by exact token prefix.
 
         A call whose prompt tokens begin with everything an earlier segment holds continues that segment (the longest such
-        one of its temperature and policy version, guided or not); any other call begins a new segment. No token is ever
+        one of its temperature and policy version); any other call begins a new segment. No token is ever
         re-encoded.
         """
         with self._lock:
             calls = list(self.calls)
-        open_rows: list[tuple[tuple[float, str, bool], list[int], list[int], list[float]]] = []
+        open_rows: list[tuple[tuple[float, str], list[int], list[int], list[float]]] = []
         for call in calls:
             if not call.sampled_ids:
                 continue
             prompt = list(call.prompt_ids)
-            drawn = call.temperature, call.policy_version, call.guided
+            drawn = call.temperature, call.policy_version
             fits = [row for row in open_rows if row[0] == drawn and prompt[: len(row[1])] == row[1]]
             if fits:
                 _, ids, sampled, logprobs = max(fits, key=lambda row: len(row[1]))
@@ -136,9 +134,8 @@ class TokenRecorder:
                 logprobs=logprobs,
                 temperature=temperature,
                 policy_version=version,
-                guided=guided,
             )
-            for (temperature, version, guided), ids, sampled, logprobs in open_rows
+            for (temperature, version), ids, sampled, logprobs in open_rows
         ]
 
 

@@ -156,8 +156,6 @@ class Segment:
     """At which all its tokens were sampled; 0 is greedy. None: unknown, and taken by no learner."""
     policy_version: str = ""
     """Version of the weights that sampled all its tokens, by the policy's server. "" where no server samples."""
-    guided: bool = False
-    """True if sampling left out tokens that fit no tool's schema (`LocalChatModel.guided`)."""
 
     @property
     def trainable(self) -> int:

@@ -284,8 +284,3 @@ def test_a_policy_without_weights_is_refused(make: Make, tmp_path: Path) -> None
     elsewhere = policy().model_copy(update={"model": None})
     with pytest.raises(ConfigurationError, match="no weights in this process.*model="):
         make().train(elsewhere, 1, **SETTINGS)
-
-
-def test_a_guided_policy_is_refused_unless_it_says_that_it_is_to_be_trained(make: Make) -> None:
-    with pytest.raises(ConfigurationError, match="guided=True: what the policy samples under a schema has other probabilities"):
-        make().train(policy().model_copy(update={"guided": True}), 1, **SETTINGS)

@@ -83,7 +83,7 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
         "train", "textworld", "openai", "report", "alfworld", "browsergym", "webshop", "tau",
-        "docs", "serve", "demo", "dev", "all", "ui", "guided", "mcp", "gepa", "tinker",
+        "docs", "serve", "demo", "dev", "all", "ui", "mcp", "gepa", "tinker",
     }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
                 found.add(re.split(r"[<>=]", requirement)[0])
         return found
 
-    chosen = ("demo", "gepa", "guided", "openai", "serve", "ui", "browsergym", "tau", "webshop")
+    chosen = ("demo", "gepa", "openai", "serve", "ui", "browsergym", "tau", "webshop")
     wanted = {name for each in chosen for name in packages(each)}
     assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
     assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests", "mkdocs-material"} & packages("all")

@@ -68,7 +68,7 @@ def sampling_like(policy: "LocalChatModel | str | Path | None", loaded: "LocalCh
     """The loaded policy, sampling as `policy` does."""
     if policy is None or policy is loaded or isinstance(policy, str | Path):
         return loaded
-    names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
+    names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs"
     return loaded.model_copy(update={name: getattr(policy, name) for name in names})
 
 
@@ -198,11 +198,6 @@ def create_training(
 def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) -> None:
     """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
     s = work.settings
-    if getattr(policy, "guided", False) is True:
-        raise ConfigurationError(
-            "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
-            "without it, or with guided='train' all the same"
-        )
     if s.real_budget and s.real_budget < evaluation.planned_evaluations(work):
         raise ConfigurationError(
             f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "

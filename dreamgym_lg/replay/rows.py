@@ -185,7 +185,7 @@ def _segment_row(segment: Segment) -> tuple[Any, ...]:
 def _segment_of(row: Sequence[Any]) -> Segment:
     values = dict(zip(_SEGMENT_FIELDS, row, strict=True))
     values |= {name: tuple(np.frombuffer(values[name], kind).tolist()) for name, kind in _SEGMENT_BLOBS.items()}
-    return Segment(**values | {"guided": bool(values["guided"])})
+    return Segment(**values)
 
 
 def task_of(row: Sequence[Any]) -> Task:

@@ -3,7 +3,6 @@
 import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
 from os.path import commonprefix
 from random import Random
 from typing import Any, cast
@@ -16,7 +15,6 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.attention import can_share, shared_prompt
 from dreamgym_lg.integrations.transformers.call_format import safe_length
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
-from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import (
     BLOCK,
@@ -65,11 +63,6 @@ class Decoder:
         self.ends = end_tokens(tokenizer, model)
         self._cache_argument = cache_argument(model)
         self._buffer = torch.empty(0)
-
-    @cached_property
-    def guides(self) -> Guides:
-        """Made for the first guided request, in about a second."""
-        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -166,8 +159,6 @@ class Row:
     prefix: Prefix | None
     random: Random | None
     """None takes the most likely token."""
-    matcher: Any = None
-    """Of `guide.Guides`: restricts the next token; None: any token."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     streamed: str = ""
@@ -291,9 +282,6 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
-        for i, row in enumerate(self.rows):
-            if row.matcher is not None and not row.future.done():
-                mask(row.matcher, logits[i])
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
@@ -304,8 +292,6 @@ class Batch:
             if not row.future.done():
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
-                if row.matcher is not None:
-                    row.matcher.consume_token(token)
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
@@ -341,8 +327,8 @@ class Batch:
             ids=row.ids + row.sampled,
             new=own[..., new : self.filled, :],
         )
-        reason, guided = "stop" if ended or cut else "length", row.matcher is not None
-        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, guided=guided))
+        reason = "stop" if ended or cut else "length"
+        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
         return True
 
     def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:

@@ -11,7 +11,7 @@ import queue
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -80,12 +80,6 @@ class LocalChatModel(TrainablePolicy):
     """A reply ends before the first of these; `stop` of a call takes their place."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, e.g. Qwen3's `{"enable_thinking": False}`."""
-    guided: bool | Literal["train"] = False
-    """Holds tool calls to the schemas of the tools (extra `guided`).
-
-    A `ServedEngine` needs `vllm serve ... --structured-outputs-config.backend guidance`, and guides no forced call. Such tokens
-    have other probabilities than a learner computes: `True` plays, and training refuses it; `train` lets it train all the
-    same. `Segment.guided` records it."""
     streaming: bool = False
     """True: `invoke` passes each piece of text to callbacks as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -216,7 +210,7 @@ class LocalChatModel(TrainablePolicy):
         recorder = TokenRecorder.current()
         seed = kwargs.get("seed")
         tools, choice = kwargs.get("tools") or (), kwargs.get("tool_choice")
-        answer, guided = kwargs.get("response_format"), bool(self.guided)
+        answer = kwargs.get("response_format")
         plain = self._tools.is_plain and not tools and choice is None and answer is None and not any(map(has_calls, messages))
         request = Request(
             conversation=self._tools.template.fitted([to_entry(message) for message in messages]) if plain else (),
@@ -228,19 +222,15 @@ class LocalChatModel(TrainablePolicy):
             template_kwargs=self.chat_template_kwargs,
         )
         if not plain:
-            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
+            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer)
         return request
 
     def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
         recorder = TokenRecorder.current()
-        if request.guide is not None and not generated.guided:
-            engine = type(self.engine).__name__
-            raise ConfigurationError(f"{engine} guides no tool calls: leave out guided=, or take another engine")
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
             tokens = generated.prompt_ids, generated.sampled_ids, generated.logprobs
-            version, guided = generated.policy_version, generated.guided
-            recorder.record(TokenCall(run_id, *tokens, request.temperature, version, guided))
+            recorder.record(TokenCall(run_id, *tokens, request.temperature, generated.policy_version))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},

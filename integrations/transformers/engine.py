@@ -99,8 +99,7 @@ class LocalEngine:
     def _row(self, request: Request, future: "Future[Generated]") -> Row:
         text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)
         seed = next(self._seeds) if request.seed is None else request.seed
-        matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
-        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
+        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None)
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Call] | None]

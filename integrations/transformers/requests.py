@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 from langchain_core.messages.ai import UsageMetadata
 from transformers import PreTrainedTokenizerBase
 
-from dreamgym_lg.integrations.transformers.guide import Guide
-
 ToolChoice = str | bool | dict[str, Any] | None
 """The tool that a reply has to call, as OpenAI and LangChain write it (`LocalChatModel.bind_tools`)."""
 
@@ -37,8 +35,6 @@ class Request:
     wants_json: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
-    guide: Guide | None = None
-    """The grammar of tool calls in the reply; None: the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Sampled text by the placeholder that the template renders in its place."""
     forced: str = ""
@@ -75,8 +71,6 @@ class Generated:
     """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
     policy_version: str = ""
     """Of the weights that sampled it, as the server names them; "" in process."""
-    guided: bool = False
-    """True where the engine held it to the request's guide."""
 
     @property
     def usage(self) -> UsageMetadata:

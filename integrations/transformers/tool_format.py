@@ -38,7 +38,6 @@ from dreamgym_lg.integrations.transformers.call_format import (
     tools_section,
 )
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate, Message, apply_template, call_id
-from dreamgym_lg.integrations.transformers.guide import Guide
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.text import split_thought
@@ -114,9 +113,8 @@ class ToolDialect:
         tools: Sequence[Tool],
         choice: ToolChoice,
         response_format: ResponseFormat,
-        guided: bool = False,
     ) -> None:
-        """Write the conversation with its tools into the request. Args: `guided`, whether calls are held to their schemas.
+        """Write the conversation with its tools into the request.
 
         Raises `ConfigurationError` for a choice of no known tool, a tool that runs at its provider, and an unknown response
         format.
@@ -133,11 +131,6 @@ class ToolDialect:
         if functions and forced != "none":
             request.tool_names = names
             request.forced = self._beginning(forced, names)
-            if guided and self._reader is not None:
-                raise ConfigurationError("guided= is for calls in JSON, and this chat template writes others: leave it out")
-            if guided:
-                called = [each for each in functions if forced in (None, "any", each["function"]["name"])]
-                request.guide = Guide.of(called, *(self.template_format or HERMES)[:2])
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True

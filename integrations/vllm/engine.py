@@ -22,7 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.integrations.transformers.batch import end_tokens
-from dreamgym_lg.integrations.transformers.guide import lark_grammar
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
@@ -193,7 +192,7 @@ class ServedEngine:
         ended = sampled[-1] in self.ends
         reply, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
         reason = "stop" if ended or cut else reason
-        return Generated(reply, ids, sampled, logprobs, reason, version, guided=_is_guided(request))
+        return Generated(reply, ids, sampled, logprobs, reason, version)
 
     async def _sample(self, request: Request, ids: list[int], begins: bool) -> tuple[list[int], list[float], str, str]:
         server = self._choose(request.owner, begins)
@@ -237,9 +236,6 @@ class ServedEngine:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        if _is_guided(request):
-            assert request.guide is not None
-            body["structured_outputs"] = {"grammar": lark_grammar(self._tokenizer, request.guide)}
         return await server.post("/v1/completions", body)
 
     async def _retried(self, call: Any) -> Any:
@@ -265,11 +261,6 @@ class ServedEngine:
                 f"{text}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
                 "again: it goes on where it was"
             ) from error
-
-
-def _is_guided(request: Request) -> bool:
-    """True where the server holds the reply to a grammar. A grammar begins with the reply, so a forced beginning has none."""
-    return request.guide is not None and not request.forced
 
 
 def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:

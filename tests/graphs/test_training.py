@@ -315,7 +315,6 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "steps_mean": 1.5,
         "segments": 3,
         "rewritten_segments": 0,
-        "guided_segments": 0,
         "reread_share": 0.0,
         "episodes_without_tokens": 3,
     }

@@ -123,19 +123,6 @@ def test_a_rank_that_a_server_does_not_take_is_said_at_once(adapted: LocalChatMo
     assert server.refused == 1
 
 
-async def test_guided_calls_are_held_to_their_grammar_by_the_server(here: LocalChatModel, serve: Serve) -> None:
-    server = serve()
-    policy = served(here, server).model_copy(update={"guided": True})
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with TokenRecorder(seed=0) as recorder:
-        await policy.bind_tools([tool]).ainvoke("say a colour")
-    (segment,) = recorder.segments()
-    assert segment.guided
-    assert '"name\\": \\"look\\"' in server.requests[-1]["structured_outputs"]["grammar"]
-    with pytest.raises(ConfigurationError, match="guides no tool calls"):
-        await policy.bind_tools([tool], tool_choice="look").ainvoke("say a colour")
-
-
 def test_a_policy_without_adapters_is_refused(here: LocalChatModel, serve: Serve) -> None:
     with pytest.raises(ConfigurationError, match="this one has none: lora=True"):
         served(here, serve()).weights_changed()
