@@ -83,7 +83,7 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
         "train", "textworld", "openai", "report", "alfworld", "browsergym", "webshop", "tau",
-        "docs", "serve", "demo", "dev", "all", "ui", "mcp", "gepa", "tinker",
+        "docs", "serve", "demo", "dev", "all", "ui", "mcp", "gepa", "tinker", "openenv",
     }  # fmt: skip
 
 

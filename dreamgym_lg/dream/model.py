@@ -146,6 +146,8 @@ class Model(Prompts):
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
         observation, seen, score = first_observation(task), first_observation(task), 0.0
         known = [""] * (len(steps) + 1) if self.context is None else self.context(task, steps)
+        if len(known) != len(steps) + 1:
+            raise ConfigurationError(f"context gave {len(known)} texts after {len(steps)} steps: it has to give one more")
         actions = [*(step.action for step in steps), *([] if action is None else [action])]
         for number, (each, text) in enumerate(zip(actions, known, strict=False)):
             question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task), text)

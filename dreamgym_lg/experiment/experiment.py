@@ -235,10 +235,11 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
+        choice = ""
         if policy is not None and "learner" not in settings:
             name = model_name(policy)
             settings["learner"], place = ("tinker", "on Tinker") if is_on_tinker(name) else (self.settings.learner, "here")
-            self.say(f"learner {settings['learner']}: the weights of {name} are {place}")
+            choice = f"learner {settings['learner']}: the weights of {name} are {place}"
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
@@ -247,6 +248,8 @@ class Experiment(Workspace):
         self.force, self.start_policy = force, policy if policy is not None else self.start_policy
         if self.start_policy is not None:
             self._check_policy(self.start_policy)  # before the settings of a call that is refused are written
+        if choice:
+            self.say(choice)
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))

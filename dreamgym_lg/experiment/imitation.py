@@ -7,6 +7,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -84,13 +85,24 @@ def train_offline_policy(work: Workspace) -> None:
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
     if 2 * pairs >= work.settings.batch_size:
-        how = f"DPO on {pairs} pairs of a better and a worse episode of one task"
-        _prefer(work, "offline_rl", groups, pairs)
+        chosen, used = _within_steps(work, groups)
+        how = f"DPO on {used} of {pairs} pairs of a better and a worse episode of one task"
+        _prefer(work, "offline_rl", chosen, used)
     elif len(set(returns)) > 1:
         how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
         _imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
     work.say(f"offline RL: {how}" if how else "no offline RL: all recorded episodes with an outcome earned the same")
     work.replay_buffer.record_metrics(work.run_name(OFFLINE_RL), 0, {"how": how})
+
+
+def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
+    """Groups drawn by the seed, with their number of pairs. `PASSES` over them take the most steps of an imitating policy."""
+    most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * PASSES)
+    chosen, pairs = list[Sequence[Trajectory]](), 0
+    for group in Random(work.settings.seed).sample(groups, len(groups)):
+        if pairs < most and (more := len(preference_pairs([group]))):
+            chosen, pairs = [*chosen, group], pairs + more
+    return chosen, pairs
 
 
 def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:

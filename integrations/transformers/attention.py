@@ -1,4 +1,4 @@
-"""Attention of a batch whose rows begin with the same tokens: their keys and values are read once for all rows."""
+"""Attention over the prompt that all rows of a batch share. Its keys and values are read once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ _prompt = ContextVar[torch.Tensor | None]("prompt", default=None)
 
 
 def can_share(model: PreTrainedModel) -> bool:
-    """True where a batch gains by it: PyTorch's own attention in bfloat16 on a CPU, bound by reading keys and values."""
+    """True where a batch gains by it. PyTorch's own attention in bfloat16 on a CPU is bound by reading keys and values."""
     usual = model.config.get_text_config()._attn_implementation == "sdpa"
     return usual and model.device.type == "cpu" and model.dtype == torch.bfloat16
 
 
 @contextmanager
 def shared_prompt(model: PreTrainedModel, keys_values: torch.Tensor | None) -> Iterator[None]:
-    """Each row's keys and values in a forward pass come behind these, which every position sees.
+    """Puts keys and values that every position sees before those of each row.
 
     Args: `keys_values`, [layers, 2, heads, tokens, head size]; None: nothing is shared.
     """
@@ -48,7 +48,7 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As `sdpa_attention_forward`, over the shared prompt and the row's own keys: two softmax sums, joined exactly."""
+    """As `sdpa_attention_forward`, over the shared prompt and the row's own keys. Two softmax sums, joined exactly."""
     if (shared := _prompt.get()) is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     rows, heads, length, size = query.shape

@@ -216,7 +216,7 @@ def stream_settled_text(request: Request, streamed: str, text: str, *, over: boo
 
 
 def shared_tokens(decoder: Decoder, rows: list[Row]) -> int:
-    """Number of known tokens that all rows begin with; 0 where reading them once gains nothing."""
+    """Number of known tokens that all rows begin with. 0 where reading them once gains nothing."""
     if len(rows) == 1 or not can_share(decoder.model):
         return 0
     number = len(commonprefix([row.ids[: row.known] for row in rows]))

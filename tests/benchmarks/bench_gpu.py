@@ -155,7 +155,6 @@ def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figure
         begun = time.perf_counter()
         learner.update(groups)
         updated, of_update = time.perf_counter() - begun, peak()
-        learner.close()
     sampled = sum(segment.trainable for segment in segments)
     return Figures(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
