@@ -35,7 +35,7 @@ REAL_STEPS = 800
 TRACES = 500
 """Of the support desk."""
 QUICK: Mapping[str, Any] = {
-    "tasks": 120, "batch_size": 4, "experience_steps": 4, "base_steps": 24, "evaluate_tasks": 2, "proof_tasks": 4,
+    "tasks": 120, "batch_size": 4, "experience_steps": 4, "base_steps": 12, "evaluate_tasks": 2, "proof_tasks": 4,
     "iterations": 1, "num_tasks": 2, "num_generations": 2,
 }  # fmt: skip
 

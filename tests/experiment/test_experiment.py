@@ -278,7 +278,9 @@ def likelihood(work: Experiment, name: str, action: str) -> float:
     return float(logprobs[learned].sum())
 
 
-@pytest.mark.parametrize(("batch_size", "how"), [(4, "DPO on 2 pairs"), (16, "advantage-weighted imitation of 5 episodes")])
+@pytest.mark.parametrize(
+    ("batch_size", "how"), [(4, "DPO on 2 of 2 pairs"), (16, "advantage-weighted imitation of 5 episodes")]
+)
 def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     tmp_path: Path, batch_size: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +316,17 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     policies = ("base" if how.startswith("DPO") else "start", "offline_rl")
     before, after = (likelihood(work, name, "open") - likelihood(work, name, "kick") for name in policies)
     assert after > before
+
+
+@pytest.mark.parametrize(("steps", "groups", "pairs"), [(3, 2, 4), (4, 3, 6), (None, 9, 18)])
+def test_dpo_takes_no_more_steps_than_imitation_may(
+    steps: int | None, groups: int, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imitation, "preference_pairs", lambda groups: [pair for group in groups for pair in group])
+    work: Any = SimpleNamespace(settings=Settings(base_steps=steps, batch_size=8))
+    recorded: Any = [["a pair", "another"]] * 9 + [[]]
+    chosen, number = imitation._within_steps(work, recorded)
+    assert (len(chosen), number) == (groups, pairs) and all(chosen)
 
 
 def test_where_there_is_nothing_to_filter_it_is_said(tmp_path: Path) -> None:
