@@ -64,7 +64,7 @@ def tell(arguments: argparse.Namespace) -> None:
     page = write_report(result, work.replay_buffer.metrics(work.run_name("train")), shown_episodes(work), out)
     say(f"report: {page}; {(time.perf_counter() - start) / 60:.1f} minutes in this run")
     if arguments.quick:
-        say("Two tickets prove nothing: the same command without --quick takes about 15 minutes")
+        say("Two tickets prove nothing: the same command without --quick takes about 18 minutes")
     say("with your own agent: dreamgym try my_app.py:graph traces.jsonl")
 
 
