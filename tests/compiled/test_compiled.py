@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -254,6 +255,17 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
     for name in ("world.db", "rules.json"):
         assert (folder / name).read_bytes() == (compiled[0] / name).read_bytes()
     world.close()
+
+
+@walled
+def test_a_module_can_start_no_process(compiled: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    shutil.copytree(compiled[0], folder)
+    with (folder / "world.py").open("a") as module:
+        module.write("\nimport os\ntry: os.fork()\nexcept BlockingIOError: os._exit(7)\nos._exit(8)\n")
+    episode = Episode(task=TRAJECTORIES[0].task, action=render_call("refund", {"order_id": "K1"}))
+    with pytest.raises(ProcessLost, match="status 7"):
+        Compiled(folder).respond(episode)
 
 
 RIGHT = """
