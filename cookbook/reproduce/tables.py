@@ -80,7 +80,7 @@ def rows_of(cells: Iterable[Figures], mode: str) -> dict[str, Outcomes]:
     for cell in cells:
         for name, modes in cell["real"].items():
             title = TRAINED[cell["place"]] if name == "trained" else BASELINES.get(name, name)
-            if name == "trained" and cell["assisted"]:
+            if name == "trained" and cell["assisted"] and cell["place"] != "real":  # reality has rules of its own
                 title += ", assisted by the world's rules"
             if outcomes := modes.get(mode, {}).get("outcomes"):
                 rows.setdefault(title, {}).setdefault(cell["seed"], outcomes)
