@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("traces.jsonl"), help="where the conversations go")
     arguments = parser.parse_args()
     if arguments.benchmark == "miniwob":
-        tasks = load_tasks("miniwob", names=SHORT_TASKS, seeds=range(5), split="train")
+        tasks = load_tasks("miniwob", names=SHORT_TASKS, seeds=range(5))
     else:
         tasks = load_tasks(arguments.benchmark)
     print(f"{arguments.benchmark}: {len(tasks)} tasks, the first: {tasks[0].instruction!r}")

@@ -70,27 +70,23 @@ async def rollout(
         RunStopped: No episode can be played on. Raised once the others have ended; those that were stopped are not stored,
             and played next time.
     """
-    for name, count in (("num_generations", num_generations), ("concurrency", concurrency), ("attempts", attempts)):
-        if count < 1:
-            raise ConfigurationError(f"{name}={count}: at least 1")
+    _check_counts(num_generations=num_generations, concurrency=concurrency, attempts=attempts)
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
     played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
-    record: Callable[..., Trajectory] = partial(Trajectory, run=run, iteration=iteration, **played_by)  # type: ignore[arg-type]
     slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
-    kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
-        own_seed = random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40)
+        recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
         about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
-        async with slots:
-            try:
-                with episode_tracing(kind, about, caller=tracing):
-                    recorder = TokenRecorder(seed=own_seed)
+        try:
+            async with slots:
+                with episode_tracing("dream" if source == "synthetic" else "real", about, caller=tracing):
                     played = await _play(graph, task, create_environment, recorder, recursion_limit)
-            except RunStopped as stopped:
-                return stopped
-        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=recorder.segments(), **played))
+        except RunStopped as stopped:
+            return stopped
+        played |= {"run": run, "iteration": iteration, "segments": recorder.segments(), **played_by}
+        trajectory = _without_secrets(Trajectory(task=task, rollout_index=index, **played))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
@@ -102,6 +98,12 @@ async def rollout(
             todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
             episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"{name}={count}: at least 1")
 
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:

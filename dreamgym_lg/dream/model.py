@@ -1,6 +1,5 @@
 """The paper's reasoning experience model: a language model plays the environment (section 4)."""
 
-import copy
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -76,7 +75,6 @@ class Model(Prompts):
         self.k = (DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0) if demonstrations is None else demonstrations
         self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
         self.prompter.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
-        self._view: Callable[[Episode], Episode | None] | None = None
         self._demonstrations: dict[tuple[str, str, str], tuple[Step, ...]] = {}
 
     @property
@@ -89,21 +87,10 @@ class Model(Prompts):
         """True if real transitions are shown to it."""
         return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
 
-    def viewing(self, view: "Callable[[Episode], Episode | None]") -> "Model":
-        """The same model, reading every episode as `view` gives it; None: not prompted."""
-        other = copy.copy(self)
-        other._view = view
-        return other
-
-    async def respond(self, episode: Episode) -> Answer | None:
+    async def respond(self, episode: Episode) -> Answer:
         """The model's answer. Raises `PredictionFailed` after `retries` unreadable ones, and once the episode has outgrown a
         local model's context; what `Hosted.aask` raises.
         """
-        if self._view is not None:
-            view = self._view(episode)
-            if view is None:
-                return None
-            episode = view
         prediction = await self.predict(episode)
         answer = Answer(prediction.observation, prediction.valid, prediction.reasoning)
         if is_tool_task(episode.task):  # a tool ends nothing: the agent does, with its message

@@ -57,7 +57,7 @@ def train_experience_model(
         )
     work.check_outcomes("an experience model learns from them what to reward")
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
-    taught, held_out = (work.world.as_taught(each) for each in work.experience_data())
+    taught, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
     start, edited = start_of(work, model), list[Trajectory]()
     if any(map(ends_with_message, taught)):
         edited = _edited(work, taught, annotated)

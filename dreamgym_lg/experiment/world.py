@@ -118,10 +118,6 @@ class World(ABC):
         """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
         return recorded
 
-    def as_taught(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """Recorded trajectories as the experience model is trained on them. Default: as they are dreamed."""
-        return self.as_dreamed(recorded)
-
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
         """Names of a tool agent's tools that change the world. Default: none."""
         return ()

@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, cast
+from functools import cache
+from typing import Any, cast
 
 from langchain_core.tools import create_schema_from_function
 from pydantic import BaseModel, ValidationError, create_model
@@ -21,13 +21,6 @@ _SUBSETS: Mapping[str, Sequence[str]] = {"miniwob": ("bid",), "webarena": ("weba
 """BrowserGym's own sets. Of `miniwob` those that name an element: in text nobody sees where on the screen something is."""
 _FILES = ("upload_file", "mouse_upload_file")
 """Actions left out everywhere. With them a policy could send any file of this machine to a site."""
-
-_NO_FIELD = frozenset({"button", "link", "clickable", "checkbox", "radio", "option", "tab", "LabelText", "cell", "row"})
-"""Roles of elements that take no text and have no options. A browser refuses, whatever the page."""
-
-_LINE = re.compile(r"^\t*\[(?P<bid>\w+)\] (?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
-_NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
-_PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
 
 
 @cache
@@ -69,62 +62,19 @@ def render(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(written)})"
 
 
-class Element(NamedTuple):
-    """An element of a page that an action can name."""
-
-    bid: str
-    role: str
-    name: str
-
-
-def last_page(observations: Sequence[str]) -> str:
-    """The newest observation that shows a page, "" if there is none. That of a refused action shows none."""
-    return next((seen for seen in reversed(observations) if _PAGE.search(seen)), "")
-
-
-@lru_cache(256)
-def elements(observation: str) -> tuple[Element, ...]:
-    """The elements of the page that an observation shows, from top to bottom."""
-    lines = [(line, _NAME.match(line["rest"])) for line in _LINE.finditer(observation)]
-    return tuple(Element(line["bid"], line["role"], ast.literal_eval(name[0]) if name else "") for line, name in lines)
-
-
 class _Wrong(Exception):
     """Why a text is no action."""
 
 
-def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
-    """An error text for an unknown or, by the last page, impossible action; else None.
-
-    Impossible are unknown elements and options, and writing or choosing in a button and the like.
-    Args: `observations`, oldest first.
-    """
+def check_action(benchmark: str, action: str) -> str | None:
+    """An error text for what is no action on any page; else None."""
     try:
         name, arguments = _parse(benchmark, action)
     except _Wrong as wrong:
         return f"Error: {wrong}"
-    if (page := last_page(observations)) and (impossible := _impossible(name, arguments, page)):
-        return f"Error: {impossible}"
     if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
         return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."
     return None
-
-
-def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
-    """The reason why a page cannot play an action. "" if nothing is known against it."""
-    on_page = elements(page)
-    for key, value in arguments.items():
-        if key.endswith("bid") and value not in {element.bid for element in on_page}:
-            return f"there is no element {value!r} on the page."
-    if name not in ("fill", "select_option"):
-        return ""
-    role = next(element.role for element in on_page if element.bid == arguments["bid"])
-    if role in _NO_FIELD or (name == "select_option" and role == "textbox") or (name == "fill" and role == "listbox"):
-        return f"{name} does not take a {role}."
-    options = {element.name for element in on_page if element.role == "option"}
-    chosen = arguments.get("options", [])
-    missing = [each for each in ([chosen] if isinstance(chosen, str) else chosen) if each not in options]
-    return f"there is no option {missing[0]!r} on the page." if missing else ""
 
 
 def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:

@@ -20,9 +20,7 @@ _FILES = {"webarena": ("webarena", "test.raw.json"), "webarenalite": ("browsergy
 _INSTALL = "pip install --no-deps browsergym-webarena browsergym-webarenalite libwebarena text-generation"
 
 
-def load_tasks(
-    benchmark: Benchmark, *, names: Iterable[str] | None = None, seeds: Iterable[int] = range(1), split: Split | None = None
-) -> list[Task]:
+def load_tasks(benchmark: Benchmark, *, names: Iterable[str] | None = None, seeds: Iterable[int] = range(1)) -> list[Task]:
     """The tasks of a benchmark, in its own order.
 
     `metadata["task"]` and `seed` are BrowserGym's. Tasks of MiniWoB++ are split by a hash of name and seed (15 % test, 10 %
@@ -38,10 +36,7 @@ def load_tasks(
     """
     if benchmark not in get_args(Benchmark):
         raise ConfigurationError.unknown("benchmark", benchmark, get_args(Benchmark))
-    if split is not None and split not in get_args(Split):
-        raise ConfigurationError.unknown("split", split, get_args(Split))
-    tasks = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark)
-    return [task for task in tasks if split in (None, task.split)]
+    return list(_miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark))
 
 
 def check_sites(environment: Mapping[str, str]) -> None:

@@ -65,7 +65,7 @@ class BrowserGym(TextGame):
 
     def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
-        if (refusal := check_action(self._benchmark, action, [self._page])) is not None:
+        if (refusal := check_action(self._benchmark, action)) is not None:
             return refused(refusal)
         assert self._seat is not None, "play outside an episode"
         reply = self._seat.ask({"step": normalized(self._benchmark, action)})

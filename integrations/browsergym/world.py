@@ -89,10 +89,7 @@ class BrowserGymWorld(World):
         return BrowserGym(self._browsers, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(self.refusal), model])
-
-    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(self.benchmark, action, observations)
+        return Dream([Rules(lambda task, action, observations: check_action(self.benchmark, action)), model])
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
         return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)

@@ -9,7 +9,7 @@ from itertools import product as combinations
 from pathlib import Path
 from random import Random
 from threading import RLock
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import digest, one_line
@@ -42,7 +42,7 @@ class Catalogue(NamedTuple):
     goals: Sequence[Goal]
 
 
-def load_tasks(path: str | Path, *, split: Split | None = None, human: bool = False, limit: int | None = None) -> list[Task]:
+def load_tasks(path: str | Path, *, human: bool = False) -> list[Task]:
     """The goals as tasks, in the order of their indices; `metadata["goal"]` is the index.
 
     The official splits: goals 0 to 499 are test, 500 to 1,499 validation (the official "dev"), all others training tasks.
@@ -50,19 +50,11 @@ def load_tasks(path: str | Path, *, split: Split | None = None, human: bool = Fa
     Args:
         path: The folder that the official `setup.sh` fills (its full files come first), or a packed file: xz-compressed JSON
             with the keys `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`.
-        split: None: all of them.
         human: Instructions that people wrote, in place of those made from products.
-        limit: Number of tasks, the first of the split.
 
-    Raises `ConfigurationError` for a file or folder without products or without goals, an unknown split, or a limit below 1.
+    Raises `ConfigurationError` for a file or folder without products or without goals.
     """
-    if split is not None and split not in get_args(Split):
-        raise ConfigurationError.unknown("split", split, get_args(Split))
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit={limit}; allowed: 1 or more, or None for all")
-    goals = load_catalogue(path, human=human).goals
-    chosen = [index for index in range(len(goals)) if split in (None, _split(index))][:limit]
-    return [_task(index, goals[index], human) for index in chosen]
+    return [_task(index, goal, human) for index, goal in enumerate(load_catalogue(path, human=human).goals)]
 
 
 def load_catalogue(path: str | Path, *, human: bool = False) -> Catalogue:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 PER_PAGE = 10
@@ -10,10 +9,6 @@ PER_PAGE = 10
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 _ACTION = re.compile(r"(.+)\[(.+)\]")
-_ASIN = re.compile(r"b0[a-z0-9]{8}", re.IGNORECASE)
-_PRICE = "Price: "
-_TITLE_AT = -7
-"""Where a product's page has the title: before its price, its rating and four buttons."""
 
 
 class Product(NamedTuple):
@@ -69,36 +64,6 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
     return None if verb == "click" and argument.strip() in texts else page
 
 
-# --- Reading a page --------------------------------------------------------------------------------------------------
-
-
-def results_on(page: str) -> dict[str, list[str]]:
-    """The products on a page of results by their asin, in lower case. The texts of each, the asin first."""
-    parts = page.split(SEPARATOR)
-    if not any(part.startswith("Page ") and "(Total results: " in part for part in parts):
-        return {}
-    starts = [number for number, part in enumerate(parts) if _ASIN.fullmatch(part)]
-    return {parts[start].lower(): parts[start:end] for start, end in pairwise([*starts, len(parts)])}
-
-
-class Item(NamedTuple):
-    """Texts of a product's page."""
-
-    choices: Sequence[str]
-    """Names and values of its options in their order, not told apart."""
-    title: str
-    price_tag: str
-
-
-def item_on(page: str) -> Item | None:
-    """Texts of a product's page; None for any other page."""
-    parts = page.split(SEPARATOR)
-    if parts[-1] != BUY or PREVIOUS not in parts:
-        return None
-    price = parts[_TITLE_AT + 1].removeprefix(_PRICE)
-    return Item(parts[parts.index(PREVIOUS) + 1 : _TITLE_AT], parts[_TITLE_AT], price)
-
-
 # --- The pages -------------------------------------------------------------------------------------------------------
 
 
@@ -118,7 +83,7 @@ def results_page(instruction: str, products: Sequence[Product], number: int) -> 
 def item_page(instruction: str, product: Product) -> Page:
     """A product with its options. Which ones are chosen is not shown."""
     options = (text for name, values in product.options.items() for text in (name, *values))
-    facts = (product.title, f"{_PRICE}{product.price_tag}", "Rating: N.A.")
+    facts = (product.title, f"Price: {product.price_tag}", "Rating: N.A.")
     buttons = ("Description", "Features", "Reviews", BUY)
     values = (value for values in product.options.values() for value in values)
     clickables = dict.fromkeys([*_clickables(BACK, PREVIOUS, *buttons), *values])

@@ -15,7 +15,6 @@ from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collec
 from dreamgym_lg.integrations.webshop.data import Goal, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import PER_PAGE, check_action
-from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, ShopScore, as_taught, purchase
 from dreamgym_lg.types import Split, Task, Trajectory
 
 
@@ -31,9 +30,8 @@ class WebShop(World):
     name = "webshop"
     settings = Settings(
         episodes={"demonstration": 100, "noisy": 200, "random": 1800},
-        retrieved=0,  # the experience model is asked about purchases alone
-        experience_steps=120,
-        experience_tokens=48,
+        retrieved=1,
+        experience_tokens=1024,  # a page of results has ten products
         base_steps=50,
         policy_tokens=128,  # a search repeats most of the instruction
         batch_size=8,
@@ -47,7 +45,6 @@ class WebShop(World):
     def __init__(self, products: str | Path | None = None, *, human: bool = False, max_steps: int = 15) -> None:
         self.products = products or os.environ.get("WEBSHOP_DATA") or Path("~/.cache/webshop")
         self.human, self.max_steps = human, max_steps
-        self._recorded: RecordedShop | None = None
         self.arguments = {"products": str(self.products), "human": human, "max_steps": max_steps}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
@@ -59,15 +56,7 @@ class WebShop(World):
         return WebShopEnvironment(self.products, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""
-        if model.replay_buffer is None:
-            return Dream([Rules(self.refusal), model.viewing(purchase)], judges=[Score()])
-        self._recorded = self._recorded or RecordedShop(model.replay_buffer)
-        return Dream([Rules(self.refusal), self._recorded, model.viewing(purchase)], judges=[ShopScore(self._recorded)])
-
-    def as_taught(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        """The purchases alone: the experience model is prompted with nothing else."""
-        return [reduced for each in recorded if each.steps and (reduced := as_taught(each)) is not None]
+        return Dream([Rules(self.refusal), model], judges=[Score()])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations)

@@ -62,7 +62,7 @@ def main() -> None:
     environment = WebShopEnvironment(SMALL)
     print(f"  random policy: {random_steps(environment, 5):,.0f} steps/s")
     for baseline in (buy_first, rule_based):
-        tasks, start, steps = load_tasks(SMALL, limit=EPISODES), time.perf_counter(), 0
+        tasks, start, steps = load_tasks(SMALL)[:EPISODES], time.perf_counter(), 0
         for task in tasks:
             steps += len(play_baseline(baseline, environment, task).steps)
         print(f"  {baseline.__name__}: {steps / (time.perf_counter() - start):,.0f} steps/s")

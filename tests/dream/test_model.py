@@ -272,12 +272,11 @@ async def test_an_answer_under_way_while_the_weights_change_is_none_of_the_new(s
 
 
 def test_all_that_share_a_model_learn_that_it_is_another(scripted: Any) -> None:
-    """The same model that sees episodes as a world shows them, and a judge."""
     old, new = (scripted(reply=lambda _, text=text: text) for text in ("so\nsuccess", "so\nfailure"))
     model = Model(old, version="1")
-    view, judge = model.viewing(lambda episode: episode), ModelJudge(model)
+    judge = ModelJudge(model)
     assert asyncio.run(judge.judge(asked(task=order_task()), None)).success
-    view.prompter.renew("1", new)
+    model.prompter.renew("1", new)
     assert (model.model, judge.model, judge.version) == (new, new, "1")
     assert not asyncio.run(judge.judge(asked(task=order_task()), None)).success
 
@@ -386,23 +385,6 @@ def test_context_for_too_few_steps_is_refused() -> None:
     model = Model(None, context=lambda task, steps: ["one"])
     with pytest.raises(ConfigurationError, match="context gave 1 texts after 1 steps"):
         model.messages(asked("look", seen("open box")))
-
-
-# --- views ------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_view_decides_what_the_model_reads_and_whether_it_is_asked(scripted: Any) -> None:
-    def without_last(episode: Episode) -> Episode | None:
-        return None if episode.action == "buy" else replace(episode, steps=episode.steps[:-1])
-
-    chat = numbered(scripted)
-    model = Model(chat)
-    view = model.viewing(without_last)
-    assert await view.respond(asked("buy")) is None and not chat.asked
-    answer = await view.respond(asked("look", seen("open door"), seen("go north")))
-    assert answer is not None and len(chat.asked[0]) == 4
-    assert await model.respond(asked("look", seen("open door"))) == answer and len(chat.asked) == 1, "one memory"
-    assert view.version == model.version
 
 
 # --- demonstrations ---------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """What the tests of BrowserGym share."""
 
+import ast
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -20,6 +22,18 @@ from dreamgym_lg.types import Task
 
 def miniwob(name: str, seed: int = 0) -> Task:
     return load_tasks("miniwob", names=[name], seeds=[seed])[0]
+
+
+class Element(NamedTuple):
+    bid: str
+    role: str
+    name: str
+
+
+def elements(page: str) -> list[Element]:
+    """What a page shows that an action can name, from top to bottom."""
+    found = re.findall(r"""^\t*\[(\w+)\] ([\w-]+) ?('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")?""", page, re.MULTILINE)
+    return [Element(bid, role, ast.literal_eval(name) if name else "") for bid, role, name in found]
 
 
 def needs_webarena() -> None:

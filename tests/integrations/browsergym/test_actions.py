@@ -12,8 +12,6 @@ from dreamgym_lg.dream.prompts import JsonFormat, Question
 from dreamgym_lg.integrations.browsergym.actions import (
     allowed_actions,
     check_action,
-    elements,
-    last_page,
     normalized,
     render,
     tool_schema,
@@ -31,13 +29,6 @@ PAGE = """RootWebArea 'Search', focused
 """
 
 
-def test_elements_of_a_page() -> None:
-    found = {element.bid: element for element in elements(PAGE)}
-    assert list(found) == ["14", "16", "17", "20"]
-    assert found["20"][1:3] == ("button", "Don't")
-    assert found["16"] == ("16", "textbox", "")
-
-
 @pytest.mark.parametrize(
     "action",
     [
@@ -50,8 +41,7 @@ def test_elements_of_a_page() -> None:
     ],
 )
 def test_a_valid_action_passes_and_means_the_same(action: str) -> None:
-    page = f"{PAGE}\t[21] listbox ''\n\t\t[22] option 'a'\n\t\t[23] option 'b'\n"
-    assert check_action("miniwob", action, [page]) is None
+    assert check_action("miniwob", action) is None
     assert eval(normalized("miniwob", action), {action.split("(")[0]: lambda *args, **named: (args, named)}) == eval(
         action, {action.split("(")[0]: lambda *args, **named: (args, named)}
     )
@@ -75,31 +65,20 @@ def test_a_valid_action_passes_and_means_the_same(action: str) -> None:
         ("click('16', bid='16')", "click takes the arguments"),
         ("click('16', button='both')", "click: button"),
         ("fill('16', 'x', colour='red')", "fill takes the arguments bid, value"),
-        ("click('99')", "there is no element '99' on the page"),
-        ("drag_and_drop('16', '99')", "there is no element '99' on the page"),
     ],
 )
 def test_an_invalid_action_is_refused_with_its_reason(action: str, why: str) -> None:
-    answer = check_action("miniwob", action, [PAGE])
+    answer = check_action("miniwob", action)
     assert answer is not None and answer.startswith("Error: ") and why in answer
-
-
-def test_the_last_page_counts_and_a_refusal_is_none() -> None:
-    later = PAGE.replace("[20]", "[21]")
-    refusal = "Error: there is no element '20' on the page."
-    assert last_page([PAGE, later, refusal]) == later
-    assert check_action("miniwob", "click('20')", [PAGE, later, refusal]) == refusal
-    assert check_action("miniwob", "click('21')", [PAGE, later, refusal]) is None
-    assert check_action("miniwob", "click('1')", ["no page yet"]) is None, "what is not known is not refused"
 
 
 @pytest.mark.parametrize("played", ["miniwob", "webarena", "webarenalite", "visualwebarena", "workarena", "other"])
 def test_no_benchmark_lets_a_policy_read_files(played: str) -> None:
     assert not any("upload" in name for name in allowed_actions(played))
     if "goto" in allowed_actions(played):
-        assert "http" in str(check_action(played, "goto('file:///etc/passwd')", [PAGE]))
-        assert "http" in str(check_action(played, "goto('view-source:file:///etc')", [PAGE]))
-        assert check_action(played, "goto('https://shop.example')", [PAGE]) is None
+        assert "http" in str(check_action(played, "goto('file:///etc/passwd')"))
+        assert "http" in str(check_action(played, "goto('view-source:file:///etc')"))
+        assert check_action(played, "goto('https://shop.example')") is None
 
 
 def test_render_leaves_out_defaults() -> None:

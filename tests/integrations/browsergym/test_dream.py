@@ -13,7 +13,6 @@ from dreamgym_lg.dream import Model
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.integrations.browsergym.actions import check_action
 from dreamgym_lg.integrations.browsergym.child import _without_repetition
 from dreamgym_lg.integrations.browsergym.environment import OVER
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
@@ -45,17 +44,18 @@ DONE = f"valid, it completes the task\nreward 1, success\n{OVER}"
 @pytest.mark.parametrize(
     ("action", "why"),
     [
-        ("fill('11', 'ada')", "fill does not take a button"),
-        ("select_option('3', 'blue')", "select_option does not take a textbox"),
-        ("select_option('6', 'green')", "there is no option 'green' on the page"),
-        ("click('12')", "there is no element '12' on the page"),
+        ("fly('11')", "\"fly('11')\" is no action; the actions are"),
+        ("click(11)", "click: bid: Input should be a valid string"),
+        ("click('11', '12', '13', '14')", "click takes the arguments bid, button, modifiers"),
     ],
 )
-def test_what_the_page_shows_to_be_impossible_reaches_no_dream(scripted: Any, action: str, why: str) -> None:
+def test_what_is_no_action_reaches_no_dream(scripted: Any, action: str, why: str) -> None:
     model = scripted(reply=lambda _: DONE)
-    assert why in str(check_action("miniwob", action, [PAGE]))
-    result = play(ToolPolicy(calls=[action]), Model(model, prompt_format="lines", instructions=""))
-    assert not model.asked and why in result.steps[0].next_observation and not result.steps[0].valid and not result.success
+    episode = world().create_dream(Model(model, prompt_format="lines", instructions="")).create_environment()
+    episode.reset(TASK)
+    result = episode.step(action)
+    assert not model.asked and why in result.observation and not result.info["valid"]
+    assert result.info["decided_by"] == "rules"
 
 
 def test_lines_that_say_nothing_are_left_out() -> None:

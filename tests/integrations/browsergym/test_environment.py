@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
 
-from browser_parts import miniwob
+from browser_parts import elements, miniwob
 
 from dreamgym_lg.environment import check_environment, play_action
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
-from dreamgym_lg.integrations.browsergym.actions import elements, render
+from dreamgym_lg.integrations.browsergym.actions import render
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym, make_tasks
 from dreamgym_lg.integrations.browsergym.world import SHORT_TASKS

@@ -237,7 +237,6 @@ def test_a_packed_file_and_the_small_files_of_a_folder_give_the_same(
     packed = tmp_path / "packed.json.xz"
     packed.write_bytes(lzma.compress(json.dumps(content).encode()))
     assert load_tasks(folder) == load_tasks(packed) == tasks
-    assert load_tasks(packed, limit=2) == tasks[:2] and load_tasks(packed, split="train") == []
 
 
 def test_human_goals(shop: Path) -> None:
@@ -256,10 +255,6 @@ def test_what_is_no_data_is_said_to_be_none(tmp_path: Path, fresh_shop: Any) -> 
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigurationError, match="does not hold WebShop's products"):
             load_tasks(tmp_path / name)
-    with pytest.raises(ConfigurationError, match="unknown split 'dev'"):
-        load_tasks(tmp_path, split="dev")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="limit=0; allowed: 1 or more"):
-        load_tasks(tmp_path, limit=0)
     folder = fresh_shop(tmp_path / "unwritten")
     (folder / "items_human_ins.json").unlink()
     with pytest.raises(ConfigurationError, match="holds no human goal"):

@@ -66,7 +66,7 @@ def test_rewards_are_the_official_ones(small: Path, official: Read) -> None:
 
 def test_the_baselines_reach_what_was_measured_on_the_official_engine(small: Path) -> None:
     """Of "buy the first": mean reward 0.531 and 2 % success on the 500 test goals."""
-    environment, tasks = WebShopEnvironment(small), load_tasks(small, split="test")
+    environment, tasks = WebShopEnvironment(small), load_tasks(small)[:500]
     first = [play_baseline(buy_first, environment, task) for task in tasks]
     assert sum(episode.reward for episode in first) / 500 == pytest.approx(0.531, abs=5e-4)
     assert sum(episode.success for episode in first) == 10
