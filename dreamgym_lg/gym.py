@@ -143,12 +143,12 @@ class DreamGym:
         """Train the policy in the dream, or where `Settings.environment` says, and return it.
 
         The policy decides the learner, and a line says why: `tinker:MODEL` is trained on Tinker, local weights here. Any other
-        hosted model needs `reflection=`: its prompts are improved.
+        hosted model, the agent's own for instance, needs `reflection=`: its prompts are improved.
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
         """
-        if policy is not None and "learner" not in options and "reflection" in options:
-            name = model_name(policy)
+        if "learner" not in options and "reflection" in options:
+            name = "the agent's own model" if policy is None else model_name(policy)
             if not (hasattr(policy, "tokenizer") or is_local_model(name) or is_on_tinker(name)):
                 options["learner"] = "gepa"
                 self.experiment.say(f"learner gepa: the weights of {name} are elsewhere")

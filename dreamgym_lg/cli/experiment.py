@@ -12,7 +12,7 @@ import typer
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
 from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.experience_models import load_experience_model
+from dreamgym_lg.experiment.experience_models import load_experience_model, place_of_training
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import read_settings
@@ -244,21 +244,28 @@ def train(
     A dream that rewards what it must not is refused, with the figure. With --reflection, prompts are improved; --out gets them.
     """
     if reflection is not None or learner == "gepa":
-        return _improve(world, policy, reflection, out, force=force)
+        return _improve(world, policy, reflection, out, learner=learner, force=force)
     chosen = {"iterations": iterations, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
+        given: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
+        given |= {"learner": learner} if learner else {}
+        if policy:
+            place_of_training(policy, learner)  # said now, not behind the stages
         work.start_policy = policy or work.start_policy
         work.prepare(baselines or BASELINES)
         if work.start_policy is None and not (work.out / "training.db").exists():
             work.advise()
-        given: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
         work.train(servers=servers or (), force=force, **given)
 
 
-def _improve(name: str, policy: str | None, reflection: str | None, out: Path | None, *, force: bool) -> None:
+def _improve(
+    name: str, policy: str | None, reflection: str | None, out: Path | None, *, learner: str | None, force: bool
+) -> None:
     """Improve the prompts of an agent, and write them to a folder."""
     with errors_shown(resumes=True):
+        if learner not in (None, "gepa"):
+            raise ConfigurationError(f"--reflection improves prompts, and --learner {learner} trains weights: leave one away")
         quiet_libraries(offline=False)
         gym = load_object(name) if is_object(name) else None
         if not isinstance(gym, DreamGym) or reflection is None:

@@ -36,6 +36,23 @@ def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
     return LocalChatModel.from_path(name, **options)
 
 
+def place_of_training(policy: object, learner: str | None = None) -> str:
+    """`here`, or `on Tinker`, where a policy's weights are. Args: `learner`, the name that was chosen, if any.
+
+    Raises `ConfigurationError` for a hosted model, and for a learner of another place.
+    """
+    name = model_name(policy)
+    remote, is_name = is_on_tinker(name), isinstance(policy, str | Path)
+    if not remote and not (is_local_model(name) or ":" not in name if is_name else hasattr(policy, "tokenizer")):
+        raise ConfigurationError(
+            f"the policy {name} cannot be trained, its weights are elsewhere: give reflection=, a model that improves its "
+            "prompts, or in its place a LocalChatModel, a folder, a hub name or tinker:MODEL"
+        )
+    if learner is not None and remote != (learner == "tinker"):
+        raise ConfigurationError(f"learner={learner!r} of a policy {name!r}: tinker:MODEL needs learner='tinker'")
+    return "on Tinker" if remote else "here"
+
+
 def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
     """The chat model that acts: the given or named one, else the agent's only one.
 

@@ -14,7 +14,7 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.advice import Advice, advise
-from dreamgym_lg.experiment.experience_models import model_name, policy_version
+from dreamgym_lg.experiment.experience_models import model_name, place_of_training, policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
@@ -22,7 +22,6 @@ from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, s
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.hosted import is_on_tinker
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -235,11 +234,10 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
-        choice = ""
-        if policy is not None and "learner" not in settings:
-            name = model_name(policy)
-            settings["learner"], place = ("tinker", "on Tinker") if is_on_tinker(name) else (self.settings.learner, "here")
-            choice = f"learner {settings['learner']}: the weights of {name} are {place}"
+        choice, place = "", place_of_training(policy, settings.get("learner")) if policy is not None else ""
+        if place and "learner" not in settings:
+            settings["learner"] = self.settings.learner if place == "here" else "tinker"
+            choice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
@@ -323,22 +321,14 @@ class Experiment(Workspace):
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
-        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
         policy = self.start_policy
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
             return self.policy("base")
-        if not isinstance(policy, LocalChatModel | str | Path):
-            raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, its path, or reflection=")
+        place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
-        remote, learner = is_on_tinker(local.name_or_path), self.settings.learner
-        if remote != (learner == "tinker"):
-            raise ConfigurationError(
-                f"learner={learner!r} of a policy {local.name_or_path!r}: tinker:MODEL needs learner='tinker'"
-            )
-        if local.model is None and not remote:
+        if local.model is None and place == "here":
             raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
         return local
 

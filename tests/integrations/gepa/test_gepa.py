@@ -327,14 +327,35 @@ def test_the_command_line_improves_prompts_and_langgraph_json_names_the_agent_wi
         "refund",
     ]
     assert json.loads(json.dumps(said[3].tool_calls[0]["args"])) == {"order": 5, "amount": 500}
-    for wrong in (["train", "peckingorder", "--reflection", "x"], ["train", f"{file}:gym", "--learner", "gepa"]):
-        refused = CliRunner().invoke(app, wrong)
-        assert refused.exit_code and "needs FILE.py:NAME of a DreamGym, and --reflection" in " ".join(refused.output.split())
+    lacks = "needs FILE.py:NAME of a DreamGym, and --reflection"
+    for wrong, why in (
+        (["peckingorder", "--reflection", "x"], lacks),
+        ([f"{file}:gym", "--learner", "gepa"], lacks),
+        ([f"{file}:gym", "--reflection", "x", "--learner", "grpo"], "--learner grpo trains weights: leave one away"),
+        ([f"{file}:gym", "--policy", "openai:gpt-5.4-mini"], "its weights are elsewhere: give reflection="),
+    ):
+        refused = CliRunner().invoke(app, ["train", *wrong])
+        assert refused.exit_code and why in " ".join(refused.output.split()), refused.output
+
+
+@pytest.mark.parametrize("policy", [None, Clerk(), "openai:gpt-5.4-mini"], ids=["own", "object", "name"])
+def test_the_policy_decides_what_is_trained_and_a_line_says_why(tmp_path: Path, policy: Any, monkeypatch: Any) -> None:
+    lines, name = list[str](), policy if isinstance(policy, str) else "Clerk" if policy else "the agent's own model"
+    work = gym(tmp_path, "look first", say=lines.append)
+    if policy is not None:
+        for options in ({}, {"learner": "grpo"}):
+            with pytest.raises(ConfigurationError, match=f"the policy {name} cannot be trained, its weights are elsewhere"):
+                work.train(policy, **options)
+        assert not lines, "nothing is said of a choice that was not made"
+    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.own_policy", lambda model, graph: given_or_own(model, graph))
+    assert work.train(policy, reflection=Teacher(), episodes=90).scores[1] == 1
+    assert lines[0] == f"learner gepa: the weights of {name} are elsewhere"
 
 
 def given_or_own(model: Any, graph: Any) -> Any:
-    """`own_policy`, which knows the teacher by a name."""
-    return Teacher() if model == "test:teacher" else own_policy(model, graph)
+    """`own_policy`, which knows two models by names."""
+    known = {"test:teacher": Teacher, "openai:gpt-5.4-mini": Clerk}
+    return known[model]() if isinstance(model, str) else own_policy(model, graph)
 
 
 # --- the budget --------------------------------------------------------------------------------------------------------------

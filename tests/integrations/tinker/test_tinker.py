@@ -18,7 +18,7 @@ from grpo_parts import cut, groups_of, learner_of, model_of, segment, trajectory
 from gym_on_tinker import SETTINGS, World, book, gym, main, service
 from langchain.agents import create_agent
 from stand_in import Service, tinker
-from tiny_models import create_tokenizer
+from tiny_models import SMALL_BASE, create_tokenizer
 from typer.testing import CliRunner
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Settings, load_policy, with_policy
@@ -240,6 +240,12 @@ def test_the_policy_and_the_learner_have_to_fit(tmp_path: Path) -> None:
         ConfigurationError, match="learner='grpo' of a policy 'tinker:tiny': tinker:MODEL needs learner='tinker'"
     ):
         work.train("tinker:tiny", 1, learner="grpo", **SETTINGS)
+    with pytest.raises(ConfigurationError, match="learner='tinker' of a policy '.*small_base': tinker:MODEL needs"):
+        work.train(SMALL_BASE, 1, learner="tinker", **SETTINGS)
+    refused = CliRunner().invoke(app, ["train", "peckingorder", "--policy", "tinker:tiny", "--learner", "grpo"])
+    output = " ".join(refused.output.split())
+    assert refused.exit_code == 2 and "learner='grpo' of a policy 'tinker:tiny': tinker:MODEL needs learner='tinker'" in output
+    assert not house.sampled_from and not (tmp_path / "run" / "settings.json").exists(), "before anything was done"
 
 
 @pytest.mark.slow
