@@ -1,4 +1,4 @@
-"""An exported policy where LangGraph people deploy: `dreamgym serve` over HTTP, and `langgraph dev`, each a real server."""
+"""Where LangGraph people deploy and look: `dreamgym serve` over HTTP, `langgraph dev` and its Studio, each a real server."""
 
 import os
 import socket
@@ -19,6 +19,7 @@ from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.production.export import export_policy, load_policy
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 
 pytestmark = pytest.mark.slow
@@ -81,12 +82,35 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "mine"
 
 
+GYM = """
+from pathlib import Path
+
+from langchain_core.language_models import FakeListChatModel
+
+from dreamgym_lg import DreamGym, LocalChatModel, ReplayBuffer, Settings, Task
+
+here = Path(__file__).parent
+SPLITS = {"a": "train", "b": "train", "t": "test"}
+TASKS = [Task(id=id, instruction="Book a room in Rome.", environment="rooms", split=split) for id, split in SPLITS.items()]
+
+
+def gym():
+    settings = Settings(max_false_success=None, real_budget=0, num_tasks=2, num_generations=2, lora=False)
+    dreamer = FakeListChatModel(responses=["valid, no progress yet\\nreward 0, continues\\nA real room."])
+    check = lambda task, state: len(state["messages"][-1].text) % 2
+    parts = {"experience_model": dreamer, "tasks": TASKS, "verify_dream": check, "verify_real": check, "isolation": "guard"}
+    policy = LocalChatModel.from_path(here / "mine", temperature=0.1, max_new_tokens=60)
+    parts |= {"policy": policy, "out": here / "run", "settings": settings}
+    return DreamGym(str(here / "my_app.py:graph"), replay_buffer=ReplayBuffer(here / "replay.db"), **parts)
+"""
+
+
 @contextmanager
-def running(*command: str, cwd: Path, port: int, health: str) -> Iterator[str]:
+def running(*command: str, cwd: Path, port: int, health: str, **variables: str) -> Iterator[str]:
     """A server in a process of its own; the address that it listens at."""
-    log = cwd.parent / f"{port}.log"
+    log, environment = cwd.parent / f"{port}.log", {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=file, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 120
@@ -144,16 +168,21 @@ def test_tool_calls_come_back_through_both_clients(exported: Path) -> None:
         assert messages[2].text == "A real room." and messages[3].text == "It is booked."
 
 
-async def test_langgraph_dev_serves_the_agent_with_the_policy_in_it(exported: Path) -> None:
+@contextmanager
+def langgraph_dev(folder: Path, *options: str, **variables: str) -> Iterator[Any]:
+    """`langgraph dev` started in a folder; a client of it."""
     pytest.importorskip("langgraph_api")
     from langgraph_sdk import get_client
 
+    port, cli = free_port(), "from langgraph_cli.cli import cli; cli()"
+    command = (sys.executable, "-c", cli, "dev", "--no-browser", "--no-reload", "--port", str(port), *options)
+    with running(*command, cwd=folder, port=port, health="/ok", **variables) as address:
+        yield get_client(url=address)
+
+
+async def test_langgraph_dev_serves_the_agent_with_the_policy_in_it(exported: Path) -> None:
     asked: Any = {"messages": [{"role": "user", "content": ASKED}]}
-    port = free_port()
-    cli = "from langgraph_cli.cli import cli; cli()"
-    command = (sys.executable, "-c", cli, "dev", "--no-browser", "--no-reload", "--port", str(port))
-    with running(*command, cwd=exported, port=port, health="/ok") as address:
-        client = get_client(url=address)
+    with langgraph_dev(exported) as client:
         state: Any = await client.runs.wait(None, "agent", input=asked)
         assert [message["type"] for message in state["messages"]] == ["human", "ai", "tool", "ai"]
         assert state["messages"][1]["tool_calls"][0]["args"] == {"city": "Rome"}
@@ -169,3 +198,51 @@ async def test_langgraph_dev_serves_the_agent_with_the_policy_in_it(exported: Pa
         assert text == "It is booked.", "token by token"
         kept: Any = await client.threads.get_state(thread["thread_id"])
         assert len(kept["values"]["messages"]) == 4, "the server's checkpointer has it"
+
+
+async def test_langgraph_dev_serves_the_agent_with_exported_prompts(tmp_path: Path) -> None:
+    """Its own model reads the new system message and the new description, and the real tool runs."""
+    from dreamgym_lg.production.prompts import export_prompts
+
+    here = Path(__file__).parent / "integrations" / "gepa"
+    project = tmp_path / "project"
+    project.mkdir()
+    path = f"import sys\n\nsys.path.insert(0, {str(here)!r})\n"
+    (project / "my_desk.py").write_text(f"{path}from test_gepa import desk\n\ngraph = desk('look first', 'in cents')\n")
+    system = "You are the desk of a shop. Refund the order. End with: Have a nice day."
+    changes = {
+        "system message of model": (system, f"{system} Look the order up first."),
+        "description of refund": ("Refund an order.", "Refund an order. The amount is in cents."),
+    }
+    record = {"model": "clerk", "learner": "gepa", "scores": (0.0, 1.0)}
+    agent = {"path": f"{project / 'my_desk.py'}:graph", "route": None, "pass_through": []}
+    export_prompts(changes, project / "prompts", record, agent=agent)
+    project.rename(moved := tmp_path / "moved")
+    with langgraph_dev(moved / "prompts") as client:
+        asked: Any = {"messages": [{"role": "user", "content": "Refund order 5."}]}
+        state: Any = await client.runs.wait(None, "agent", input=asked)
+        calls = [(call["name"], call["args"]) for each in state["messages"] for call in each.get("tool_calls") or ()]
+        assert calls == [("look", {"order": 5}), ("refund", {"order": 5, "amount": 500})]
+        assert state["messages"][-1]["content"] == "Done. Have a nice day."
+
+
+async def test_studio_draws_and_runs_the_training_graph(exported: Path) -> None:
+    home = exported.parent
+    (home / "my_gym.py").write_text(GYM)
+    named = Path(__file__).parents[1] / "langgraph.json"
+    with langgraph_dev(
+        home, "--allow-blocking", "--config", str(named), DREAMGYM_EXPERIMENT=str(home / "my_gym.py:gym")
+    ) as client:
+        (assistant,) = await client.assistants.search()
+        drawn = await client.assistants.get_graph(assistant["assistant_id"])
+        nodes = {"__start__", "curriculum", "rollout", "update_policy", "evaluate", "count", "__end__"}
+        assert {node["id"] for node in drawn["nodes"]} == nodes
+        thread = await client.threads.create()
+        asked = {"run": "studio", "iterations": 2}
+        state: Any = await client.runs.wait(thread["thread_id"], "training", input=asked)
+        assert state["iteration"] == 2, state
+    with ReplayBuffer(home / "replay.db") as buffer:
+        played = list(buffer.trajectories(run="studio"))
+        assert [row["iteration"] for row in buffer.metrics("studio")] == [0, 1]
+    assert len(played) == 8 and all(each.error is None and each.source == "synthetic" for each in played)
+    assert (home / "run" / "models" / f"studio-{thread['thread_id']}").is_dir() and not (home / "run" / "training.db").exists()

@@ -1,14 +1,19 @@
-"""The commands that serve over HTTP: `dreamgym serve` and `dreamgym ui`."""
+"""The commands `dreamgym serve` and `dreamgym ui`, and the training graph of `langgraph dev`."""
 
+import asyncio
 import os
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries, say
+from dreamgym_lg.cli.experiment import open_experiment
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ReplayBufferError
+from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment.training import create_training
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.report.pages import check_installed
 
@@ -87,3 +92,32 @@ def ui(
                 "the folder of an experiment that has begun"
             )
         serve(file, port, say=lambda address: say(f"{address} shows {file}; Ctrl-C ends it"))
+
+
+async def studio(config: RunnableConfig) -> Any:
+    """The training graph, which `langgraph.json` names for `langgraph dev`. Input: `{"run": "studio", "iterations": 2}`.
+
+    Each thread trains a policy of its own in the dream of the experiment that $DREAMGYM_EXPERIMENT names, as the argument WORLD
+    of `dreamgym train` does, and begins with its base policy. To be drawn it needs none.
+    """
+    return await asyncio.to_thread(_studio, str(config.get("configurable", {}).get("thread_id", "")))
+
+
+@lru_cache(maxsize=2)
+def _studio(thread: str) -> Any:
+    from dreamgym_lg.graphs.training import Training, create_training_graph
+
+    if not thread:
+        drawn: Any = dict.fromkeys(("policy", "learner", "create_environment", "curriculum", "replay_buffer"))
+        return create_training_graph(Training(source="synthetic", **drawn)).compile()
+    if not (name := os.environ.get("DREAMGYM_EXPERIMENT")):
+        raise ConfigurationError("DREAMGYM_EXPERIMENT names no experiment: give a world, FILE.py:NAME or a folder")
+    work = open_experiment(name, existing=True)
+    work.open()
+    gate.check_truthful(work)
+    learn = work.create_learner
+    training = create_training(
+        work, work.base_policy(), lambda policy, path, s: learn(policy, path.with_name(f"studio-{thread}"), s)
+    )
+    training.evaluate = None
+    return create_training_graph(training).compile()

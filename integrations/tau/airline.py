@@ -115,7 +115,7 @@ def update_reservation_flights(
     price = (sum(flight["price"] for flight in booked) - sum(flight["price"] for flight in old)) * len(passengers)
     _charge(database, reservation, payment_id, price)
     reservation = own(database, "reservations", reservation_id)
-    reservation["flights"] = booked  # the cabin stays as it was: so does the official tool
+    reservation["flights"] = booked or flights  # the cabin stays as it was: so does the official tool
     _add_payment(reservation, payment_id, price)
     return reservation
 

@@ -1,6 +1,8 @@
 """The training graph: every part's turn comes, with what the parts before it left."""
 
 import asyncio
+import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,19 @@ EVERY_NODE = [
 
 def test_every_part_has_its_turn(steady: Any) -> None:
     assert steady.nodes == EVERY_NODE
+
+
+def test_langgraph_json_names_a_graph_that_is_drawn_without_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/test_serving.py` runs it in `langgraph dev`."""
+    monkeypatch.delenv("DREAMGYM_EXPERIMENT", raising=False)
+    (named,) = json.loads((Path(__file__).parents[2] / "langgraph.json").read_text())["graphs"].values()
+    module, _, name = named.partition(":")
+    create = getattr(importlib.import_module(module), name)
+    drawn = asyncio.run(create({})).get_graph()
+    assert set(drawn.nodes) == {"__start__", "__end__", "count", *(node for node, _ in EVERY_NODE)}
+    assert {(edge.source, edge.target) for edge in drawn.edges} >= {("rollout", "update_policy"), ("count", "curriculum")}
+    with pytest.raises(ConfigurationError, match="DREAMGYM_EXPERIMENT names no experiment"):
+        asyncio.run(create({"configurable": {"thread_id": "1"}}))
 
 
 def test_each_iteration_plays_its_groups_once_and_updates_the_policy_with_them(steady: Any) -> None:
