@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessageChunk, BaseMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
@@ -301,6 +301,8 @@ class RemoteEpisode:
     async def _stream(self, number: int, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> None:
         messages, arguments = self._read_call(sent, options)
         async for chunk in self._policy.astream(messages, stop=stop, **arguments):
+            if not isinstance(chunk, AIMessageChunk):  # of a policy that does not stream
+                chunk = AIMessageChunk(**chunk.model_dump(exclude={"type"}))
             self._send(pickle.dumps(("chunk", self._number, number, ChatGenerationChunk(message=chunk))))
 
     def _read_call(self, sent: list[Any], options: dict[str, Any]) -> tuple[list[BaseMessage], dict[str, Any]]:

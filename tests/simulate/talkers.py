@@ -5,7 +5,13 @@ from typing import Annotated, Any, NamedTuple
 
 from desk_agent import desk, look_up, refund
 from langchain.agents import AgentState, create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware, SummarizationMiddleware, after_model, before_model
+from langchain.agents.middleware import (
+    HumanInTheLoopMiddleware,
+    SummarizationMiddleware,
+    after_model,
+    before_model,
+    wrap_model_call,
+)
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -20,6 +26,7 @@ from typing_extensions import TypedDict
 from zoo.models import ScriptedModel
 
 from dreamgym_lg.actions import render_call
+from dreamgym_lg.types import Task
 
 TOOLS = [look_up, refund]
 
@@ -55,6 +62,31 @@ def loop_by_hand() -> Talker:
     return Talker(
         graph.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge("tools", "think").compile()
     )
+
+
+def streams_its_reply() -> Talker:
+    """A node that reads its model's stream and puts the chunks together."""
+    bound = model().bind_tools(TOOLS)
+
+    async def think(state: MessagesState) -> dict[str, Any]:
+        whole: Any = None
+        async for chunk in bound.astream(state["messages"]):
+            whole = chunk if whole is None else whole + chunk
+        return {"messages": [whole]}
+
+    graph = StateGraph(MessagesState).add_node("think", think).add_node("tools", ToolNode(TOOLS))
+    graph.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge("tools", "think")
+    return Talker(graph.compile(checkpointer=InMemorySaver()))
+
+
+def synchronous_middleware() -> Talker:
+    """Its graph cannot be awaited: it is played in a thread."""
+
+    @wrap_model_call
+    def note(request: Any, handler: Any) -> Any:
+        return handler(request)
+
+    return Talker(desk(middleware=[note], checkpointer=InMemorySaver()))
 
 
 def trims_its_history() -> Talker:
@@ -96,6 +128,14 @@ def person_in_the_graph() -> Talker:
     return Talker(graph.add_edge(START, "talk").compile(checkpointer=InMemorySaver()))
 
 
+def text_of(task: Task) -> str:
+    return task.instruction
+
+
+def only_reply(state: Any, reply: str) -> str:
+    return reply
+
+
 def functional() -> Talker:
     """The functional API, whose checkpointer keeps the messages."""
     agent = create_agent(model(), TOOLS)
@@ -105,8 +145,7 @@ def functional() -> Talker:
         result = await agent.ainvoke({"messages": [*(previous or []), HumanMessage(text)]})
         return entrypoint.final(value=result["messages"][-1].text, save=result["messages"])
 
-    options = {"payload": lambda task: task.instruction, "next_payload": lambda state, reply: reply, "read_message": str}
-    return Talker(workflow, options=options)
+    return Talker(workflow, options={"payload": text_of, "next_payload": only_reply, "read_message": str})
 
 
 def swarm() -> Talker:
@@ -173,6 +212,11 @@ def object_with_invoke() -> Talker:
     return Talker(Remembers())
 
 
+def checked(state: Any) -> str:
+    assert state["turns"] == sum(isinstance(message, AIMessage) for message in state["messages"])
+    return str(state["messages"][-1].text)
+
+
 def notes_beside_the_messages() -> Talker:
     """Its state has more than messages, and is kept without a checkpointer."""
 
@@ -182,10 +226,6 @@ def notes_beside_the_messages() -> Talker:
     @after_model(state_schema=Noted)
     def count(state: Any, runtime: Any) -> dict[str, Any]:
         return {"turns": state.get("turns", 0) + 1}
-
-    def checked(state: Any) -> str:
-        assert state["turns"] == sum(isinstance(message, AIMessage) for message in state["messages"])
-        return str(state["messages"][-1].text)
 
     return Talker(create_agent(model(), TOOLS, middleware=[count]), options={"read_message": checked})
 
@@ -203,7 +243,17 @@ def two_stages() -> Talker:
 
 
 TALKERS: list[Callable[[], Talker]] = [
-    *(plain, react, loop_by_hand, trims_its_history, summarises_its_history, approved_by_a_person, person_in_the_graph),
+    *(
+        plain,
+        react,
+        loop_by_hand,
+        streams_its_reply,
+        synchronous_middleware,
+        trims_its_history,
+        summarises_its_history,
+        approved_by_a_person,
+        person_in_the_graph,
+    ),
     *(functional, swarm, hand_off_by_command, supervisor),
     *(subgraph_with_own_state, object_with_invoke, notes_beside_the_messages, two_stages),
 ]

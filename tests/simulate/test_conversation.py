@@ -333,6 +333,27 @@ async def test_every_kind_of_agent_talks_as_it_does_in_production(play: Any, cre
     assert len(policy.read) == len(actions)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
+@pytest.mark.parametrize("create", TALKERS, ids=lambda create: create.__name__)
+async def test_every_kind_of_agent_talks_behind_the_wall(create: Any, tmp_path: Path) -> None:
+    talker, folder = create(), Path(__file__).parent
+    (tmp_path / "own.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(folder)!r})\nfrom talkers import {create.__name__}\n"
+        f"graph = {create.__name__}().graph\n"
+    )
+    actions = [each for number, action in enumerate(ACTIONS) for each in (*talker.before.get(number, ()), action)]
+    workers = Workers(f"{tmp_path / 'own.py'}:graph", count=1, **talker.options)
+    try:
+        agent = WalledAgent(workers, policy := Acts(actions=actions))
+        (episode,) = await rollout(agent, [TASK], create_dream().create_environment, source="synthetic")
+    finally:
+        workers.close()
+    assert episode.error is None, episode.error
+    assert talk(episode.steps) == list(zip(ACTIONS, HEARD, strict=True)) and episode.success
+    assert len(policy.read) == len(actions)
+
+
 @pytest.mark.parametrize("play", [dreamed, real])
 async def test_an_agent_that_asks_nothing_and_one_that_never_stops(play: Any) -> None:
     episode = await play(desk(), Acts(actions=[LOOK, REFUND, ACTIONS[-1]]))
