@@ -21,6 +21,8 @@ World = Annotated[Path | None, typer.Option(help="A world of `dreamgym compile`,
 Policy = Annotated[str | None, typer.Option(help=f"Acts in both, e.g. {EXAMPLE_MODEL}. Default: each agent's own model.")]
 Tasks = Annotated[int, typer.Option(min=10, help="Recorded tasks, drawn by --seed.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Of each task and version.")]
+PRICES_HELP = "Dollars for a million tokens that the agent's model reads and writes, to say what an episode costs."
+Prices = Annotated[tuple[float, float] | None, typer.Option(metavar="READ WRITTEN", help=PRICES_HELP)]
 FAIL_HELP = (
     "Exit with 1 only where the whole interval of the difference lies below this, e.g. -0.02: a loss that chance explains does "
     "not fail. Less than a certain loss passes, and the last line says what could have been seen."
@@ -38,6 +40,7 @@ def compare(
     tasks: Tasks = 200,
     episodes: Episodes = 4,
     seed: Annotated[int, typer.Option(help="Decides tasks and samples.")] = 0,
+    prices: Prices = None,
     fail_below: FailBelow = None,
     isolation: Isolated = None,
     pass_through: PassThrough = None,
@@ -65,18 +68,23 @@ def compare(
             simulate_nodes=simulate_node or (),
         )
         comparison = shared.compare(agent, new_agent)
-    _show(comparison)
+    _show(comparison, prices)
     if fail_below is not None and comparison.interval[1] < fail_below:
         say(f"failed: the loss is certainly beyond {fail_below:+.3f}", "bold red")
         raise typer.Exit(1)
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: Comparison, prices: tuple[float, float] | None) -> None:
     columns = ("agent", "success", "actions", "model calls", "their seconds", "tokens read", "written")
     table = Table(*columns, title="in the same dream; means of an episode", title_justify="left")
     for each in (comparison.before, comparison.after):
         tokens = (f"{count:,.0f}" if each.input_tokens else "not reported" for count in (each.input_tokens, each.output_tokens))
         table.add_row(each.name, str(each.success), f"{each.actions:.1f}", f"{each.calls:.1f}", f"{each.seconds:.2f}", *tokens)
     console.print(table)
+    if prices:
+        costs = (
+            prices[0] * each.input_tokens + prices[1] * each.output_tokens for each in (comparison.before, comparison.after)
+        )
+        say("an episode costs {:.5f} dollars before and {:.5f} after".format(*(cost / 1e6 for cost in costs)))
     say(str(comparison), "bold" if not comparison.differs else "bold green" if comparison.interval[0] > 0 else "bold red")
     say(f"four in five such comparisons would show a difference of {comparison.detectable:.3f}")

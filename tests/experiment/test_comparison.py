@@ -180,7 +180,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
 def compare(folder: Path, *names: str, **options: object) -> Result:
     given = {"replay-buffer": folder / "replay.db", "experience-model": "openai:dreamer", "writes": "cancel", "episodes": 2}
     arguments = [part for key, value in (given | options).items() for part in (f"--{key}", str(value))]
-    return CliRunner().invoke(app, ["compare", *(f"{folder / 'agents.py'}:{name}" for name in names), *arguments])
+    prices = ["--prices", "10", "50"]
+    return CliRunner().invoke(app, ["compare", *(f"{folder / 'agents.py'}:{name}" for name in names), *arguments, *prices])
 
 
 @pytest.mark.slow
@@ -189,6 +190,7 @@ def test_a_worse_prompt_fails_and_the_same_agent_does_not(house: Models, tmp_pat
     output = " ".join(worse.output.split())
     assert worse.exit_code == 1, output
     assert "worse: -1.000 [-1.000, -1.000] over 12 tasks" in output
+    assert "an episode costs 0.00600 dollars before and 0.00200 after" in output, "300 and 60 tokens, and 100 and 20"
     assert "failed: the loss is certainly beyond -0.020" in output
     assert house.calls("production") == TASKS * 2 * (3 + 1) and 0 < house.calls("dreamer") <= TASKS
     same = compare(tmp_path, "graph", "graph", **{"fail-below": 0, "isolation": "guard"})
