@@ -227,6 +227,12 @@ class Hosted:
         if self.path is not None:
             self._store.remember(key, text)
 
+    def price(self, read: float, written: float) -> str:
+        """What so many tokens cost, in words of an estimate."""
+        if not any(self.prices):
+            return "what that costs is told with Hosted(prices=(input, output))"
+        return f"cost {(read * self.prices[0] + written * self.prices[1]) / 1e6:,.4f}"
+
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost of this instance since the last time, as metrics."""
         own, reported = self._own, self._reported

@@ -250,7 +250,7 @@ def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> st
         for name, limit in hosted.limits.items()
         if limit is not None and hosted.usage.limited[name] + rest[name] > limit
     ]
-    money = f"cost {rest['cost']:,.2f}" if any(hosted.prices) else "what that costs is told with Hosted(prices=(input, output))"
+    money = hosted.price(spent.input_tokens * left / played, spent.output_tokens * left / played)
     return (
         f"{played} episodes took {spent.calls:,} calls of the hosted experience model; the {left:,} that are left, evaluations "
         f"included, will take about {rest['calls']:,.0f} calls and {rest['tokens']:,.0f} tokens, and {money}"

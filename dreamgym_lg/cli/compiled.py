@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dreamgym_lg.cli.agent import is_replay_buffer
 from dreamgym_lg.cli.console import console, errors_shown, say
-from dreamgym_lg.hosted import EXAMPLE_MODEL
+from dreamgym_lg.hosted import EXAMPLE_MODEL, Hosted
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACES", help="A replay buffer, or traces as `dreamgym import` reads them.", exists=True)
@@ -20,6 +20,7 @@ Writes = Annotated[
 ]
 Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]
+Prices = Annotated[tuple[float, float] | None, typer.Option(help="Of the chat model: input, output; per million tokens.")]
 World = Annotated[Path, typer.Argument(metavar="FOLDER", help="A world that `dreamgym compile` wrote.")]
 FirstTask = Annotated[
     str, typer.Option("--task", help="Recorded task in whose state each session begins. Default: all of them.")
@@ -29,7 +30,9 @@ OpenEnv = Annotated[bool, typer.Option("--openenv", help="Serve an OpenEnv envir
 Host = Annotated[str, typer.Option(help="Address to serve HTTP at.")]
 
 
-def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3) -> None:
+def compile_traces(
+    traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3, prices: Prices = None
+) -> None:
     """Compile recorded traces into code that answers your tools' calls.
 
     A tool is admitted where the code replays left-out traces exactly."""
@@ -41,14 +44,20 @@ def compile_traces(traces: Source, to: To, writes: Writes = None, writer: Writer
     with errors_shown(), ReplayBuffer(traces if stored else ":memory:") as buffer:
         if not stored:
             buffer.extend(load_traces(traces))
-        if writer != "enumerate":
-            say(f"{writer} is called {rounds} times at most; it reads recorded calls and their answers.")
-        tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes)
+        tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes, hosted=Hosted(prices=prices), say=say)
     table = Table(
-        "tool", "use", "exact", "refused", "wrong", "admitted", title="replay of left-out traces", title_justify="left"
+        "tool",
+        "use",
+        "exact",
+        "refused",
+        "not knowable",
+        "wrong",
+        "admitted",
+        title="replay of left-out traces",
+        title_justify="left",
     )
     for each in tools:
-        figures = map(str, (each.exact, each.refused, each.wrong))
+        figures = map(str, (each.exact, each.refused, each.unknowable, each.wrong))
         table.add_row(each.tool, "writes" if each.writes else "reads", *figures, "yes" if each.admitted else "no")
     console.print(table)
     admitted = sum(each.admitted for each in tools)

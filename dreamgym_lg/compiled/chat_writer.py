@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages.utils import count_tokens_approximately
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.compiled.recordings import Recordings, Trace
-from dreamgym_lg.hosted import APART, load_chat_model
+from dreamgym_lg.hosted import Hosted, load_chat_model, name_of
 from dreamgym_lg.token_recorder import unrecorded
 
 MAX_EXAMPLES = 12
@@ -17,6 +19,8 @@ MAX_EXAMPLES = 12
 MAX_ANSWER = 1500
 """Characters of an answer in a prompt."""
 MAX_FAILURES = 12
+WRITTEN = 400
+"""Tokens of a tool's function, for an estimate."""
 
 PROMPT = """You write a small Python module that answers tool calls exactly as a recorded backend does.
 
@@ -24,7 +28,7 @@ A reading tool returns a stored document: `state.read("get_order", order_id="K1"
 get_order(order_id="K1") returns now, as parsed JSON or text, and raises Unknown where nothing is stored. These functions
 exist already.
 
-Write one function for each tool that writes, `def NAME(state, **args)`. It returns the answer: an object or list (written
+Write one function for each tool that writes, `def NAME(state, /, **args)`. It returns the answer: an object or list (written
 as JSON afterwards), or a text, byte for byte as recorded, error texts included. Where the call changes what a reading tool
 returns, call `state.write("get_order", new_document, order_id="K1")` for each such document. Where you cannot know, raise
 Unknown, or call `state.forget(value)` to make every document that names `value` unknown. Never guess: a wrong answer is
@@ -37,15 +41,36 @@ block."""
 class ChatWriter:
     """Writes the functions of a world's writing tools.
 
-    Args: `model`, a chat model or its name.
+    Args: `model`, a chat model or its name; `hosted`, where its answers are kept.
     """
 
-    def __init__(self, model: BaseChatModel | str) -> None:
+    def __init__(self, model: BaseChatModel | str, hosted: Hosted) -> None:
         self.model = load_chat_model(model) if isinstance(model, str) else model
+        self.hosted = hosted
+
+    def estimate(self, recordings: Recordings, rounds: int) -> str:
+        """A sentence with what all rounds take at most."""
+        read = rounds * count_tokens_approximately(self._prompt(recordings, "", ()))
+        written = rounds * WRITTEN * len(_writing(recordings))
+        read += (rounds - 1) * written // max(rounds, 1)  # a round to repair reads the module
+        return (
+            f"estimate: at most {rounds} calls of {name_of(self.model)}, about {read:,} tokens read and {written:,} written, "
+            f"{self.hosted.price(read, written)}; {self.hosted.path} keeps the answers"
+        )
 
     def write(self, recordings: Recordings, text: str, failures: Sequence[str]) -> str:
         """The functions as Python code. Args: `text` and `failures`, of the module to repair; empty for a first one."""
-        writes = sorted({tool for trace in recordings.traces for tool, _, _ in trace.calls if tool in recordings.writes})
+        messages = self._prompt(recordings, text, failures)
+        key = sha256(json.dumps([name_of(self.model), *(each.text for each in messages)]).encode()).hexdigest()
+        if (reply := self.hosted.recall(key)) is None:
+            with unrecorded():
+                reply = self.hosted.ask(self.model, messages).text
+            self.hosted.remember(key, reply)
+        blocks = re.findall(r"```(?:python)?\n(.*?)```", reply, re.DOTALL)
+        return str(blocks[-1] if blocks else reply).strip()
+
+    def _prompt(self, recordings: Recordings, text: str, failures: Sequence[str]) -> list[BaseMessage]:
+        writes = _writing(recordings)
         parts = [
             "Tools:\n" + "\n".join(map(tool_line, recordings.tools)),
             "Tools that write: " + ", ".join(writes),
@@ -54,10 +79,12 @@ class ChatWriter:
         if failures:
             report = "\n".join(f"* {failure}" for failure in failures[:MAX_FAILURES])
             parts.append(f"Your module:\n\n```python\n{text}\n```\n\nIt does not replay:\n{report}\n\nWrite it anew, repaired.")
-        with unrecorded():
-            reply = self.model.invoke([SystemMessage(PROMPT), HumanMessage("\n\n".join(parts))], APART)
-        blocks = re.findall(r"```(?:python)?\n(.*?)```", reply.text, re.DOTALL)
-        return str(blocks[-1] if blocks else reply.text).strip()
+        return [SystemMessage(PROMPT), HumanMessage("\n\n".join(parts))]
+
+
+def _writing(recordings: Recordings) -> list[str]:
+    """The writing tools that were called."""
+    return sorted({tool for trace in recordings.traces for tool, _, _ in trace.calls if tool in recordings.writes})
 
 
 def _examples(recordings: Recordings, writes: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,12 @@ from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import State, follow, parsed
 from dreamgym_lg.compiled.source import write_rules, write_source
 from dreamgym_lg.errors import ConfigurationError, ProcessLost, writing
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
+
+MANY_FOLDS = 10
+"""Parts of traces that entities tie together, so that rules are found from most of them."""
 
 
 def compile_world(
@@ -38,6 +42,8 @@ def compile_world(
     environment: str | None = None,
     rounds: int = 3,
     min_lower: float = 0.7,
+    hosted: Hosted | None = None,
+    say: Callable[[str], None] = print,
     on_progress: OnProgress = show_progress,
 ) -> list[ToolReplay]:
     """Write a world that answers tool calls as the recorded backend does.
@@ -52,6 +58,9 @@ def compile_world(
         tools, writes: As of `find_tool_uses`.
         environment: Whose traces; by default all of the buffer's.
         rounds: Calls of a chat model, at most: one to write, the others to repair.
+        hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): what was killed
+            goes on, and no answer is paid for twice.
+        say: Told what a chat model will take at most.
         min_lower: Least lower bound of the 95 % interval of a writing tool's share of exact answers to left-out traces.
 
     Raises `ConfigurationError` for a folder of other files, where no recorded tool is known to read only, and for a chat model
@@ -61,17 +70,21 @@ def compile_world(
     if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
         raise ConfigurationError(f"{str(out)!r} holds other files than a compiled world's: give a new folder")
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
-    replay = Replay(recordings.writes)
+    replay = Replay(recordings)
     if writer == "enumerate":
         _replay_rules(recordings, replay, on_progress)
         # what the traces do not tell about an entity that nobody has looked up is left to the next responder
         careful = [each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted]
         if careful:
-            replay = Replay(recordings.writes)
+            replay = Replay(recordings)
             _replay_rules(recordings, replay, on_progress, looked_up=careful)
         text = _enumerated(recordings, careful)
     else:
-        text = _written(recordings, replay, ChatWriter(writer), rounds, on_progress)
+        hosted = hosted or Hosted()
+        hosted.keep_in(out.with_name(f"{out.name}-answers.db"))
+        chat_writer = ChatWriter(writer, hosted)
+        say(chat_writer.estimate(recordings, rounds))
+        text = _written(recordings, replay, chat_writer, rounds, on_progress)
     report = replay.report(min_lower)
     _write_folder(out, text, recordings, report)
     return report
@@ -90,6 +103,8 @@ def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
 def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:
     """Replay each trace on rules that were found without it. They run in this process: no code of anybody else."""
     folds = list(recordings.halves())
+    if min(len(rest.traces) for rest, _ in folds) < len(recordings.traces) / 2:
+        folds = list(recordings.halves(MANY_FOLDS))
     advance = counter(on_progress, "compile: replay", len(folds))
     sys.modules.setdefault("runtime", runtime)
     for rest, held_out in folds:
@@ -109,7 +124,7 @@ def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds:
     best, fewest, failures = "", None, list[str]()
     for _ in range(rounds):
         text = write_source(rest, writer.write(rest, best, failures))
-        replayed = Replay(recordings.writes)
+        replayed = Replay(recordings)
         problem = _replay_walled(text, rest, rest.traces, replayed)
         failures = [problem] if problem else [each.difference for each in replayed.tools.values() if each.difference]
         exact = sum(each.exact for each in replayed.tools.values() if each.writes)
@@ -133,7 +148,7 @@ def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], r
             for trace in traces:
                 replay.add(trace, world.replay(trace))
         except ProcessLost as error:
-            return str(error)
+            return str(error).replace(str(world.folder), "world")  # a prompt that is the same when this is done again
         finally:
             world.close()
     return ""
@@ -171,7 +186,9 @@ def _write_files(folder: Path, text: str, recordings: Recordings, report: Sequen
         ]
         connection.executemany("INSERT INTO documents (task, tool, arguments, document) VALUES (?, ?, ?, ?)", rows)
         connection.commit()
-    figures = {each.tool: {"exact": each.exact, "refused": each.refused, "wrong": each.wrong} for each in report}
+    figures = {
+        each.tool: {name: getattr(each, name) for name in ("exact", "refused", "unknowable", "wrong")} for each in report
+    }
     admitted = {each.tool: each.admitted for each in report}
     (folder / "rules.json").write_text(
         json.dumps({"admitted": admitted, "replay": figures, "tools": recordings.tools}, indent=2) + "\n"

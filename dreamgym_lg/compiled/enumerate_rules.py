@@ -8,13 +8,17 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
-from dreamgym_lg.compiled.runtime import key_of, values_in, with_keys
-from dreamgym_lg.compiled.trees import Tree, decide, learn
+from dreamgym_lg.compiled.runtime import check_seen, key_of, values_in, with_keys
+from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
 MIN_EXAMPLES = 4
 FOLDS = 3
+MIN_KEPT = 10
+"""Documents of a reading tool that were the same behind a writing call, if those that no rule is about are to be kept."""
+MAX_KINDS, MAX_SINGLE = 10, 0.1
+"""Texts, and the share of those that occur with one entity alone, at most, where no further ones are to be expected."""
 MENTIONED = "mentioned"
 """Key of the flags that tell which argument ids a known document names."""
 MAX_EXAMPLES = 400
@@ -89,12 +93,18 @@ class Rule(NamedTuple):
     """Reading tools whose other documents stayed the same behind such a call. Those of others are forgotten."""
     keys: Mapping[str, Sequence[str]]
     """By binding, the keys that its document had in every example. With others, such as an error, no rule is known."""
+    seen: Mapping[Ref, Sequence[str]]
+    """Texts of few kinds, with all that were seen."""
 
     def answer(self, around: Surroundings) -> Any:
         """Raises `LookupError` where it is not known."""
         for name, keys in self.keys.items():
             with_keys(around.documents[name], keys)
-        return evaluate(self.cases[decide(self.tree, around)].answer, around)
+        for ref, values in self.seen.items():
+            check_seen(around.nodes.get(ref), values)
+        if (label := decide(self.tree, around)) == MIXED:
+            raise LookupError("nothing tells which of several answers it is")
+        return evaluate(self.cases[label].answer, around)
 
 
 class TraceRules(NamedTuple):
@@ -113,14 +123,17 @@ def find_rules(
 
     Args: `traces`, the calls of each, in their order; `looked_up`, tools that answer only about what was read before.
     """
-    keys = _recorded_keys(traces, writes)
-    ids = {tool: _id_arguments(tool, traces, keys) for tool in sorted(writes)}
+    keys, ids = _recorded_keys(traces, writes), find_ids(traces, writes)
     examples = _examples(traces, writes, ids)
     rules = {
         tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys, looked_up=tool in looked_up)
         for tool in sorted(writes)
     }
-    return TraceRules(rules, _spreads(traces, writes, ids))
+    spreads = _spreads(traces, writes, ids)
+    kept = {
+        tool: _kept(examples[tool], rule.bindings, spreads.get(tool, ())) for tool, rule in rules.items() if rule is not None
+    }
+    return TraceRules({tool: rule and rule._replace(keeps=kept[tool]) for tool, rule in rules.items()}, spreads)
 
 
 def _spreads(
@@ -155,6 +168,12 @@ def _recorded_keys(traces: Iterable[Iterable[CallRecord]], writes: Collection[st
         for name, value in call.arguments.items():
             own.setdefault(name, set()).add(canonical(value))
     return keys
+
+
+def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """By writing tool, the arguments that name entities."""
+    keys = _recorded_keys(traces, writes)
+    return {tool: _id_arguments(tool, traces, keys) for tool in sorted(writes)}
 
 
 def _id_arguments(tool: str, traces: Iterable[Iterable[CallRecord]], keys: Keys) -> tuple[str, ...]:
@@ -203,17 +222,34 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
 
 def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
     """The rule over the smallest set of documents that answers left-out examples."""
-    for bindings in _binding_sets(examples, keys):
-        usable = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
-        if len(usable) < MIN_EXAMPLES or (looked_up and not bindings) or not _holds_left_out(usable, bindings, ids):
-            continue
-        if (rule := _learn_rule(usable, bindings, ids)) is not None:
-            return rule
-    return None
+    best: tuple[int, Rule | None] = (0, None)
+    for bindings in _binding_sets(examples, keys) if not looked_up else filter(None, _binding_sets(examples, keys)):
+        bound = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
+        alike = _alike(bound, bindings)
+        for usable in (bound, alike) if len(alike) < len(bound) else (bound,):
+            if exact := _exact_left_out(usable, bindings, ids):
+                rule = _learn_rule(usable, bindings, ids)
+                if not is_mixed(rule.tree):
+                    return rule
+                best = max(best, (exact, rule), key=lambda each: each[0])
+    return best[1]
 
 
-def _holds_left_out(usable: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding], ids: tuple[str, ...]) -> bool:
-    """True if rules learned from other traces answer examples exactly, at least half of them."""
+Usable = Sequence[tuple[Example, Surroundings]]
+"""Examples whose bound documents are known, with these."""
+
+
+def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
+    """The examples whose documents have the keys that most have: an error, or what a change adds, is none of a rule's."""
+    keys = [tuple(tuple(_keys([around.documents[each.name]])) for each in bindings) for _, around in usable]
+    most = Counter(keys).most_common(1)
+    return [each for each, own in zip(usable, keys, strict=True) if own == most[0][0]]
+
+
+def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...]) -> int:
+    """Examples that rules learned from other traces answer exactly; 0 if others are answered wrongly or most not at all."""
+    if len(usable) < MIN_EXAMPLES:
+        return 0
     traces = sorted({example.trace for example, _ in usable})
     folds = {trace: number % FOLDS for number, trace in enumerate(traces)}
     outcomes: Counter[bool | None] = Counter()
@@ -222,7 +258,7 @@ def _holds_left_out(usable: Sequence[tuple[Example, Surroundings]], bindings: Se
         rule = _learn_rule(rest, bindings, ids) if rest else None
         outcomes.update(_is_exact(rule, *each) for each in usable if folds[each[0].trace] == fold)
     answered = outcomes[True] + outcomes[False]
-    return outcomes[True] >= MIN_EXACT * answered and 2 * answered >= len(usable)
+    return outcomes[True] if outcomes[True] >= MIN_EXACT * answered and 2 * answered >= len(usable) else 0
 
 
 def _is_exact(rule: Rule | None, example: Example, around: Surroundings) -> bool | None:
@@ -262,17 +298,32 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
             yield Binding(f"{tool}_{label}" if label else tool, tool, tuple(sources))
 
 
-def _learn_rule(
-    usable: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding], ids: tuple[str, ...]
-) -> Rule | None:
+def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...]) -> Rule:
     labels, answers = _cluster(usable)
     tree = learn([around for _, around in usable], labels, ids=ids)
-    if tree is None:
-        return None
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
     keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}
-    return Rule(tuple(bindings), tree, cases, ids, _kept([example for example, _ in usable], bindings), keys)
+    return Rule(tuple(bindings), tree, cases, ids, (), keys, _seen([around for _, around in usable], tree, ids))
+
+
+def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[str, ...]) -> dict[Ref, list[str]]:
+    """The words of arguments, and texts that all documents share: a rule that does not test them knows of no others."""
+    refs = {ref for around in arounds for ref in around.nodes if len(ref.path) <= MAX_PATH}
+    tested = {condition.left for condition in conditions_of(tree)}
+    seen: dict[Ref, list[str]] = {}
+    for ref in sorted(refs, key=str):
+        named = {
+            (node, canonical([a.args.get(name) for name in ids])) for a in arounds if isinstance(node := a.nodes.get(ref), str)
+        }
+        counts = Counter(text for text, _ in named)
+        if ref.root == "args":
+            few = ref.path[0] not in ids and sum(n == 1 for n in counts.values()) <= max(1, MAX_SINGLE * len(named))
+        else:
+            few = ref not in tested and len(named) >= MIN_EXAMPLES and len(counts) == 1
+        if few and 0 < len(counts) <= MAX_KINDS:
+            seen[ref] = sorted(counts)
+    return seen
 
 
 def _keys(documents: Sequence[Any]) -> list[str]:
@@ -343,10 +394,10 @@ def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Ex
     return Build(tuple(document), tuple(Ref("answer" if key in shared else binding.name, (key,)) for key in document))
 
 
-def _kept(examples: Sequence[Example], bindings: Sequence[Binding]) -> tuple[str, ...]:
-    """Reading tools whose other documents never changed. These name the call's ids, and were read three times again."""
+def _kept(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
+    """Reading tools whose other documents never changed. These name the call's ids, and were often read again."""
     unchanged: Counter[str] = Counter()
-    changed = set()
+    changed = {*spreads}
     for example in examples:
         around = example.around(bindings)
         bound = {place_of(binding, around) for binding in bindings} if around is not None else set()
@@ -354,4 +405,4 @@ def _kept(examples: Sequence[Example], bindings: Sequence[Binding]) -> tuple[str
             if place not in bound:
                 unchanged[place[0]] += 1
                 changed |= set() if _same(document, example.known[place]) else {place[0]}
-    return tuple(sorted(tool for tool, number in unchanged.items() if number >= 3 and tool not in changed))
+    return tuple(sorted(tool for tool, number in unchanged.items() if number >= MIN_KEPT and tool not in changed))

@@ -34,6 +34,12 @@ class Ref(NamedTuple):
     path: tuple[Key, ...] = ()
 
 
+class Sorted(NamedTuple):
+    """A list of texts in their order."""
+
+    start: Ref
+
+
 class Later(NamedTuple):
     """A date of the surroundings, so many months or days later."""
 
@@ -63,7 +69,7 @@ class Extend(NamedTuple):
     values: "tuple[Expression, ...]"
 
 
-Expression: TypeAlias = Const | Ref | Later | Text | Build | Extend
+Expression: TypeAlias = Const | Ref | Sorted | Later | Text | Build | Extend
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,8 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
                     raise KeyError(step)
                 node = cast(Any, node)[step]
             return node
+        case Sorted(start):
+            return sorted(evaluate(start, around))
         case Later(start, unit, number):
             return later(evaluate(start, around), **{unit: evaluate(number, around)})
         case Text(pieces):
@@ -194,6 +202,9 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Extend |
 def _atoms(node: Any, around: Surroundings) -> set[Expression]:
     text = canonical(node)
     atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
+    if isinstance(node, list) and all(isinstance(each, str) for each in node) and node == sorted(node):
+        lists = [(ref, other) for ref, other in around.nodes.items() if isinstance(other, list) and len(other) == len(node)]
+        atoms |= {Sorted(ref) for ref, other in lists if sorted(other, key=str) == node}
     if isinstance(node, str):
         atoms |= set(_texts(node, around))
         atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
@@ -232,7 +243,7 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (0 if examples > 1 else 3, 0, "")
         case Ref(root, path):
             return (1 if root == "args" else 2, len(path), str((root, path)))
-        case Later():
+        case Later() | Sorted():
             return (2.5, 0, str(expression))
         case Text(pieces):
             refs = [piece for piece in pieces if not isinstance(piece, str)]

@@ -2,7 +2,8 @@
 
 import json
 import keyword
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -112,43 +113,58 @@ class Recordings:
             reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
+    @cached_property
+    def common_values(self) -> frozenset[Hashable]:
+        """Values in JSON that name no entity: so many documents hold them, as in `State.forget`."""
+        documents = {
+            (tool, key_of(own)): answer for trace in self.traces for tool, own, answer in trace.calls if tool in self.reads
+        }
+        named = [
+            {json.dumps(value) for value in values_in([json.loads(key), parsed(answer, self.styles[tool])])}
+            for (tool, key), answer in documents.items()
+        ]
+        return common_entities(named)
+
     def first_documents(self, trace: Trace, *, is_name: Callable[[str], object] = bool) -> Documents:
         """Documents of a trace's beginning. They were read before a writing call that names one of their values."""
         documents, named = Documents(), set[str]()
         for tool, arguments, answer in trace.calls:
             place = (tool, key_of(arguments))
             if tool in self.writes:
-                named |= {
-                    json.dumps(value) for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)
-                }
+                values = {value for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)}
+                named |= {json.dumps(value) for value in values} - self.common_values
             elif place not in documents:
                 stored = json.dumps(parsed(answer, self.styles[tool]))
                 if not any(name in place[1] or name in stored for name in named):
                     documents[place] = stored
         return documents
 
-    def halves(self) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
-        """Most of the traces and those left out, in turn `FOLDS` times. No looked-up entity is in both.
+    def halves(self, folds: int = FOLDS) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
+        """Most of the traces and those left out, in turn. No looked-up entity is in both, and every trace is left out once.
 
-        Entities that more than a tenth of the traces name tie nothing.
+        Entities that more than a tenth of the traces name tie nothing. Where the others tie too many together, these are left
+        out in parts, and traces that share an entity with a part are on neither side.
         """
-        keys = [
-            frozenset(
-                canonical(value)
-                for tool, arguments, _ in trace.calls
-                if tool in self.reads
-                for value in values_in(dict(arguments))
-            )
-            for trace in self.traces
-        ]
-        common = common_entities(keys)
-        groups = tied_groups([(own - common) | {("task", trace.task)} for own, trace in zip(keys, self.traces, strict=True)])
-        folds: list[set[int]] = [set() for _ in range(FOLDS)]
-        for group in sorted(groups, key=len, reverse=True):
-            min(folds, key=len).update(group)
-        for fold in filter(None, folds):
-            rest = [trace for number, trace in enumerate(self.traces) if number not in fold]
-            yield replace(self, traces=rest), [self.traces[number] for number in sorted(fold)]
+        looked_up = [frozenset(_entity(call[1]) for call in trace.calls if call[0] in self.reads) for trace in self.traces]
+        common = common_entities(looked_up)
+        keys = [(own - common) | {f"task {trace.task}"} for own, trace in zip(looked_up, self.traces, strict=True)]
+        counts = Counter(key for own in keys for key in own)
+        size = -(-len(keys) // folds)
+        parts: list[set[int]] = [set() for _ in range(folds)]
+        for group in sorted(tied_groups(keys), key=len, reverse=True):
+            # traces of the same much used entity lie together, so that few are shared between the parts
+            group.sort(key=lambda number: sorted(((counts[key], key) for key in keys[number]), reverse=True))
+            for start in range(0, len(group), size):
+                min(parts, key=len).update(group[start : start + size])
+        for part in filter(None, parts):
+            named = frozenset[str]().union(*(keys[number] for number in part))
+            rest = [trace for trace, own in zip(self.traces, keys, strict=True) if not own & named]
+            yield replace(self, traces=rest), [self.traces[number] for number in sorted(part)]
+
+
+def _entity(arguments: Mapping[str, Any]) -> str:
+    """What a reading call looks up: the value of its only argument, or all of them together."""
+    return canonical(next(iter(arguments.values())) if len(arguments) == 1 else dict(arguments))
 
 
 _TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.compiled.recordings import Trace
+from dreamgym_lg.compiled.enumerate_rules import CallRecord, find_ids
+from dreamgym_lg.compiled.expressions import canonical
+from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson
 
 Answers = Callable[[Trace], Sequence[str | None]]
@@ -16,10 +18,10 @@ MIN_EXACT = 0.99
 PAGE = """# Replay of left-out traces
 
 Each trace was replayed on a world made from traces that share no entity with it. *Refused* calls are left to the next
-responder: most are first looks at an entity that no other trace names.
+responder. *Not knowable* are those among them about an entity that the trace had not looked up before; the others lack a rule.
 
-| tool | use | exact | refused | wrong | lower bound | admitted |
-|---|---|---|---|---|---|---|
+| tool | use | exact | refused | not knowable | wrong | lower bound | admitted |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -33,6 +35,8 @@ class ToolReplay:
     """Answers that are the recorded ones, byte for byte."""
     refused: int = 0
     """Calls that the world leaves to the next responder: an unknown entity, or no rule."""
+    unknowable: int = 0
+    """Refused calls about an entity that was not looked up before: no rule could answer them."""
     wrong: int = 0
     difference: str = ""
     """The first wrong answer beside the recorded one."""
@@ -50,21 +54,28 @@ class ToolReplay:
 
 
 class Replay:
-    """Counts, by tool, what a world answers to recorded calls. Args: `writes`, the tools that write."""
+    """Counts, by tool, what a world answers to recorded calls. Args: `recordings`, all of them."""
 
-    def __init__(self, writes: frozenset[str]) -> None:
-        self.writes = writes
+    def __init__(self, recordings: Recordings) -> None:
+        self.writes = recordings.writes
+        self.ids = find_ids([[CallRecord(*call) for call in trace.calls] for trace in recordings.traces], self.writes)
         self.tools: dict[str, ToolReplay] = {}
 
     def add(self, trace: Trace, answers: Sequence[str | None]) -> None:
+        looked_up = set[str]()
         for (tool, arguments, recorded), own in zip(trace.calls, answers, strict=True):
+            looks_up = {canonical([tool, dict(arguments)])}
+            named = {canonical(arguments.get(name)) for name in self.ids[tool]} if tool in self.writes else looks_up
             each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
             each.exact += own == recorded
             each.refused += own is None
+            each.unknowable += own is None and not named <= looked_up
             each.wrong += own not in (None, recorded)
             if own not in (None, recorded) and not each.difference:
                 call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
                 each.difference = f"{call}: {own!r} instead of {recorded!r}"
+            if tool not in self.writes:
+                looked_up |= {*looks_up, *map(canonical, arguments.values())}
 
     def report(self, min_lower: float) -> list[ToolReplay]:
         """The tools, reading ones first, each admitted or not."""
@@ -76,8 +87,8 @@ class Replay:
 def replay_page(report: Sequence[ToolReplay]) -> str:
     """The figures as a page of Markdown."""
     rows = [
-        f"| `{each.tool}` | {'writes' if each.writes else 'reads'} | {each.exact} | {each.refused} | {each.wrong} "
-        f"| {each.lower:.2f} | {'yes' if each.admitted else 'no'} |"
+        f"| `{each.tool}` | {'writes' if each.writes else 'reads'} | {each.exact} | {each.refused} | {each.unknowable} "
+        f"| {each.wrong} | {each.lower:.2f} | {'yes' if each.admitted else 'no'} |"
         for each in report
     ]
     differences = [f"* {each.difference}" for each in report if each.difference]

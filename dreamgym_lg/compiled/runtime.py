@@ -45,7 +45,7 @@ class State:
         before = State(*self._layers[1:]).documents
         return {place: text for place, text in self._changed.items() if before.get(place) != text}
 
-    def read(self, tool: str, **arguments: Any) -> Any:
+    def read(self, tool: str, /, **arguments: Any) -> Any:
         """The document that this call of a reading tool returns. Raises `Unknown` where none was recorded."""
         place = (tool, key_of(arguments))
         stored = next((layer[place] for layer in self._layers if place in layer), None)
@@ -53,11 +53,11 @@ class State:
             raise Unknown(f"no recorded answer of {tool} {place[1]}")
         return json.loads(stored)
 
-    def write(self, tool: str, document: Any, **arguments: Any) -> None:
+    def write(self, tool: str, document: Any, /, **arguments: Any) -> None:
         """From now on this call of a reading tool returns `document`, which is copied."""
         self._changed[tool, key_of(arguments)] = json.dumps(document)
 
-    def learn(self, tool: str, document: Any, **arguments: Any) -> None:
+    def learn(self, tool: str, document: Any, /, **arguments: Any) -> None:
         """This call returned `document`, and would have before, unless it was forgotten in between."""
         place = (tool, key_of(arguments))
         (self._changed if place in self._changed else self._learned)[place] = json.dumps(document)
@@ -208,6 +208,12 @@ def same(one: Any, other: Any) -> bool:
     return one is not MISSING and other is not MISSING and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
+def check_seen(one: Any, values: Sequence[Any]) -> None:
+    """Raises `Unknown` for a text that is none of these, the only ones that were seen."""
+    if isinstance(one, str) and one not in values:
+        raise Unknown(f"nothing is known of {one!r}")
+
+
 def at_most(one: Any, other: Any) -> bool:
     """True if both are numbers and the first is not larger."""
     numbers = [each for each in (one, other) if isinstance(each, (int, float)) and not isinstance(each, bool)]
@@ -224,6 +230,12 @@ def below(one: Any, last_below: float, first_above: float) -> bool:
 def inside(one: Any, other: Any) -> bool:
     """True if a list or the keys of an object hold a value."""
     return isinstance(one, (str, int, float)) and isinstance(other, (dict, list)) and one in other
+
+
+def named(document: Any, value: Any) -> bool:
+    """True if a document holds a value, or each one of a list that has none twice."""
+    held, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
+    return value is not MISSING and held.issuperset(names) and len({*names}) == len(names)
 
 
 def later(day: Any, *, months: Any = 0, days: Any = 0) -> str:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import MENTIONED, Case, Rule, TraceRules
-from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Text
+from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
-from dreamgym_lg.compiled.trees import Branch, Condition, Tree
+from dreamgym_lg.compiled.trees import MIXED, Branch, Condition, Tree, conditions_of
 
 HEAD = '''"""The backend of {traces} recorded episodes.
 
@@ -18,7 +18,7 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import MISSING, State, Unknown, at, at_most, below, inside, later, same, with_keys  # noqa: F401
+from runtime import MISSING, State, Unknown, at, at_most, below, check_seen, inside, later, named, same, with_keys  # noqa: F401
 
 READS = {reads!r}
 """Tools that change nothing, with their arguments."""
@@ -42,21 +42,22 @@ def write_rules(trace_rules: TraceRules) -> str:
 
 
 def _reading(tool: str) -> str:
-    return f'def {tool}(state: State, **arguments: Any) -> Any:\n    return state.read("{tool}", **arguments)'
+    return f'def {tool}(state: State, /, **arguments: Any) -> Any:\n    return state.read("{tool}", **arguments)'
 
 
 def _writing(tool: str, rule: Rule | None) -> str:
-    head = f"def {tool}(state: State, **args: Any) -> Any:\n"
+    head = f"def {tool}(state: State, /, **args: Any) -> Any:\n"
     if rule is None:
         return head + '    raise Unknown("no rule was found")'
     names = {binding.name: _identifier(binding.name) for binding in rule.bindings}
-    mentioned = {condition.left.path[0] for condition in _conditions(rule.tree) if condition.left.root == MENTIONED}
+    mentioned = {condition.left.path[0] for condition in conditions_of(rule.tree) if condition.left.root == MENTIONED}
     flags = ", ".join(f"{name!r}: state.mentions(args[{name!r}])" for name in sorted(map(str, mentioned)))
     first = [f"    {MENTIONED} = {{{flags}}}"]
     lines = (first if mentioned else []) + [
         f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, {_arguments(b.sources, names)})', rule.keys.get(b.name))}"
         for b in rule.bindings
     ]
+    lines += [f"    check_seen({_at(ref, names)}, {list(values)!r})" for ref, values in rule.seen.items()]
     return head + "\n".join([*lines, *_branches(rule.tree, rule, names, "    ")])
 
 
@@ -64,14 +65,12 @@ def _with_keys(code: str, keys: Sequence[str] | None) -> str:
     return f"with_keys({code}, {list(keys)!r})" if keys else code
 
 
-def _conditions(tree: Tree) -> list[Condition]:
-    return [tree.condition, *_conditions(tree.yes), *_conditions(tree.no)] if isinstance(tree, Branch) else []
-
-
 def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
     if isinstance(tree, Branch):
         yes = _branches(tree.yes, rule, names, indent + "    ")
         return [f"{indent}if {_condition(tree.condition, names)}:", *yes, *_branches(tree.no, rule, names, indent)]
+    if tree == MIXED:
+        return [f'{indent}raise Unknown("such calls were answered in ways that nothing tells apart")']
     return _case(rule.cases[tree], rule, names, indent)
 
 
@@ -101,6 +100,8 @@ def _condition(condition: Condition, names: Mapping[str, str]) -> str:
             return f"same({left}, {json.loads(condition.right)!r})"
     if condition.kind == "below" and not isinstance(condition.right, Ref):
         return f"below({left}, {condition.right[0]!r}, {condition.right[1]!r})"
+    if condition.kind == "named":
+        return f"named({_at(condition.right, names)}, {left})"
     right = _at(condition.right, names) if isinstance(condition.right, Ref) else repr(condition.right)
     return f"{ {'same': 'same', 'below': 'at_most', 'inside': 'inside'}[condition.kind] }({left}, {right})"
 
@@ -115,6 +116,8 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
             return repr(json.loads(text))
         case Ref(_, path):
             return _root(expression, names) + "".join(f"[{_step(step)}]" for step in path)
+        case Sorted(start):
+            return f"sorted({_code(start, names)})"
         case Later(start, unit, number):
             return f"later({_code(start, names)}, {unit}={_code(number, names)})"
         case Text(pieces):

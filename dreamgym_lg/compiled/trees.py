@@ -18,7 +18,8 @@ MIN_EXAMPLES = 2
 class Condition(NamedTuple):
     """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit, `inside`.
 
-    A limit is two numbers, the last that was seen below it and the first above: nothing is known of a value between them.
+    `named` is true of an argument where a document holds it, or each of its list. A limit is two numbers, the last that was
+    seen below it and the first above: nothing is known of a value between them.
     """
 
     kind: str
@@ -38,6 +39,8 @@ class Condition(NamedTuple):
             return _is_number(left) and runtime.below(left, *self.right)
         if self.kind == "below":
             return _is_number(left) and _is_number(right) and left <= right
+        if self.kind == "named":
+            return runtime.named(right, left)
         return isinstance(right, (Mapping, list)) and left in right
 
 
@@ -49,6 +52,8 @@ class Branch(NamedTuple):
 
 Tree = Branch | int
 """A branch, or the label of all examples that come here."""
+MIXED = -1
+"""The label of examples with different labels that no condition tells apart."""
 
 
 def decide(tree: Tree, around: Surroundings) -> int:
@@ -57,33 +62,40 @@ def decide(tree: Tree, around: Surroundings) -> int:
     return tree
 
 
-def learn(
-    arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collection[str] = (), depth: int = MAX_DEPTH
-) -> Tree | None:
-    """A tree that gives every example its label; None if no small one does.
+def learn(arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collection[str] = (), depth: int = MAX_DEPTH) -> Tree:
+    """A small tree that gives every example its label or `MIXED`.
 
     Args: `ids`, arguments that name entities: no condition is about one of their values.
     """
     if len(set(labels)) == 1:
         return labels[0]
     if not depth:
-        return None
+        return MIXED
     best = None
     for condition in _conditions(arounds, ids):
         holds = [condition.holds(around) for around in arounds]
-        if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind == "equals" else 1):
+        if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind in ("equals", "exists") else 1):
             continue
         gain = _entropy(labels) - _split_entropy(labels, holds)
         if gain > 1e-9 and (best is None or gain > best[0] + 1e-9):
             best = (gain, condition, holds)
     if best is None:
-        return None
+        return MIXED
     _, condition, holds = best
     sides = []
     for side in (True, False):
         chosen = [number for number, value in enumerate(holds) if value is side]
         sides.append(learn([arounds[n] for n in chosen], [labels[n] for n in chosen], ids=ids, depth=depth - 1))
-    return None if sides[0] is None or sides[1] is None else Branch(condition, sides[0], sides[1])
+    return Branch(condition, sides[0], sides[1])
+
+
+def conditions_of(tree: Tree) -> list[Condition]:
+    return [tree.condition, *conditions_of(tree.yes), *conditions_of(tree.no)] if isinstance(tree, Branch) else []
+
+
+def is_mixed(tree: Tree) -> bool:
+    """True if a tree leaves some examples without a label."""
+    return is_mixed(tree.yes) or is_mixed(tree.no) if isinstance(tree, Branch) else tree == MIXED
 
 
 def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterator[Condition]:
@@ -93,14 +105,14 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
         for ref, node in around.nodes.items():
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
                 scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
+    entities = {"", *(canonical(around.args.get(name)) for around in arounds for name in ids)}
     refs = sorted(scalars, key=lambda ref: (ref.root != "args", len(ref.path), str(ref.path)))
     yield from (Condition("exists", ref) for ref in refs if sum(scalars[ref].values()) < len(arounds))
     for ref in refs:
         if ref.root == "args" and ref.path[0] in ids:
             continue
-        yield from (
-            Condition("equals", ref, value) for value, number in scalars[ref].items() if value and number >= MIN_EXAMPLES
-        )
+        values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
+        yield from (Condition("equals", ref, value) for value in values)
     plain = [ref for ref in refs if any(scalars[ref])]
     for left in plain:
         yield from (Condition("same", left, right) for right in plain[plain.index(left) + 1 :])
@@ -108,6 +120,9 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
     containers = [ref for ref in refs if scalars[ref][""]]
     for left in (ref for ref in plain if ref.root == "args"):
         yield from (Condition("inside", left, right) for right in containers)
+    documents = [Ref(root) for root, node in arounds[0].documents.items() if isinstance(node, (Mapping, list))]
+    for name in sorted({name for around in arounds for name in around.args}):
+        yield from (Condition("named", Ref("args", (name,)), document) for document in documents)
 
 
 def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:

@@ -113,8 +113,8 @@ def _plan(work: Workspace, originals: Mapping[str, str], hosted: Hosted, most: s
         base = sum(map(len, originals.values()))  # read at every call, as is what came before
         read = mean(sum(base + total for total in accumulate(map(sum, steps))) for steps in recorded) / 4  # characters
         written = mean(sum(action for _, action in steps) for steps in recorded) / 4
-        cost = (read * hosted.prices[0] + written * hosted.prices[1]) / 1e6
-        plan += f", each about {mean(map(len, recorded)):.1f} calls, {read + written:,.0f} tokens, cost {cost:.4f} of the agent"
+        tokens = f"{read + written:,.0f} tokens of the agent, {hosted.price(read, written)}"
+        plan += f", each about {mean(map(len, recorded)):.1f} calls, {tokens}"
     limits = ", ".join(f"{name} {limit:g}" for name, limit in hosted.limits.items() if limit is not None)
     return f"{plan}. Limits of agent and reflection together: {limits or 'none'}; spent so far: {hosted.usage.limited}"
 

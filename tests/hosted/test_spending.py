@@ -64,7 +64,7 @@ def test_after_the_first_episodes_the_rest_is_estimated_and_each_iteration_has_t
     ("limits", "told"),
     [
         ({}, "what that costs is told with Hosted(prices=(input, output))"),
-        ({"prices": (1.0, 1.0)}, "cost 0.01"),
+        ({"prices": (1.0, 1.0)}, "cost 0.0096"),
         ({"max_calls": 89}, "The run will reach max_calls=89 before its end"),
         ({"max_calls": 90, "max_tokens": 9999}, "The run will reach max_tokens=9999 before its end"),
     ],
