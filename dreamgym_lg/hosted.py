@@ -228,7 +228,7 @@ class Hosted:
             self._store.remember(key, text)
 
     def price(self, read: float, written: float) -> str:
-        """What so many tokens cost, in words of an estimate."""
+        """The cost of so many tokens in words, for an estimate."""
         if not any(self.prices):
             return "what that costs is told with Hosted(prices=(input, output))"
         return f"cost {(read * self.prices[0] + written * self.prices[1]) / 1e6:,.4f}"

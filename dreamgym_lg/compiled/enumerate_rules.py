@@ -240,25 +240,30 @@ Usable = Sequence[tuple[Example, Surroundings]]
 
 
 def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
-    """The examples whose documents have the keys that most have: an error, or what a change adds, is none of a rule's."""
+    """The examples whose documents have the most frequent keys. An error has others, and so may a changed document."""
     keys = [tuple(tuple(_keys([around.documents[each.name]])) for each in bindings) for _, around in usable]
     most = Counter(keys).most_common(1)
     return [each for each, own in zip(usable, keys, strict=True) if own == most[0][0]]
 
 
 def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...]) -> int:
-    """Examples that rules learned from other traces answer exactly; 0 if others are answered wrongly or most not at all."""
+    """Counts what rules of other traces answer exactly. 0 if they answer others wrongly, or most not at all."""
     if len(usable) < MIN_EXAMPLES:
         return 0
     traces = sorted({example.trace for example, _ in usable})
     folds = {trace: number % FOLDS for number, trace in enumerate(traces)}
-    outcomes: Counter[bool | None] = Counter()
+    whole, partly = Counter[bool | None](), Counter[bool | None]()
     for fold in range(FOLDS):
         rest = [each for each in usable if folds[each[0].trace] != fold]
         rule = _learn_rule(rest, bindings, ids) if rest else None
-        outcomes.update(_is_exact(rule, *each) for each in usable if folds[each[0].trace] == fold)
-    answered = outcomes[True] + outcomes[False]
-    return outcomes[True] if outcomes[True] >= MIN_EXACT * answered and 2 * answered >= len(usable) else 0
+        outcomes = Counter(_is_exact(rule, *each) for each in usable if folds[each[0].trace] == fold)
+        partly += outcomes
+        whole += outcomes if rule is not None and not is_mixed(rule.tree) else Counter()
+    for counts in (whole, partly):
+        answered = counts[True] + counts[False]
+        if counts[True] >= MIN_EXACT * answered and 2 * answered >= len(usable):
+            return counts[True]
+    return 0
 
 
 def _is_exact(rule: Rule | None, example: Example, around: Surroundings) -> bool | None:
@@ -308,7 +313,7 @@ def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...
 
 
 def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[str, ...]) -> dict[Ref, list[str]]:
-    """The words of arguments, and texts that all documents share: a rule that does not test them knows of no others."""
+    """The words of arguments, and texts that all documents share. A rule knows of no others."""
     refs = {ref for around in arounds for ref in around.nodes if len(ref.path) <= MAX_PATH}
     tested = {condition.left for condition in conditions_of(tree)}
     seen: dict[Ref, list[str]] = {}

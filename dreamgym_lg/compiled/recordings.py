@@ -163,7 +163,7 @@ class Recordings:
 
 
 def _entity(arguments: Mapping[str, Any]) -> str:
-    """What a reading call looks up: the value of its only argument, or all of them together."""
+    """The entity of a reading call. It is the value of its only argument, or all of them together."""
     return canonical(next(iter(arguments.values())) if len(arguments) == 1 else dict(arguments))
 
 

@@ -209,7 +209,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def check_seen(one: Any, values: Sequence[Any]) -> None:
-    """Raises `Unknown` for a text that is none of these, the only ones that were seen."""
+    """Raises `Unknown` for a text that was never seen."""
     if isinstance(one, str) and one not in values:
         raise Unknown(f"nothing is known of {one!r}")
 
@@ -233,7 +233,7 @@ def inside(one: Any, other: Any) -> bool:
 
 
 def named(document: Any, value: Any) -> bool:
-    """True if a document holds a value, or each one of a list that has none twice."""
+    """True if a document holds a value. Of a list each one, and none twice."""
     held, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
     return value is not MISSING and held.issuperset(names) and len({*names}) == len(names)
 
