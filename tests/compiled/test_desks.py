@@ -1,5 +1,6 @@
 """Worlds compiled from the logs of two desks whose author had not read this library (`cookbook/desks`)."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,28 @@ def test_a_permit_is_extended_by_months_where_its_record_was_looked_up(tmp_path:
     assert report["extend_permit"].admitted and report["extend_permit"].exact > 50
     assert "later(permit_record_permit['until'], months=args['months'])" in (tmp_path / "world" / "world.py").read_text()
     assert not any(each.wrong for each in report.values())
+
+
+def test_a_desks_own_check_judges_dreamed_steps_as_it_judged_the_real_ones(tmp_path: Path) -> None:
+    """The glue of `cookbook/desks`, in a process where no other test imports a module of the same name."""
+    program = """
+import json, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from glue import Desk
+from dreamgym_lg import load_traces
+desk = Desk(sys.argv[2], Path(sys.argv[3]))
+outcomes = []
+for trajectory in load_traces(sys.argv[4], environment=desk.name):
+    outcomes.append([desk.check_steps(trajectory.task, trajectory.steps), trajectory.reward])
+print(json.dumps(outcomes))
+"""
+    for desk in ("clinic", "parking"):
+        logs = tmp_path / f"{desk}.jsonl"
+        command = [sys.executable, "write_logs.py", "--out", str(logs), "--episodes", "60", "--seed", "3"]
+        subprocess.run(command, cwd=DESKS / desk, check=True)
+        arguments = [sys.executable, "-c", program, str(DESKS), desk, str(tmp_path / desk), str(logs)]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        outcomes = json.loads(done.stdout)
+        assert len(outcomes) == 60 and {real for _, real in outcomes} == {0.0, 1.0}
+        assert all(dreamed == real for dreamed, real in outcomes)

@@ -1,0 +1,111 @@
+"""All that joins a desk to dreamgym-lg. The desk's own files are unchanged."""
+
+import importlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import ValidationError
+
+from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Step, Task
+from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.dream.trace_index import message_text
+from dreamgym_lg.simulate.conversation import final_answer
+
+HERE = Path(__file__).parent
+WRITES = {"clinic": "move_visit", "parking": "extend_permit"}
+_database: ContextVar[str] = ContextVar("database")
+
+
+class EpisodeDatabase:
+    """The path of the episode's own database, which the desk's tools open at each call."""
+
+    def __fspath__(self) -> str:
+        return _database.get()
+
+
+def _with_tools(bot: type[BaseChatModel]) -> BaseChatModel:
+    """The rule bot as a chat model with tools, as the policy in its place will be: its own `bind_tools` drops them."""
+
+    class Bot(bot):  # type: ignore[misc, valid-type]
+        def bind_tools(self, tools: Sequence[Any], **options: Any) -> Any:
+            return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **options)
+
+    return Bot()
+
+
+class Desk:
+    """A desk's modules, its database as it is before any episode, and its tasks.
+
+    Args: `name`, clinic or parking; a process opens one of them, because both have modules of the same names.
+    """
+
+    def __init__(self, name: str, out: Path) -> None:
+        sys.path.insert(0, str(HERE / name))
+        self.agent, self.world, self.predecessor = map(importlib.import_module, ("agent", "world", "predecessor"))
+        self.name, self.out, self.master = name, out, out / "master.db"
+        out.mkdir(parents=True, exist_ok=True)
+        if not self.master.exists():
+            self.world.reset(self.master)
+        self.cases = {case["instruction"]: case for split in self.world.SIZES for case in self.world.make_tasks(split)}
+        self.graph = self.agent.build(_with_tools(self.predecessor.Predecessor), EpisodeDatabase())
+
+    def tasks(self, *splits: str) -> list[Task]:
+        return [
+            Task(id=case["id"], instruction=case["instruction"], environment=self.name, split=split)
+            for split in splits
+            for case in self.world.make_tasks(split)
+        ]
+
+    @contextmanager
+    def fresh(self, task: Task) -> Iterator[Path]:
+        """The block works on a database of its own."""
+        with tempfile.TemporaryDirectory(prefix="desk-") as folder:
+            path = self.world.episode_db(self.master, Path(folder) / "episode.db")
+            token = _database.set(str(path))
+            try:
+                yield path
+            finally:
+                _database.reset(token)
+
+    def check(self, task: Task, message: str) -> float:
+        """The desk's own check of the database in use and the last message."""
+        return self.world.check(self.cases[task.instruction], self.master, _database.get(), message)
+
+    def check_steps(self, task: Task, steps: Sequence[Step]) -> float | None:
+        """The desk's own check of a dreamed episode: its writing calls are made on a private copy. None of an unknown task."""
+        if task.instruction not in self.cases:
+            return None
+        write = next(tool for tool in self.agent.make_tools(EpisodeDatabase()) if tool.name == WRITES[self.name])
+        with self.fresh(task):
+            for step in steps:
+                call = parse_action(step.action)
+                if isinstance(call, ToolCall) and call.name == write.name:
+                    with suppress(ValidationError):
+                        write.invoke(dict(call.arguments))
+            return self.check(task, message_text(steps[-1].action))
+
+    @asynccontextmanager
+    async def reset(self, task: Task) -> AsyncIterator[None]:
+        with self.fresh(task):
+            yield
+
+    def create_gym(self, buffer: ReplayBuffer, dream: Dream | None = None, **options: Any) -> DreamGym:
+        """The agent with its traces, its database and its check, ready to train."""
+        return DreamGym(
+            self.graph,
+            replay_buffer=buffer,
+            dream=dream,
+            tasks=self.tasks("validation", "test"),
+            writes=[WRITES[self.name]],
+            reset_real=self.reset,
+            verify_real=lambda task, state: self.check(task, final_answer(state)),
+            out=self.out,
+            **options,
+        )
