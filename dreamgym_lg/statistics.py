@@ -133,12 +133,6 @@ class StepRate(NamedTuple):
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def rate(outcomes: Iterable[bool]) -> Rate | None:
-    """The share of episodes, with its Wilson interval; None of no outcome."""
-    trials = [bool(outcome) for outcome in outcomes]
-    return Rate.of(sum(trials), len(trials)) if trials else None
-
-
 def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
     """The share of episodes with a true outcome, clustered by task. None of no outcome.
 

@@ -143,11 +143,6 @@ class BestPolicy:
     def folder(self) -> Path:
         return self.work.models / self.name
 
-    @property
-    def risen_at(self) -> int:
-        """Step at which success last rose (without success, the mean reward). 0 before any."""
-        return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
-
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if it is the best so far. An earlier one wins with more successes or, with as many, more reward.
 
@@ -157,10 +152,7 @@ class BestPolicy:
         own, best = (successes, reward), (before["successes"], before["reward"]) if before else (-1.0, -1.0)
         if own >= best:
             policy.save(self.folder)
-            risen = before is None or successes > before["successes"] or (not successes and reward > before["reward"])
-            risen_at = at if risen or before is None else before["risen_at"]
-            figures = {"at": at, "successes": successes, "reward": reward, "risen_at": risen_at}
-            self.work.replay_buffer.record_metrics(self.run, 0, figures)
+            self.work.replay_buffer.record_metrics(self.run, 0, {"at": at, "successes": successes, "reward": reward})
 
 
 def prove(work: Workspace) -> dict[str, Any]:
@@ -194,7 +186,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
-        "filtered": filtered(work),
+        "filtered": next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None),
         "offline_rl": next((row["how"] for row in work.replay_buffer.metrics(work.run_name(OFFLINE_RL))), None),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
@@ -337,11 +329,6 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             counts[name if name in counts else "evaluation"] += real_steps([trajectory])
     return counts
-
-
-def filtered(work: Workspace) -> int | None:
-    """Number of episodes that the filtered policy imitated. 0 where there was nothing to filter, None before its stage."""
-    return next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None)
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

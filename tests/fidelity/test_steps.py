@@ -13,7 +13,7 @@ from dreamgym_lg.fidelity import measure, report
 from dreamgym_lg.fidelity.report import Group
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.statistics import StepRate, normalised, rate, step_rate, wilson
+from dreamgym_lg.statistics import StepRate, normalised, step_rate, wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
@@ -40,9 +40,7 @@ def only(dream: Dream, *trajectories: Trajectory, **options: Any) -> Group:
 
 
 def test_figures_know_their_samples_and_none_comes_from_none() -> None:
-    assert rate([]) is None and step_rate([]) is None and step_rate([[], []]) is None
-    found = rate([True, False, True])
-    assert found and (found.successes, found.episodes, found.low, found.high) == (2, 3, *wilson(2, 3))
+    assert step_rate([]) is None and step_rate([[], []]) is None
     steps = step_rate([[True, True], [], [False, True]])
     assert steps and (*steps[:3], steps.value) == (3, 4, 2, 0.75)
 
