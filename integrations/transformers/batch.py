@@ -70,6 +70,11 @@ class Decoder:
         autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
         return torch.bfloat16 if autocast else self.model.dtype
 
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        return 2 * self.layers * self.heads * self.head_size * self.compute_dtype.itemsize
+
     def autocast(self) -> torch.autocast:
         """Autocast for a whole batch, so that the weights are cast once.
 
@@ -176,7 +181,7 @@ def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: in
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
     shape = (decoder.layers, 2, decoder.heads, with_room(len(row.ids)), decoder.head_size)
-    size = math.prod(shape) * decoder.compute_dtype.itemsize
+    size = shape[3] * decoder.token_bytes
     if len(row.ids) - row.known <= 2 * BLOCK or size > room:
         return 0
     buffer = torch.empty(shape, dtype=decoder.compute_dtype, device=decoder.model.device)

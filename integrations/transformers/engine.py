@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from random import Random
 
@@ -91,10 +91,25 @@ class LocalEngine:
                     room = self.prefixes.budget
                     for row in rows:
                         room -= read_ahead(self._decoder, self._prompts, row, room)
-                    Batch(self._decoder, self.prefixes, rows).run()
+                    for part in self._parts(rows):
+                        Batch(self._decoder, self.prefixes, part).run()
             finally:
                 if training:  # else a trainer may have begun since the last answer was given
                     model.train()
+
+    def _parts(self, rows: list[Row]) -> Iterator[list[Row]]:
+        """The rows in batches that fit into the budget. In a batch each is padded to the longest."""
+        lengths = [len(row.ids) + row.request.max_new_tokens for row in rows]
+        most = self.prefixes.budget // self._decoder.token_bytes
+        if len(rows) * max(lengths) > most:
+            rows = sorted(rows, key=lambda row: len(row.ids))
+        part = list[Row]()
+        for row in rows:
+            if part and (len(part) + 1) * (len(row.ids) + row.request.max_new_tokens) > most:
+                yield part
+                part = []
+            part.append(row)
+        yield part
 
     def _row(self, request: Request, future: "Future[Generated]") -> Row:
         text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)

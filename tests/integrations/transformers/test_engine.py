@@ -178,6 +178,34 @@ async def test_a_full_cache_is_exact_and_splits_no_segment(
     assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
 
 
+def test_one_long_conversation_does_not_make_a_batch_of_many_as_large_as_many_long_ones(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are padded to the longest: 64 beside one of 8,000 tokens took 23 GB, and the process was killed."""
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    words = [1, 40, 2, 3, 2, 1, 90, 2]
+    requests = [Request([{"role": "user", "content": "take book " * number}], max_new_tokens=4, seed=1) for number in words]
+    alone = [LocalEngine(model, tokenizer).submit(each).result(10).text for each in requests]
+    engine, sizes = LocalEngine(model, tokenizer), list[tuple[int, int]]()
+    engine.prefixes.budget = 400 * engine._decoder.token_bytes
+
+    class Seen(transformers_engine.Batch):
+        def __init__(self, decoder: Any, prefixes: Any, rows: Any) -> None:
+            super().__init__(decoder, prefixes, rows)
+            sizes.append((len(rows), self.buffer.nbytes))
+
+    monkeypatch.setattr(transformers_engine, "Batch", Seen)
+    calls: Any = [(each, Future()) for each in requests]
+    engine.answer(calls)
+    assert [future.result(0).text for _, future in calls] == alone
+    assert sum(rows for rows, _ in sizes) == len(words) and max(rows for rows, _ in sizes) > 1
+    assert all(taken <= engine.prefixes.budget for rows, taken in sizes if rows > 1)
+    sizes.clear()
+    engine.prefixes.budget *= 100
+    engine.answer(again := [(each, Future()) for each in requests])
+    assert [rows for rows, _ in sizes] == [len(words)] and all(future.done() for _, future in again)
+
+
 def test_a_corrected_reply_costs_no_more_than_itself(tokenizer: PreTrainedTokenizerFast) -> None:
     """A dream corrects what its experience model gets wrong: what came before that reply has been read."""
     engine = LocalEngine(create_model(tokenizer, hidden_size=32, layers=1), tokenizer)
