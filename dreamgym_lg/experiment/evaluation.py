@@ -91,16 +91,13 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
 
 def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
     """The gap to reality on the same tasks, and errors about real episodes."""
-    steps = run_lasting(measure_steps(dream, real))
     one, other = (Rate.of(sum(episode.success for episode in episodes), len(episodes)) for episodes in (dreamed, real))
     low, high = difference_of_rates(one, other)
-    invalid, right = steps.invalid_recall, steps.reward_right
+    right = run_lasting(measure_steps(dream, real)).reward_right
     return {
         "eval_gap": one.value - other.value,
         "eval_gap_low": low,
         "eval_gap_high": high,
-        "eval_invalid_recall": invalid.value if invalid else None,
-        "eval_invalid_count": invalid.steps if invalid else 0,
         "eval_reward_errors": 1 - right.value if right else 0.0,
     }
 
@@ -290,10 +287,6 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
-    if dream is not None:
-        recall = run_lasting(measure_steps(dream, played["real", DREAMED], only_invalid=True)).invalid_recall
-        shares = {"invalid_recall": recall.value, "invalid_asked": recall.steps} if recall else {}
-        figures["real"][name][DREAMED] |= {"invalid_recall": None, "invalid_asked": 0, **shares}
 
 
 def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:

@@ -79,14 +79,12 @@ async def measure_steps(
     dream: Dream,
     trajectories: Sequence[Trajectory],
     *,
-    only_invalid: bool = False,
     concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> OneStep:
     """Predict the steps of real episodes behind their history. The traces of their own task are left out.
 
     Args:
-        only_invalid: Ask about really invalid actions alone.
         concurrency: Steps predicted at once.
         on_episode: Called as soon as an episode's steps are answered.
 
@@ -95,7 +93,7 @@ async def measure_steps(
     slots = asyncio.Semaphore(concurrency)
 
     async def one(trajectory: Trajectory) -> list[Answered]:
-        answered = await answer_steps(dream, trajectory, slots, only_invalid=only_invalid)
+        answered = await answer_steps(dream, trajectory, slots)
         on_episode()
         # no reply of a user has to be word for word: `fidelity.users` measures it
         return [each for each in answered if each.step.terminated or not is_answer(each.step.action)]
@@ -103,9 +101,7 @@ async def measure_steps(
     return _figures(await asyncio.gather(*map(one, trajectories)))
 
 
-async def answer_steps(
-    dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore, *, only_invalid: bool = False
-) -> list[Answered]:
+async def answer_steps(dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore) -> list[Answered]:
     """Ask about every step behind the real history. Args: `slots`, bounds the questions at once."""
     trajectory = with_observation(trajectory)
 
@@ -118,8 +114,7 @@ async def answer_steps(
                 answer = None
         return Answered(step, step.terminated and trajectory.success, answer)
 
-    numbered = _askable(dream, trajectory)
-    return await asyncio.gather(*(one(position, step) for position, step in numbered if not (only_invalid and step.valid)))
+    return await asyncio.gather(*(one(position, step) for position, step in _askable(dream, trajectory)))
 
 
 def with_observation(trajectory: Trajectory) -> Trajectory:

@@ -116,8 +116,6 @@ class Row(NamedTuple):
     mode: str
     real: Rate | None
     dream: Rate | None
-    recall: str = "–"
-    """Share of the really invalid actions that the experience model, when asked, called invalid too."""
 
     @property
     def label(self) -> str:
@@ -146,16 +144,16 @@ def write_report(
 
 
 def summary_table(result: Mapping[str, Any]) -> "Table":
-    """Real and dreamed success, gap, invalid actions and their recall per policy and mode."""
+    """Real and dreamed success, gap and invalid actions per policy and mode."""
     from rich.table import Column, Table
     from rich.text import Text
 
-    figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid", "recognised"))
+    figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid"))
     policy, title, caption = Column("policy", min_width=10), Text(_title(result)), Text(claims(result)[0]["verdict"])
     table = Table(policy, "mode", *figures, title=title, caption=caption)
     for row in _rows(result):
         invalid = text(row.real.invalid_share, ".0%") if row.real else "–"
-        table.add_row(*map(Text, (row.label, row.mode, text(row.real), text(row.dream), row.gap, invalid, row.recall)))
+        table.add_row(*map(Text, (row.label, row.mode, text(row.real), text(row.dream), row.gap, invalid)))
     return table
 
 
@@ -165,15 +163,11 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
         return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
 
-    def recall(record: Mapping[str, Any]) -> str:
-        share, actions = read_number(record.get("invalid_recall"), 1), read_number(record.get("invalid_asked"))
-        return "–" if share is None or not actions else f"{share:.0%} of {actions:.0f}"
-
     rows = []
     for mode, policy in product(MODES, ("start", *POLICIES)):
         real, dream = figures("real", policy, mode), figures("dream", policy, mode)
         if real or dream or policy in ("base", "trained"):
-            rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
+            rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream)))
     return rows
 
 

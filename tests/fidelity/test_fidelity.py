@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.dream import Model
 from dreamgym_lg.fidelity.steps import OneStep, measure_steps
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -42,22 +41,6 @@ async def test_a_dream_without_a_fault_is_found_to_have_none(scripted: Any, text
     agreement = await measure_steps(dream, episodes)
     assert counts(agreement) == (5, 2, 2, 0)
     assert agreement.invalid_recall and agreement.invalid_recall.value == 1
-
-    model = scripted(reply=door_world)
-    recall = await measure_steps(text_dream(model), episodes, only_invalid=True)
-    assert counts(recall) == (2, 2, 2, 0)
-    assert len(model.asked) == 2
-
-
-async def test_for_the_recall_of_invalid_actions_nothing_is_looked_up_of_episodes_without_any(
-    scripted: Any, text_dream: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = list[str]()
-    monkeypatch.setattr(Model, "demonstrations", lambda self, seen, action, *_: looked_up.append(action) or ())
-    dream = text_dream(scripted(reply=lambda _: "invalid, why\nreward 0, continues\nWhat?"), prompt_format="lines")
-    episodes = [recorded(OPEN, NORTH, success=True), recorded(OPEN, DANCE)]
-    assert counts(await measure_steps(dream, episodes, only_invalid=True))[1:3] == (1, 1)
-    assert looked_up == [OPEN.action, DANCE.action]
 
 
 async def test_each_kind_of_fault_is_counted(scripted: Any, text_dream: Any, asked_action: Any) -> None:

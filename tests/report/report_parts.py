@@ -21,8 +21,7 @@ from dreamgym_lg.types import Step, Task, Trajectory
 
 def measured(successes, episodes, invalid=0.05):
     interval = list(wilson(successes, episodes))
-    return {"successes": successes, "episodes": episodes, "interval": interval, "invalid_action_share": invalid,
-            "invalid_recall": 0.75 if invalid > 0.3 else None, "invalid_asked": 12 if invalid > 0.3 else 0}  # fmt: skip
+    return {"successes": successes, "episodes": episodes, "interval": interval, "invalid_action_share": invalid}
 
 
 def make_result(**changes):
@@ -70,8 +69,6 @@ def make_metrics(iterations=60):
                 "eval_real_episodes": 40,
                 "eval_dream_successes": round(40 * share),
                 "eval_dream_episodes": 40,
-                "eval_invalid_recall": 0.88 if i < 40 else None,
-                "eval_invalid_count": 33 if i < 40 else 0,
                 "seconds_evaluate": 24.0,
             }
     return metrics

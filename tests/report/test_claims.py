@@ -258,7 +258,7 @@ def test_summary_table():
     row = next(line for line in lines if "trained" in line and "temperature 1" in line)
 
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
-        "trained", "temperature 1", "0.78 [0.70, 0.85]", "0.86 [0.78, 0.91]", "+0.07", "7%", "–",
+        "trained", "temperature 1", "0.78 [0.70, 0.85]", "0.86 [0.78, 0.91]", "+0.07", "7%",
     ]  # fmt: skip
     assert "proven: trained − imitation of every success +0.76" in printed(make_result())
 
