@@ -281,6 +281,15 @@ def test_no_user_with_the_same_goal_or_an_id_of_the_task_is_shown(buffer: Replay
     assert examples(ModelUser(None, replay_buffer=buffer), task=own) == ["", '"W-311, please."']
 
 
+def test_a_user_with_the_same_goal_is_not_shown_though_they_share_no_id(buffer: ReplayBuffer) -> None:
+    goal = {"goal": "A word with somebody."}
+    twin = recorded(1, "W-300")
+    buffer.extend([replace(twin, task=replace(twin.task, goal=goal))])
+    assert examples(ModelUser(None, replay_buffer=buffer), task=replace(TASK, goal=goal)) == ["", ""]
+    other = replace(TASK, goal={"goal": "Another word."})
+    assert examples(ModelUser(None, replay_buffer=buffer), task=other) == ["", '"W-300, please."']
+
+
 def test_it_trains_with_the_prompt_that_it_is_asked_by(buffer: ReplayBuffer) -> None:
     buffer.extend([TRACE, recorded(1, "W-300"), recorded(2, "W-400")])
     user = ModelUser(None, replay_buffer=buffer)

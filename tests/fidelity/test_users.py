@@ -18,6 +18,7 @@ from dreamgym_lg.dream import Answer, ModelUser, ScriptedUser, Verdict
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.fidelity.judgement import PartJudgement, ajudge
+from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, UNTOLD
 from dreamgym_lg.learner import group_credit
 from dreamgym_lg.metrics import describe
@@ -98,6 +99,16 @@ def test_a_users_errors_are_counted_by_kind_and_refused(
     judgement = asyncio.run(ajudge(dream_of(ModelUser(scripted(reply=reply))), TRACES))
     causes = "; ".join(gate.refusals(judgement, 0.05, ["user"]))
     assert (refused in causes and "above 0.2" in causes) if refused else not causes
+
+
+def other_words(episode: Episode) -> str | None:
+    return None if episode.action == render_answer(DONE) else "Something else."
+
+
+def test_no_reply_of_a_user_has_to_be_word_for_word() -> None:
+    """Of a conversation's five steps two are the user's: they are measured by kinds of error, and by no comparison of words."""
+    steps = asyncio.run(measure_steps(dream_of(ScriptedUser(other_words)), TRACES[:1]))
+    assert steps.steps == 3 and steps.normalised and (steps.normalised.successes, steps.normalised.steps) == (2, 3)
 
 
 def test_a_chat_model_judges_what_no_rule_sees(scripted: Any) -> None:
