@@ -3,6 +3,7 @@
 Run: python cookbook/desks/run.py clinic               (a seed: about an hour and a half on two quiet cores)
      python cookbook/desks/run.py parking --seed 2
      python cookbook/desks/run.py clinic --real        (GRPO on the desk's own tools in place of the dream: the ceiling)
+     python cookbook/desks/run.py clinic --quick       (few steps of everything, to see it run; proves nothing)
 
 Killed at any moment, the same command goes on.
 """
@@ -10,7 +11,9 @@ Killed at any moment, the same command goes on.
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from glue import HERE, WRITES, Desk, EpisodeDatabase
 
@@ -22,14 +25,17 @@ from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report
 
+QUICK: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2}
+QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
+
 
 def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
-    """Recorded answers, then code compiled from them; the desk's own check judges."""
+    """Recorded answers, then code compiled from them; recorded successes judge, then the desk's own check."""
     tools, writes = desk.agent.make_tools(EpisodeDatabase()), [WRITES[desk.name]]
     if not (desk.out / "world").exists():
         compile_world(buffer, desk.out / "world", tools=tools, writes=writes)
     dream = compiled_dream(desk.out / "world", TraceIndex(buffer, tools=tools, writes=writes))
-    return Dream(dream.responders, None, [Verify(desk.check_steps)])
+    return Dream(dream.responders, None, [*dream.judges, Verify(desk.check_steps)])
 
 
 def main() -> None:
@@ -37,24 +43,33 @@ def main() -> None:
     parser.add_argument("desk", choices=WRITES)
     parser.add_argument("--seed", type=int, default=1, help="of the logs and of all training; default: 1")
     parser.add_argument("--logs", type=int, default=300, help="episodes of the predecessor; default: 300")
-    parser.add_argument("--steps", type=int, default=60, help="of each imitation, of 8 episodes; default: 60")
+    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 60, --quick: 2")
     parser.add_argument("--iterations", type=int, default=4, help="of GRPO; default: 4")
     parser.add_argument("--real", action="store_true", help="GRPO on the desk's own tools: what there is to gain")
+    parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that the policy begins with")
     parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK-seedSEED")
     options = parser.parse_args()
     quiet_libraries(offline=False)
-    out = options.out or Path("runs") / f"{options.desk}-seed{options.seed}{'-real' if options.real else ''}"
+    out = (
+        options.out
+        or Path("runs")
+        / f"{options.desk}-seed{options.seed}{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
+    )
     desk = Desk(options.desk, out.resolve())
     if not (logs := desk.out / "logs.jsonl").exists():
-        arguments = ["--out", str(logs), "--episodes", str(options.logs), "--seed", str(options.seed)]
+        arguments = ["--out", str(logs), "--episodes", str(60 if options.quick else options.logs), "--seed", str(options.seed)]
         subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
     buffer = ReplayBuffer(desk.out / "replay.db")
     buffer.extend(load_traces(logs, environment=desk.name))
+    steps = options.steps or (2 if options.quick else 60)
+    # of held-out tasks the dream knows no entity: nothing is dreamed there, and training takes tasks with a recorded success
     settings = Settings(
-        seed=options.seed, environment="real" if options.real else "dream", base_steps=options.steps, batch_size=8,
-        policy_tokens=96, iterations=options.iterations, evaluate_tasks=60, proof_tasks=100, model=options.model,
+        seed=options.seed, environment="real" if options.real else "dream", references_only=not options.real,
+        base_steps=steps, batch_size=8, policy_tokens=96, iterations=options.iterations, evaluate_tasks=60, proof_tasks=100,
+        model=options.model,
     )  # fmt: skip
+    settings = replace(settings, **QUICK) if options.quick else settings
     gym = desk.create_gym(buffer, compile_dream(desk, buffer), settings=settings, say=lambda line: print(line, flush=True))
     gym.prepare()
     gym.train()

@@ -63,3 +63,15 @@ print(json.dumps(outcomes))
         outcomes = json.loads(done.stdout)
         assert len(outcomes) == 60 and {real for _, real in outcomes} == {0.0, 1.0}
         assert all(dreamed == real for dreamed, real in outcomes)
+
+
+def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path) -> None:
+    small = Path(__file__).parents[1] / "tiny" / "small_base"
+    options = ["--quick", "--steps", "40", "--model", str(small), "--out", str(tmp_path / "run")]
+    command = [sys.executable, str(DESKS / "run.py"), "parking", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {"start", "base", "offline_rl", "trained"} <= set(result["real"]), "every row of an honest proof"
+    assert all(len(modes["sampled"]["outcomes"]) == 2 for modes in result["real"].values())
+    assert (tmp_path / "run" / "report.html").exists() and "Real success" in done.stdout

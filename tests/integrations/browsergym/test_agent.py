@@ -29,7 +29,7 @@ COOKBOOK = Path(__file__).parents[3] / "cookbook" / "webarena.py"
 def log_in(messages: list[BaseMessage]) -> AIMessage:
     """A scripted policy that reads the page and fills in the form, then sends and, once it has ended, says so."""
     told = [message.text for message in messages if message.type in ("human", "tool")]
-    page = elements(next(text for text in reversed(told) if text.startswith("RootWebArea")) if told[-1] != OVER else "")
+    page = elements(next(text for text in reversed(told) if "RootWebArea" in text) if told[-1] != OVER else "")
     boxes = [element for element in page if element.role == "textbox"]
     if told[-1] == OVER:
         return AIMessage("Done.")
