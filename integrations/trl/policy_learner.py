@@ -64,7 +64,7 @@ class PolicyLearner:
         path: str | Path,
         *,
         updates: int = 1,
-        micro_batch_tokens: int = 8192,
+        micro_batch_tokens: int = 2048,
         save_every: int = 1,
         learning_rate: float | None = None,
         beta: float | None = None,
