@@ -207,17 +207,20 @@ def episode(i):
     segment = Segment(token_ids=[7, 8, 9 + i, 11], sampled=[0, 0, 1, 1], logprobs=[0.0, 0.0, -5.0, -5.0], temperature=1.0)
     return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=[segment])
 
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # no buffer that a killed or forked process shares
+
 def train(name, kill):
     policy = LocalChatModel.from_path(sys.argv[1])
     kind, _, lora = name.partition("+")
     options = {"peft_config": default_adapters()} if lora else {}
     learner = LEARNERS[kind](policy.model, policy.tokenizer, Path(sys.argv[1]) / name, **options)
-    print(name, "begun", learner.iteration, learner._trainer.steps, flush=True)
+    say(name, "begun", learner.iteration, learner._trainer.steps)
     if kill:
         os.write(told, b"x")
     while True:
         learner.update([[episode(i) for i in range(4)]])
-        print(name, "done", learner.iteration, flush=True)
+        say(name, "done", learner.iteration)
         os.write(told, b"x")
 
 rng = random.Random(0)
@@ -246,7 +249,7 @@ def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokeniz
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, *names], capture_output=True, text=True, timeout=200)
     for name, kind in names.items():
         lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith(name)]
-        assert [word for word, *_ in lines].count("begun") == 2, done.stderr[-2000:]
+        assert [word for word, *_ in lines].count("begun") == 2, done.stdout + done.stderr[-2000:]
         count = 0
         for word, iteration, *step in lines:
             if word == "begun":
