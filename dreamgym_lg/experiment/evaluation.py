@@ -22,7 +22,7 @@ from dreamgym_lg.report.proof import ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Trajectory, is_unanswered
 
 Played = TypeVar("Played")
 
@@ -55,7 +55,8 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, dream=dream)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
-        say_unreadable(work, dreamed := check_played(played["dream"]))
+        dreamed = check_dreamed(work, played["dream"])
+    if dreamed:
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         parts.append(f"dream {_of(dreamed)}{on}{'' if panel else ' (dreamed only)'}")
@@ -280,13 +281,26 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         if dream is None:
             return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        return {("dream", DREAMED): check_played(await work.aplay(run, policies[DREAMED], held_out, dream=dream))}
+        episodes = check_dreamed(work, await work.aplay(run, policies[DREAMED], held_out, dream=dream))
+        return {("dream", DREAMED): episodes} if episodes else {}
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
     for (panel, mode), episodes in {**played, **dreamed}.items():
         figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
+
+
+def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajectory]:
+    """Dreamed episodes of an evaluation, or none where the dream answered none to its end; says which failed.
+
+    Raises `EpisodesMissing` as `check_played` does.
+    """
+    if episodes and all(is_unanswered(episode.error) for episode in episodes):
+        work.say(f"nothing was evaluated in the dream: it answers none of {len(episodes)} episodes; {episodes[0].error}")
+        return []
+    say_unreadable(work, check_played(episodes))
+    return episodes
 
 
 def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:

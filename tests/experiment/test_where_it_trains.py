@@ -14,12 +14,12 @@ import pytest
 
 from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
-from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START, _chosen, count_real_steps
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
+from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.training import _check_training, create_training
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
-from dreamgym_lg.types import StepResult
+from dreamgym_lg.types import StepResult, Trajectory
 
 pytest.importorskip("trl")
 from tiny_models import create_model, create_tokenizer  # noqa: E402
@@ -403,3 +403,15 @@ def test_training_says_how_many_tasks_name_what_a_held_out_one_names() -> None:
     _check_training(work, SimpleNamespace(), real=False)  # type: ignore[arg-type]
     assert len(said) == 1 and said[0].startswith("1 of 2 training tasks name an id, amount or name that a held-out task names")
     assert "such as 'train 0'" in said[0]
+
+
+def test_a_dream_that_answers_no_held_out_task_ends_no_training(make: Make) -> None:
+    """It used to be `EpisodesMissing`, after hours."""
+    work = make(say=(said := list[str]()).append)
+    task = Doors().tasks("test")[0]
+    unanswered, refused_ = (Trajectory(task=task, error=f"{kind}: about an id") for kind in ("Unanswered", "AccessBlocked"))
+    assert check_dreamed(work, [unanswered] * 3) == []
+    assert said == ["nothing was evaluated in the dream: it answers none of 3 episodes; Unanswered: about an id"]
+    assert check_dreamed(work, both := [unanswered, Trajectory(task=task)]) == both and "1 of 2 dreamed episodes" in said.pop()
+    with pytest.raises(EpisodesMissing):
+        check_dreamed(work, [unanswered, refused_])
