@@ -158,7 +158,7 @@ def draw(records: Records, base: Record, rng: Random) -> Task | str:
         return "the request names no entity"
     if renaming.left_in(" ".join([renaming(task.instruction), renaming(message)])):
         return "an entity is named in other ways"
-    documents = {(tool, _renamed_key(key, renaming)): renaming(text) for (tool, key), text in base.documents.items()}
+    documents = {(tool, key_of(renaming(json.loads(key)))): renaming(text) for (tool, key), text in base.documents.items()}
     _complete(records, base, documents, renaming, rng)
     del documents[REQUEST]
     steps = [[render_call(tool, renaming(own)), records.text(tool, renaming(answer))] for tool, own, answer in calls]
@@ -181,10 +181,6 @@ def _task(task: Task, renaming: Renaming, drawn: Drawn) -> Task:
     rest = {"messages": renaming([*map(dict, task.messages)]), "metadata": renaming(dict(task.metadata)), "drawn": dict(drawn)}
     origin: dict[str, Any] = {"origin": "synthetic", "parent_id": task.id, "goal": {}}
     return replace(task, id=f"{task.environment}/drawn-{digest}", **texts, **rest, **origin)
-
-
-def _renamed_key(key: str, renaming: Renaming) -> str:
-    return key_of(renaming(json.loads(key)))
 
 
 # --- what the success did not look up ---------------------------------------------------------------------------------------

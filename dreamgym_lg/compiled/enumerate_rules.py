@@ -373,17 +373,13 @@ def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bin
             place = place_of(binding, around)
             if place in example.after:
                 again.append(example.after[place])
-                arounds.append(_with_answer(example, around))
+                arounds.append(Surroundings(around.args, {**around.documents, "answer": example.answer}))
         new = generalize(again, arounds) if again else _echo(group, binding)
         if new is None:
             unknown.append(binding.tool)
         elif new != Ref(binding.name):
             effects.append((binding.name, new))
     return Case(answer, tuple(effects), tuple(unknown))
-
-
-def _with_answer(example: Example, around: Surroundings) -> Surroundings:
-    return Surroundings(around.args, {**around.documents, "answer": example.answer})
 
 
 def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression:

@@ -60,7 +60,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
     won = {name: number for name in BASELINES if (number := _validated(work, name)) is not None}
     if tasks and (real or (dream is not None and not s.references_only)):
-        path = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None)
+        path = work.record(START).get("path")
         start = policy if path is None else work.policy_at(path)
         place, run = (None, "validate/start") if dream is None or real else (dream, f"validate/start/dream@{dream.version}")
         played = work.play(run, start, tasks, dream=place)  # weights without any training may fail in all
@@ -84,5 +84,5 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 
 def _validated(work: Workspace, name: str) -> int | None:
     """Successes of a baseline on the validation tasks, if they were played."""
-    folder = next((row["folder"] for row in work.replay_buffer.metrics(work.run_name(f"stage/{name}/best"))), "")
-    return next((int(row["successes"]) for row in work.replay_buffer.metrics(BestPolicy(work, folder).run)), None)
+    best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures
+    return int(best["successes"]) if best else None

@@ -135,22 +135,25 @@ class BestPolicy:
     """The best policy on the validation tasks so far, in `models/NAME`. Ties go to the newest."""
 
     def __init__(self, work: Workspace, name: str) -> None:
-        self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
+        self.work, self.name = work, name
 
     @property
     def folder(self) -> Path:
         return self.work.models / self.name
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """`at`, `successes` and `reward` of the best; empty without one."""
+        return self.work.record(f"best/{self.name}")
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if it is the best so far. An earlier one wins with more successes or, with as many, more reward.
 
         Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
         """
-        before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
-        own, best = (successes, reward), (before["successes"], before["reward"]) if before else (-1.0, -1.0)
-        if own >= best:
+        if not (best := self.figures) or (successes, reward) >= (best["successes"], best["reward"]):
             policy.save(self.folder)
-            self.work.replay_buffer.record_metrics(self.run, 0, {"at": at, "successes": successes, "reward": reward})
+            self.work.keep_record(f"best/{self.name}", {"at": at, "successes": successes, "reward": reward})
 
 
 def prove(work: Workspace) -> dict[str, Any]:
@@ -184,8 +187,8 @@ def prove(work: Workspace) -> dict[str, Any]:
         "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
-        "filtered": next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None),
-        "offline_rl": next((row["how"] for row in work.replay_buffer.metrics(work.run_name(OFFLINE_RL))), None),
+        "filtered": work.record(FILTERED).get("episodes"),
+        "offline_rl": work.record(OFFLINE_RL).get("how"),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
@@ -201,10 +204,9 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _policies(work: Workspace) -> dict[str, str | Path]:
     """Where the policies of a proof are, by stage. A policy that training was given is its start, and no imitation."""
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
-    start, begun = (work.replay_buffer.metrics(work.run_name(name)) for name in (START, "stage/train/from"))
-    if start:
-        return {"start": start[0]["path"], **paths}
-    return {"start" if begun and name == "base" else name: path for name, path in paths.items()}
+    if start := work.record(START):
+        return {"start": start["path"], **paths}
+    return {"start" if work.record("stage/train/from") and name == "base" else name: path for name, path in paths.items()}
 
 
 def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -239,7 +241,7 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
     mode = "greedy" if successes["greedy"] >= max(successes["sampled"], 1) else "sampled"
     figures = ", ".join(f"{mode} {number}" for mode, number in successes.items())
     why = f"successes on {len(tasks)} validation tasks ({place}): {figures}"
-    work.replay_buffer.record_metrics(work.run_name(_SAMPLING), 0, {"mode": mode, "why": why, "instead_of": version})
+    work.keep_record(_SAMPLING, {"mode": mode, "why": why, "instead_of": version})
     work.say(f"{why}; export is {'greedy' if mode == 'greedy' else f'at temperature {policy.temperature:g}'}")
 
 
@@ -252,7 +254,7 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
     if not trained.exists():
         return {}
     proven = json.loads(file.read_text()).get("keep") if file.exists() else None
-    for keep in (proven, *work.replay_buffer.metrics(work.run_name(_SAMPLING))):
+    for keep in (proven, work.record(_SAMPLING)):
         if keep and "mode" in keep and keep["instead_of"] == policy_version(trained):
             return {"policy": "trained", **keep}
     return {"policy": "trained", "mode": "sampled", "why": "as in training"}

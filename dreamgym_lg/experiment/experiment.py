@@ -285,14 +285,14 @@ class Experiment(Workspace):
 
     def _record_start(self, policy: "LocalChatModel | str | Path") -> None:
         """Record the given policy that this training began with."""
-        if not next(iter(self.replay_buffer.metrics(self.run_name(_BEGAN))), None):
+        if not self.record(_BEGAN):
             name = str(getattr(policy, "name_or_path", policy))
-            self.replay_buffer.record_metrics(self.run_name(_BEGAN), 0, {"policy": _version(policy), "name": name})
+            self.keep_record(_BEGAN, {"policy": _version(policy), "name": name})
 
     def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
         base, trained = (policy_version(self.models / name) for name in ("base", "trained"))
-        recorded = next((row["policy"] for row in self.replay_buffer.metrics(self.run_name(_BEGAN))), None)
+        recorded = self.record(_BEGAN).get("policy")
         if recorded is None and not (self.out / "training.db").exists():
             return
         began, version = recorded or base, _version(policy)

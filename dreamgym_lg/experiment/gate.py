@@ -56,7 +56,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
     key = f"{dream.version}/{keys_of(episodes)}/parts-5"  # one stored with other figures is measured again
-    stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
+    stored = work.record(RUN)
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
     if dream.hosted:
@@ -65,8 +65,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
     judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
-    row = {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict())}
-    work.replay_buffer.record_metrics(work.run_name(RUN), 0, row)
+    work.keep_record(RUN, {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict())})
     return judgement
 
 
@@ -92,7 +91,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
-    stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
+    stored = work.record(RUN)
     if resumed and stored.get("version") == dream.version:
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)

@@ -37,7 +37,7 @@ FILTER = 0.75
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success."""
     episodes, start = _successes(work), start_of(work, model)
-    work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(start)})
+    work.keep_record(START, {"path": str(start)})
     _imitate(work, "base", episodes, start)
 
 
@@ -52,12 +52,12 @@ def train_filtered_policy(work: Workspace) -> None:
         _imitate(work, "filtered", best, _start(work))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
-    work.replay_buffer.record_metrics(work.run_name(FILTERED), 0, {"episodes": number})
+    work.keep_record(FILTERED, {"episodes": number})
 
 
 def _start(work: Workspace) -> str | Path:
     """The weights that the base policy began with."""
-    return start_of(work, next((row["path"] for row in work.replay_buffer.metrics(work.run_name(START))), None))
+    return start_of(work, work.record(START).get("path"))
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -92,7 +92,7 @@ def train_offline_policy(work: Workspace) -> None:
         how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
         _imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
     work.say(f"offline RL: {how}" if how else "no offline RL: all recorded episodes with an outcome earned the same")
-    work.replay_buffer.record_metrics(work.run_name(OFFLINE_RL), 0, {"how": how})
+    work.keep_record(OFFLINE_RL, {"how": how})
 
 
 def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
@@ -179,20 +179,19 @@ def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
     shutil.rmtree(last, ignore_errors=True)
-    for row in work.replay_buffer.metrics(best.run):
-        successes, tasks = int(row["successes"]), len(work.validation_tasks())
+    if best.figures:
+        successes, tasks = int(best.figures["successes"]), len(work.validation_tasks())
         work.say(f"the {name} policy wins {successes} of {tasks} validation tasks: {conclude(successes, tasks).why}")
 
 
 def _name_of_best(work: Workspace, name: str) -> str:
     """The best policy's folder. The killed attempt's where that goes on from a checkpoint, else a new one."""
-    run = work.run_name(f"stage/{name}/best")
-    before = next((row["folder"] for row in work.replay_buffer.metrics(run)), None)
+    before = work.record(record := f"stage/{name}/best").get("folder")
     if before is not None and any((work.out / "checkpoints" / f"{name}-last").glob("*.pt")):
         return str(before)
     for left in work.models.glob(f"{name}-*"):
         shutil.rmtree(left)
-    work.replay_buffer.record_metrics(run, 0, {"folder": (new := f"{name}-{uuid4().hex[:8]}")})
+    work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}")})
     return new
 
 

@@ -56,7 +56,7 @@ def train_experience_model(
             "give a replay buffer with traces (load_traces, `dreamgym import`)"
         )
     work.check_outcomes("an experience model learns from them what to reward")
-    work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
+    work.keep_record(DATA, {"trajectories": len(offline)})
     taught, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
     start, edited = start_of(work, model), list[Trajectory]()
     if any(map(ends_with_message, taught)):

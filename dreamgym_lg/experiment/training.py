@@ -91,14 +91,14 @@ def train_policy(
             training.report = partial(_report, work, trackers, iterations)
             run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
             if not real:
-                work.replay_buffer.record_metrics(work.run_name(_DREAMED), 0, {"iterations": iterations})
+                work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)
     kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
     kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
     figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
-    work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
+    work.keep_record("stage/train", figures)
     kept.name_or_path = str(work.models / "trained")
     work.say(f"trained policy: {kept.name_or_path}. Curves and episodes: dreamgym ui {work.replay_buffer.path}")
     return kept
@@ -134,7 +134,7 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
     if s.environment != "s2r":
         return [(s.environment == "real", s.iterations)]
     assert s.real_steps is not None  # as `Settings` makes sure
-    dreamed = next((row["iterations"] for row in work.replay_buffer.metrics(work.run_name(_DREAMED))), None)
+    dreamed = work.record(_DREAMED).get("iterations")
     if dreamed not in (None, s.iterations):
         raise ConfigurationError(
             f"iterations={s.iterations}: the dreamed part of this training ended after {dreamed}, and its real part has "

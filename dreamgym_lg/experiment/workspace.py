@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -142,7 +142,7 @@ class Workspace:
 
     def training_ended(self, settings: Settings) -> bool:
         """True if a training with these settings has nothing left to do here."""
-        done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
+        done = self.record("stage/train")
         same_end = all(done.get(name) == getattr(settings, name) for name in STOP_CRITERIA)
         return same_end and done.get("iterations", 0) >= settings.iterations
 
@@ -155,6 +155,14 @@ class Workspace:
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
 
+    def record(self, name: str) -> dict[str, Any]:
+        """The figures kept under this name; empty before."""
+        return next(iter(self.replay_buffer.metrics(self.run_name(name))), {})
+
+    def keep_record(self, name: str, figures: Mapping[str, float | int | str | None]) -> None:
+        """Keep figures under this name. One kept before is replaced."""
+        self.replay_buffer.record_metrics(self.run_name(name), 0, figures)
+
     @contextmanager
     def stage(self, name: str, **start: object) -> Iterator[bool]:
         """Yield whether the stage is still to do. Its wall time is recorded at its end.
@@ -162,9 +170,9 @@ class Workspace:
         Args: `start`, models that it begins with. Raises `ConfigurationError` where a finished one began with others.
         """
         self.open()
-        run, names = self.run_name(f"stage/{name}/from"), {key: model_name(value) for key, value in start.items()}
+        began, names = f"stage/{name}/from", {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
-            before = next(iter(self.replay_buffer.metrics(run)), {})
+            before = self.record(began)
             for key, value in names.items():
                 if start[key] is not None and before.get(key, value) != value:
                     raise ConfigurationError(
@@ -176,15 +184,14 @@ class Workspace:
         begun = time.perf_counter()
         with only_process(self.out):
             if todo := self.seconds(name) is None:  # no other process has ended it since
-                self.replay_buffer.record_metrics(run, 0, names)
+                self.keep_record(began, names)
             yield todo
             if todo:
-                figures = {"seconds": time.perf_counter() - begun}
-                self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, figures)
+                self.keep_record(f"stage/{name}", {"seconds": time.perf_counter() - begun})
 
     def seconds(self, name: str) -> float | None:
         """Wall time of a finished stage; None for one that has not ended."""
-        return next((row["seconds"] for row in self.replay_buffer.metrics(self.run_name(f"stage/{name}"))), None)
+        return self.record(f"stage/{name}").get("seconds")
 
     # --- tasks, models, episodes -------------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class Workspace:
 
     def _known(self, now: int) -> int:
         """Number of offline trajectories when the experience model was trained; `now` before."""
-        return int(next((row["trajectories"] for row in self.replay_buffer.metrics(self.run_name(DATA))), now))
+        return int(self.record(DATA).get("trajectories", now))
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.

@@ -36,7 +36,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     is_kept = is_kept and (getattr(policy, "temperature", None) == 0) == (keep["mode"] == "greedy")
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in BASELINES}
-    base = own in baselines.values() and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
+    base = own in baselines.values() and bool(work.record("stage/base/from"))
     supervised = "offline RL" if own == baselines["offline_rl"] else "sft" if base else ""
     return {
         "policy_version": Path(own).name,
@@ -68,7 +68,7 @@ def _training(work: Workspace, supervised: str) -> dict[str, Any]:
     entry = {"world": work.world.name, "seed": s.seed, "settings": asdict(s)}
     if supervised:
         return {**entry, "environment": "traces", "learner": supervised}
-    done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
+    done = work.record("stage/train")
     return {**entry, "environment": s.environment, "learner": s.learner, "iterations": done.get("iterations", s.iterations)}
 
 
@@ -76,7 +76,7 @@ def _base_model(work: Workspace) -> str:
     """The name of the model whose weights the training began with, supervised training included."""
     usual = (work.stored_settings() or work.settings).model
     for stage, column in (("base", "model"), ("train", "name")):
-        for row in work.replay_buffer.metrics(work.run_name(f"stage/{stage}/from")):
+        if row := work.record(f"stage/{stage}/from"):
             return _model_name(row[column] if row[column] != "None" else usual)
     return _model_name(usual)
 

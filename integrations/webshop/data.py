@@ -1,4 +1,4 @@
-"""WebShop's products and goals, and recorded ReAct episodes. From the folder of its `setup.sh` or one packed file."""
+"""WebShop's products and goals, from the folder of its `setup.sh` or one packed file."""
 
 import json
 import lzma
@@ -12,9 +12,9 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.game import digest, one_line
+from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.integrations.webshop.pages import Product, search_page
-from dreamgym_lg.types import Split, Step, Task, Trajectory
+from dreamgym_lg.types import Split, Task
 
 _FIX = "name the folder that WebShop's setup.sh fills (items_shuffle.json, items_ins_v2.json) or a packed webshop_small.json.xz"
 _NO_LIMIT = 1_000_000.0
@@ -197,49 +197,3 @@ def _price_limit(price: float, rng: Random) -> tuple[float, str]:
         return _NO_LIMIT, ""
     limit = max(rng.sample(tens, 2))
     return limit, f", and price lower than {limit:.2f} dollars"
-
-
-# --- Episodes of others -----------------------------------------------------------------------------------------------
-
-REACT = "webshop/react"
-"""Name of the ReAct episodes' shop. It showed other pages, answered `Invalid action!`, and took `think[...]` for an action."""
-
-
-def load_react_trajectories(path: str | Path) -> list[Trajectory]:
-    """The 500 episodes that an LLM played with ReAct prompts (Yao et al., 2023). Reward is the score at the last step.
-
-    Their tasks cannot be played here. In the full catalogue they are the human test goals: do not evaluate on those.
-
-    Args:
-        path: xz-compressed JSON: a list of `{id, instruction, steps: [{action, observation}], score}`, the first action of each
-            being `reset`, its score None if nothing was bought.
-
-    Raises `ConfigurationError` for another file.
-    """
-    try:
-        with lzma.open(Path(path).expanduser()) as packed:
-            return [_trajectory(episode) for episode in json.load(packed)]
-    except (OSError, EOFError, KeyError, IndexError, TypeError, ValueError, lzma.LZMAError) as error:
-        raise ConfigurationError(f"{path} is no file of ReAct's WebShop episodes ({error!r})") from error
-
-
-def _trajectory(episode: dict[str, Any]) -> Trajectory:
-    first, *played = episode["steps"]
-    score, observation = episode["score"], one_line(first["observation"])
-    steps = list[Step]()
-    for position, one in enumerate(played, start=1):
-        last = position == len(played)
-        page = one_line(one["observation"])
-        steps.append(
-            Step(
-                observation=steps[-1].next_observation if steps else observation,
-                action=one["action"],
-                next_observation=page,
-                reward=score or 0.0 if last else 0.0,
-                terminated=last and score is not None,
-                truncated=last and score is None,
-                valid=page != "Invalid action!",
-            )
-        )
-    task = Task(id=f"react-{episode['id']}", instruction=episode["instruction"], environment=REACT, observation=observation)
-    return Trajectory(task=task, steps=steps, success=score == 1, run="react")

@@ -13,7 +13,7 @@ pytest.importorskip("rapidfuzz", reason="WebShop needs: pip install 'dreamgym-lg
 
 from webshop_baselines import buy_first, play_baseline, rule_based
 
-from dreamgym_lg.integrations.webshop.data import load_catalogue, load_react_trajectories, load_tasks
+from dreamgym_lg.integrations.webshop.data import load_catalogue, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.reward import COLORS, reward
 
@@ -72,14 +72,3 @@ def test_the_baselines_reach_what_was_measured_on_the_official_engine(small: Pat
     assert sum(episode.success for episode in first) == 10
     ruled = [play_baseline(rule_based, environment, task) for task in tasks[:50]]
     assert 20 <= sum(episode.success for episode in ruled) <= 40
-
-
-def test_the_recorded_react_episodes_are_trajectories(official: Read) -> None:
-    episodes = load_react_trajectories(official("react_webshop_trajs.json.xz"))
-    assert len(episodes) == 500 and sum(episode.success for episode in episodes) == 179
-    for episode in episodes:
-        *before, last = episode.steps
-        assert last.terminated != last.truncated and not any(step.terminated or step.truncated for step in before)
-        assert episode.success == (last.terminated and last.reward == 1)
-        assert episode.task.observation == episode.steps[0].observation
-    assert 300 <= sum(episode.invalid_actions for episode in episodes) <= 320
