@@ -7,7 +7,7 @@ from itertools import accumulate, groupby, pairwise
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
-from dreamgym_lg.types import Segment, Step, Trajectory, is_unanswered
+from dreamgym_lg.types import Segment, Step, Trajectory, lacks_answers
 
 LearnerName = Literal["grpo", "ppo", "rft", "dpo", "tinker"]
 """The learners that can be chosen by name: `integrations.trl.learners` and `integrations.tinker.learner` have their classes."""
@@ -138,8 +138,8 @@ def teaches(group: Sequence[Trajectory]) -> bool:
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
-    """Played episodes with a sampled token, of groups whose calls the dream could answer."""
-    known = [group for group in groups if not any(is_unanswered(episode.error) for episode in group)]
+    """Played episodes with a sampled token, of tasks whose right way the dream can answer."""
+    known = [group for group in groups if not lacks_answers(group)]
     return [episode for group in known for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 

@@ -1,6 +1,6 @@
 """Tasks, steps, trajectories and token segments: frozen values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
@@ -224,6 +224,14 @@ def is_missing(error: str | None) -> bool:
 def is_unanswered(error: str | None) -> bool:
     """True for the error of an episode that its dream could not answer (`Unanswered`)."""
     return error is not None and error.startswith(f"{Unanswered.__name__}:")
+
+
+def lacks_answers(group: Iterable["Trajectory"]) -> bool:
+    """True if a call of one episode had no answer, so that the right way may have none either.
+
+    Never of a drawn task: its reference was answered to the end, and the call was the policy's own wrong turn.
+    """
+    return any(is_unanswered(episode.error) and not episode.task.drawn for episode in group)
 
 
 def is_user_fault(error: str | None) -> bool:

@@ -21,6 +21,7 @@ from dreamgym_lg.learner import (
     preference_credit,
     preference_pairs,
     success_credit,
+    teaches,
 )
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -135,6 +136,17 @@ def test_a_group_with_a_call_that_the_dream_could_not_answer_teaches_nothing() -
     )
     assert preference_pairs([[*mixed, asked]]) == [] and preference_pairs([mixed])
     assert group_credit([mixed, [*mixed, asked]]) == group_credit([mixed])
+
+
+def test_of_a_drawn_task_a_call_without_an_answer_costs_its_own_episode_alone() -> None:
+    """Its reference was answered to the end: most groups of a compiled dream were lost by one wrong id."""
+    asked = episode(0.0, segment(2), error="Unanswered: no responder of the dream answers get_visit")
+    played = [episode(1.0, segment(2)), episode(0.0, segment(2)), asked]
+    group = [replace(each, task=replace(each.task, drawn={"steps": [["a", "b"]]})) for each in played]
+    assert len(group_credit([group])) == 2 and [row.advantages for row in group_credit([group])] == [
+        row.advantages for row in group_credit([played[:2]])
+    ]
+    assert teaches(group) and not teaches(played) and not teaches(group[1:])
 
 
 def test_rewards_that_differ_by_rounding_are_uniform() -> None:

@@ -8,7 +8,7 @@ from statistics import pvariance
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Task, Trajectory, is_unanswered
+from dreamgym_lg.types import Task, Trajectory, is_unanswered, lacks_answers
 
 CheckTask = Callable[[Task], str | None]
 """The reason against training on a generated task, or None. A word under which refusals are counted."""
@@ -28,7 +28,7 @@ def value(rewards: Sequence[float]) -> float:
 class Curriculum:
     """Picks the tasks of an iteration: original ones and variations of high-V ones.
 
-    Only tasks of the last iteration are varied, as in the paper. One with a call that the dream could not answer (`Unanswered`)
+    Only tasks of the last iteration are varied, as in the paper. One whose calls the dream may not answer (`lacks_answers`)
     is picked again only where too few others are left. The choice depends on `seed`, the iteration and the values
     known by then, so that a resumed run goes on as it was.
 
@@ -87,7 +87,7 @@ class Curriculum:
         task_id, iteration = group[0].task.id, group[0].iteration
         if iteration > self._newest:
             self._newest, self.values, self._episodes = iteration, {}, {}
-        if any(is_unanswered(episode.error) for episode in group):
+        if lacks_answers(group):
             self._unanswered.add(task_id)
         played = [replace(episode, segments=()) for episode in group if episode.error is None]
         variance = value([episode.reward for episode in played])

@@ -12,7 +12,7 @@ from dreamgym_lg.experiment.evaluation import START, BestPolicy
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
 from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
-from dreamgym_lg.types import Trajectory, is_unanswered
+from dreamgym_lg.types import Trajectory, lacks_answers
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -45,7 +45,7 @@ def conclude(best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (),
         return Advice("train", "train() may add to it, and prove() tells whether it did")
     if 2 * len(failed) <= len(dull):
         return Advice("stop", "the dream rewards nearly all that imitation does")
-    unanswered = sum(any(is_unanswered(each.error) for each in group) for group in failed)
+    unanswered = sum(map(lacks_answers, failed))
     calls = f" and traces of calls that the dream cannot answer (in {unanswered} of {len(groups)} groups)" if unanswered else ""
     ids = ", ".join(group[0].task.id for group in failed[:3])
     return Advice("collect", f"import successes{calls} for tasks like {ids}")
