@@ -294,9 +294,9 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
 
 
 def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajectory]:
-    """Dreamed episodes of an evaluation, or none where the dream answered none to its end; says which failed.
+    """Dreamed episodes of an evaluation; none if the dream answered none to its end.
 
-    Raises `EpisodesMissing` as `check_played` does.
+    Says which failed. Raises `EpisodesMissing` as `check_played` does.
     """
     if episodes and all(is_unanswered(episode.error) for episode in episodes):
         work.say(f"nothing was evaluated in the dream: it answers none of {len(episodes)} episodes; {episodes[0].error}")
