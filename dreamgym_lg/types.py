@@ -229,7 +229,8 @@ def is_unanswered(error: str | None) -> bool:
 def lacks_answers(group: Iterable["Trajectory"]) -> bool:
     """True if a call of one episode had no answer.
 
-    The right way may have none either. Never of a drawn task: its reference was answered to the end, and the call was the policy's own wrong turn.
+    The right way may have none either. Never of a drawn task: its reference was answered to the end, and the call was the
+    policy's own wrong turn.
     """
     return any(is_unanswered(episode.error) and not episode.task.drawn for episode in group)
 
