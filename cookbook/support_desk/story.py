@@ -51,7 +51,9 @@ def tell(arguments: argparse.Namespace) -> None:
     unseen = [task for task in tasks if task.split != "train"]
     if arguments.drawn:  # about orders and customers that no trace holds: the compiled world knows all of them
         index = TraceIndex(ReplayBuffer(out / "replay.db"), writes=WRITES)
-        unseen += draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed).tasks
+        drawing = draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed)
+        say(f"drawn tasks: {len(drawing.tasks)}; dropped, by reason: {dict(drawing.dropped)}")  # a tool in none is unlearned
+        unseen += drawing.tasks
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=say)
     say(f"3. imitation of the recorded successes, then {settings.iterations} iterations in the dream")
     train(gym, () if arguments.all_baselines else BASELINES)
