@@ -24,7 +24,7 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
-from dreamgym_lg.experiment.advice import conclude
+from dreamgym_lg.experiment.advice import conclude, lost_tools
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
@@ -379,7 +379,7 @@ WON, LOST, MIXED, UNKNOWN = group(True, True), group(False, False), group(True, 
         (13, 20, [LOST] * 4 + [WON], "", "collect", f"import successes for tasks like {TRACES[0].task.id}"),
         (13, 20, [UNKNOWN] * 3 + [WON], "", "collect", "of calls that the dream cannot answer (in 3 of 4 groups)"),
         (13, 20, [WON] * 4 + [LOST], "", "stop", "rewards nearly all that imitation does"),
-        (13, 20, [MIXED], "the judge lies", "collect", "the gate refuses the dream: the judge lies"),
+        (13, 20, [MIXED], "the gate refuses the dream: the judge lies", "collect", "the judge lies"),
     ],
 )
 def test_advice_follows_from_imitation_the_gate_and_a_dreamed_iteration(
@@ -387,6 +387,18 @@ def test_advice_follows_from_imitation_the_gate_and_a_dreamed_iteration(
 ) -> None:
     advice = conclude(best, tasks, groups, refusal)
     assert advice.verdict == verdict and why in advice.why
+
+
+def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:
+    def drawn(*tools: str) -> Task:
+        steps = [[render_call(tool, {}), ""] for tool in tools]
+        return replace(TRACES[0].task, drawn={"steps": [*steps, [render_answer("Done."), ""]]})
+
+    successes = [trace(f"W-{n}", refunds=True) for n in range(4)]
+    assert lost_tools(successes, [drawn("look_up")] * 9, ["refund"]) == ["refund"]
+    assert lost_tools(successes, [drawn("look_up")] * 6 + [drawn("refund")] * 3, ["refund", "cancel"]) == ["refund"]
+    assert lost_tools(successes, [drawn("look_up"), drawn("refund")], ["refund", "cancel"]) == []
+    assert lost_tools(successes, [TRACES[0].task], ["refund"]) == [], "recorded tasks alone"
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

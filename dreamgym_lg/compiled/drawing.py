@@ -235,8 +235,8 @@ def _donor(
     stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
     best: tuple[Any, ...] = ()
     for record in records.all:
-        same = [record.trajectory.success and each(record) == each(base) for each in (_writes, _writing_tools)]
-        alike = (*same, _similarity(record.words, base.words))
+        same = record.writes == base.writes, _writing_tools(record) == _writing_tools(base)
+        alike = (*(record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
                 best = max(best, (alike, rng.random(), record, old, where, stands[where[0], spot]), key=lambda each: each[:2])
@@ -252,11 +252,7 @@ def _donor(
     return _Origin(record, old, renaming)
 
 
-def _writes(record: Record) -> object:
-    return record.writes
-
-
-def _writing_tools(record: Record) -> object:
+def _writing_tools(record: Record) -> list[str]:
     return [tool for tool, *_ in record.writes]
 
 

@@ -2,14 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
 from dreamgym_lg.compiled.runtime import check_seen, key_of, values_in, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
@@ -19,8 +20,6 @@ MIN_KEPT = 10
 """Documents of a reading tool that were the same behind a writing call, if those that no rule is about are to be kept."""
 MAX_KINDS, MAX_SINGLE = 10, 0.1
 """Texts, and the share of those that occur with one entity alone, at most, where no further ones are to be expected."""
-MENTIONED = "mentioned"
-"""Key of the flags that tell which argument ids a known document names."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
 
@@ -256,7 +255,8 @@ def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str,
     for fold in range(FOLDS):
         rest = [each for each in usable if folds[each[0].trace] != fold]
         rule = _learn_rule(rest, bindings, ids) if rest else None
-        outcomes = Counter(_is_exact(rule, *each) for each in usable if folds[each[0].trace] == fold)
+        left_out = [each for each in usable if folds[each[0].trace] == fold]
+        outcomes = Counter(_is_exact(rule.answer, *each) if rule is not None else None for each in left_out)
         partly += outcomes
         whole += outcomes if rule is not None and not is_mixed(rule.tree) else Counter()
     for counts in (whole, partly):
@@ -266,9 +266,10 @@ def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str,
     return 0
 
 
-def _is_exact(rule: Rule | None, example: Example, around: Surroundings) -> bool | None:
+def _is_exact(answer: Callable[[Surroundings], Any], example: Example, around: Surroundings) -> bool | None:
+    """None where no answer is known."""
     try:
-        return _same(rule.answer(around), example.answer) if rule is not None else None
+        return _same(answer(around), example.answer)
     except LookupError:
         return None
 
@@ -345,7 +346,7 @@ def _cluster(usable: Sequence[tuple[Example, Surroundings]]) -> tuple[list[int],
         for label, own in enumerate(members):
             chosen = [*own[:30], number]
             joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen])
-            if joint is not None and all(_gives(joint, *usable[n]) for n in own):
+            if joint is not None and all(_is_exact(partial(evaluate, joint), *usable[n]) for n in own):
                 own.append(number)
                 answers[label] = joint
                 break
@@ -356,13 +357,6 @@ def _cluster(usable: Sequence[tuple[Example, Surroundings]]) -> tuple[list[int],
             answers.append(alone)
     labels = {number: label for label, own in enumerate(members) for number in own}
     return [labels[number] for number in range(len(usable))], answers
-
-
-def _gives(expression: Expression, example: Example, around: Surroundings) -> bool:
-    try:
-        return _same(evaluate(expression, around), example.answer)
-    except LookupError:
-        return False
 
 
 def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding]) -> Case:

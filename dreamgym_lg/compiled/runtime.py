@@ -208,6 +208,13 @@ def same(one: Any, other: Any) -> bool:
     return one is not MISSING and other is not MISSING and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
+def agreed(*tests: bool) -> bool:
+    """The outcome of all tests, which the examples did not tell apart. Raises `Unknown` where they differ."""
+    if len(set(tests)) > 1:
+        raise Unknown("the recorded calls allow several rules, and they differ here")
+    return tests[0]
+
+
 def check_seen(one: Any, values: Sequence[Any]) -> None:
     """Raises `Unknown` for a text that was never seen."""
     if isinstance(one, str) and one not in values:
@@ -225,11 +232,6 @@ def below(one: Any, last_below: float, first_above: float) -> bool:
     if isinstance(one, (int, float)) and last_below < one < first_above:
         raise Unknown(f"nothing is known of {one}, between {last_below} and {first_above}")
     return at_most(one, last_below)
-
-
-def inside(one: Any, other: Any) -> bool:
-    """True if a list or the keys of an object hold a value."""
-    return isinstance(one, (str, int, float)) and isinstance(other, (dict, list)) and one in other
 
 
 def named(document: Any, value: Any) -> bool:

@@ -5,10 +5,10 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.compiled.enumerate_rules import MENTIONED, Case, Rule, TraceRules
+from dreamgym_lg.compiled.enumerate_rules import Case, Rule, TraceRules
 from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
-from dreamgym_lg.compiled.trees import MIXED, Branch, Condition, Tree, conditions_of
+from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
 
 HEAD = '''"""The backend of {traces} recorded episodes.
 
@@ -18,7 +18,7 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import MISSING, State, Unknown, at, at_most, below, check_seen, inside, later, named, same, with_keys  # noqa: F401
+from runtime import MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, same, with_keys  # noqa
 
 READS = {reads!r}
 """Tools that change nothing, with their arguments."""
@@ -68,7 +68,11 @@ def _with_keys(code: str, keys: Sequence[str] | None) -> str:
 def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
     if isinstance(tree, Branch):
         yes = _branches(tree.yes, rule, names, indent + "    ")
-        return [f"{indent}if {_condition(tree.condition, names)}:", *yes, *_branches(tree.no, rule, names, indent)]
+        test = _condition(tree.condition, names)
+        if tree.others:
+            others = ", ".join("not " * (not alike) + _condition(each, names) for each, alike in tree.others)
+            test = f"agreed({test}, {others})"
+        return [f"{indent}if {test}:", *yes, *_branches(tree.no, rule, names, indent)]
     if tree == MIXED:
         return [f'{indent}raise Unknown("such calls were answered in ways that nothing tells apart")']
     return _case(rule.cases[tree], rule, names, indent)
@@ -103,7 +107,7 @@ def _condition(condition: Condition, names: Mapping[str, str]) -> str:
     if condition.kind == "named":
         return f"named({_at(condition.right, names)}, {left})"
     right = _at(condition.right, names) if isinstance(condition.right, Ref) else repr(condition.right)
-    return f"{ {'same': 'same', 'below': 'at_most', 'inside': 'inside'}[condition.kind] }({left}, {right})"
+    return f"{'same' if condition.kind == 'same' else 'at_most'}({left}, {right})"
 
 
 def _at(ref: Ref, names: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ MIN_EXAMPLES = 2
 
 
 class Condition(NamedTuple):
-    """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit, `inside`.
+    """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit.
 
     `named` is true of an argument where a document holds it, or each of its list. A limit is two numbers, the last that was
     seen below it and the first above: nothing is known of a value between them.
@@ -39,26 +39,32 @@ class Condition(NamedTuple):
             return _is_number(left) and runtime.below(left, *self.right)
         if self.kind == "below":
             return _is_number(left) and _is_number(right) and left <= right
-        if self.kind == "named":
-            return runtime.named(right, left)
-        return isinstance(right, (Mapping, list)) and left in right
+        return runtime.named(right, left)
 
 
 class Branch(NamedTuple):
     condition: Condition
     yes: "Tree"
     no: "Tree"
+    others: tuple[tuple[Condition, bool], ...] = ()
+    """Conditions that part the examples as `condition` does, or (False) the other way round. Nothing is known where one of them
+    disagrees: few examples fit several explanations."""
 
 
 Tree = Branch | int
 """A branch, or the label of all examples that come here."""
+MENTIONED = "mentioned"
+"""The document of the flags that tell which argument ids a known document names."""
 MIXED = -1
 """The label of examples with different labels that no condition tells apart."""
 
 
 def decide(tree: Tree, around: Surroundings) -> int:
     while isinstance(tree, Branch):
-        tree = tree.yes if tree.condition.holds(around) else tree.no
+        holds = tree.condition.holds(around)
+        if any(other.holds(around) is not (holds is alike) for other, alike in tree.others):
+            return MIXED
+        tree = tree.yes if holds else tree.no
     return tree
 
 
@@ -71,26 +77,28 @@ def learn(arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collec
         return labels[0]
     if not depth:
         return MIXED
-    best = None
+    best, others = None, list[tuple[Condition, bool]]()
     for condition in _conditions(arounds, ids):
         holds = [condition.holds(around) for around in arounds]
         if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind in ("equals", "exists") else 1):
             continue
+        if best is not None and (holds == best[2] or holds == [not each for each in best[2]]):
+            others.append((condition, holds == best[2]))
+            continue
         gain = _entropy(labels) - _split_entropy(labels, holds)
         if gain > 1e-9 and (best is None or gain > best[0] + 1e-9):
-            best = (gain, condition, holds)
+            best, others = (gain, condition, holds), []
     if best is None:
         return MIXED
-    _, condition, holds = best
-    sides = []
-    for side in (True, False):
-        chosen = [number for number, value in enumerate(holds) if value is side]
-        sides.append(learn([arounds[n] for n in chosen], [labels[n] for n in chosen], ids=ids, depth=depth - 1))
-    return Branch(condition, sides[0], sides[1])
+    parts = [[number for number, value in enumerate(best[2]) if value is side] for side in (True, False)]
+    yes, no = (learn([arounds[n] for n in part], [labels[n] for n in part], ids=ids, depth=depth - 1) for part in parts)
+    return Branch(best[1], yes, no, tuple(others))
 
 
 def conditions_of(tree: Tree) -> list[Condition]:
-    return [tree.condition, *conditions_of(tree.yes), *conditions_of(tree.no)] if isinstance(tree, Branch) else []
+    if not isinstance(tree, Branch):
+        return []
+    return [tree.condition, *(each for each, _ in tree.others), *conditions_of(tree.yes), *conditions_of(tree.no)]
 
 
 def is_mixed(tree: Tree) -> bool:
@@ -106,20 +114,18 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
                 scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
     entities = {"", *(canonical(around.args.get(name)) for around in arounds for name in ids)}
-    refs = sorted(scalars, key=lambda ref: (ref.root != "args", len(ref.path), str(ref.path)))
+    # what was looked up before comes last: few examples may fit it too, and a backend seldom asks
+    refs = sorted(scalars, key=lambda ref: (ref.root == MENTIONED, ref.root != "args", len(ref.path), str(ref.path)))
     yield from (Condition("exists", ref) for ref in refs if sum(scalars[ref].values()) < len(arounds))
     for ref in refs:
         if ref.root == "args" and ref.path[0] in ids:
             continue
         values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
-        yield from (Condition("equals", ref, value) for value in values)
+        yield from (Condition("equals", ref, value) for value in (values[:1] if ref.root == MENTIONED else values))  # a flag
     plain = [ref for ref in refs if any(scalars[ref])]
     for left in plain:
         yield from (Condition("same", left, right) for right in plain[plain.index(left) + 1 :])
     yield from _bounds(arounds, refs)
-    containers = [ref for ref in refs if scalars[ref][""]]
-    for left in (ref for ref in plain if ref.root == "args"):
-        yield from (Condition("inside", left, right) for right in containers)
     documents = [Ref(root) for root, node in arounds[0].documents.items() if isinstance(node, (Mapping, list))]
     for name in sorted({name for around in arounds for name in around.args}):
         yield from (Condition("named", Ref("args", (name,)), document) for document in documents)

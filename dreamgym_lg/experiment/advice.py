@@ -1,9 +1,11 @@
 """Advice before a training: whether a dream can add to imitation of the same traces."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from dreamgym_lg.actions import parse_call
 from dreamgym_lg.dream.relative import compared
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
@@ -12,7 +14,7 @@ from dreamgym_lg.experiment.evaluation import START, BestPolicy
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
 from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
-from dreamgym_lg.types import Trajectory, lacks_answers
+from dreamgym_lg.types import Task, Trajectory, lacks_answers
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -31,12 +33,13 @@ class Advice(NamedTuple):
 def conclude(best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "") -> Advice:
     """The advice that figures give.
 
-    Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, the gate's.
+    Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, a reason
+        against the dream itself.
     """
     dull = [group for group in groups if not teaches(group)]
     failed = [group for group in dull if not any(each.success for each in group)]
     if refusal:
-        return Advice("collect", f"the gate refuses the dream: {refusal}")
+        return Advice("collect", refusal)
     if tasks and not best:
         return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
     if best == tasks >= MIN_TASKS:
@@ -69,8 +72,13 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         try:
             gate.check_truthful(work)
         except UntruthfulDream as error:
-            refusal = str(error)
+            refusal = f"the gate refuses the dream: {error}"
         drawn = Random(s.seed).sample(known := gate.trainable_tasks(work), min(s.num_tasks, len(known)))
+        successes = [each for each in work.offline() if each.success]
+        if lost := lost_tools(successes, known, work.world.writing_tools(work.replay_buffer)):
+            refusal = (
+                refusal or f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import more such calls"
+            )
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         played = work.play(f"advice/dream@{dream.version}", policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
@@ -80,6 +88,18 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     figures += [f"{sum(not teaches(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
     return advice
+
+
+def lost_tools(successes: Sequence[Trajectory], tasks: Iterable[Task], writes: Collection[str]) -> list[str]:
+    """Writing tools that drawn tasks call less than half as often as recorded `successes` do."""
+    drawn = [_tools(action for action, _ in task.drawn["steps"]) for task in tasks if task.drawn]
+    recorded = [_tools(step.action for step in each.steps) for each in successes]
+    calls, dreamed = (Counter(tool for tools in each for tool in tools) for each in (recorded, drawn))
+    return sorted(tool for tool in writes if drawn and 2 * dreamed[tool] * len(recorded) < calls[tool] * len(drawn))
+
+
+def _tools(actions: Iterable[str]) -> set[str]:
+    return {call.name for action in actions if (call := parse_call(action)) is not None}
 
 
 def _validated(work: Workspace, name: str) -> int | None:

@@ -25,6 +25,7 @@ from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, later, parsed
+from dreamgym_lg.compiled.trees import MIXED, decide, learn
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 
@@ -491,6 +492,18 @@ def test_a_tool_that_was_wrong_about_what_nobody_looked_up_answers_only_about_wh
         assert world.answer("new", [], "close", {"ticket": "T9"}) is None
         error = [["get_ticket", {"ticket": "T9"}, '{"error": "no ticket T9"}']]
         assert world.answer("new", error, "close", {"ticket": "T9"}) is None, "no recorded call was about such a one"
+
+
+def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:
+    def shut(status: str, color: str) -> tuple[Surroundings, int]:
+        return Surroundings({}, {"order": {"status": status, "color": color}}), int(status == "open")
+
+    few = [shut("open", "red"), shut("open", "red"), shut("sent", "blue"), shut("lost", "blue")]
+    more = [*few, shut("open", "blue"), shut("sent", "red")]
+    for examples, unclear in ((few, MIXED), (more, 1)):
+        tree = learn(*zip(*examples, strict=True))
+        assert decide(tree, shut("open", "red")[0]) == 1 and decide(tree, shut("sent", "blue")[0]) == 0
+        assert decide(tree, shut("open", "blue")[0]) == unclear
 
 
 # --- entities that tie all traces together -----------------------------------------------------------------------------
