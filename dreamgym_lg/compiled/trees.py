@@ -35,10 +35,8 @@ class Condition(NamedTuple):
             return False
         if self.kind in ("equals", "same"):
             return canonical(left) == (self.right if self.kind == "equals" else canonical(right))
-        if self.kind == "below" and not isinstance(self.right, Ref):
-            return _is_number(left) and runtime.below(left, *self.right)
         if self.kind == "below":
-            return _is_number(left) and _is_number(right) and left <= right
+            return runtime.at_most(left, right) if isinstance(self.right, Ref) else runtime.below(left, *self.right)
         return runtime.named(right, left)
 
 
@@ -133,16 +131,12 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
 
 def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:
     nodes = {ref: [around.nodes.get(ref) for around in arounds] for ref in refs}
-    numbers = {ref: [cast(float, each) for each in values if _is_number(each)] for ref, values in nodes.items()}
+    numbers = {ref: [cast(float, each) for each in values if runtime.at_most(each, each)] for ref, values in nodes.items()}
     numbers = {ref: values for ref, values in numbers.items() if values}
     for ref, values in numbers.items():
         ordered = sorted(set(values))
         yield from (Condition("below", ref, limit) for limit in zip(ordered, ordered[1:], strict=False))
         yield from (Condition("below", ref, other) for other in numbers if other != ref)
-
-
-def _is_number(node: Any) -> bool:
-    return isinstance(node, (int, float)) and not isinstance(node, bool)
 
 
 def _entropy(labels: Sequence[int]) -> float:
