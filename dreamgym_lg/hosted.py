@@ -85,9 +85,6 @@ def host_of(model: object) -> str:
     return next((f" at {host}" for host in hosts if host), "")
 
 
-# --- calls -------------------------------------------------------------------------------------------------------------------
-
-
 _UNREADABLE = (JSONDecodeError, TypeError, KeyError)
 """Errors of LangChain and the clients for a body that is no answer. No client retries them."""
 

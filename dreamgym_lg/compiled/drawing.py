@@ -49,7 +49,8 @@ def draw_tasks(
 
     Args:
         traces: A replay buffer, or an index of one that knows which tools write.
-        count: Tasks that are tried. Recorded successes take turns.
+        count: Tasks that are tried. Recorded successes take turns. One that changed what it had not looked up was perhaps a
+            guess, right in some states alone: it is drawn only where no other calls the same tools.
         environment: Whose traces; by default all of the buffer's.
 
     Raises `ConfigurationError` where no episode of one user message succeeded.
@@ -103,7 +104,10 @@ class Records:
         self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self._record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
-        self.successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
+        successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
+        knowing = {_writing_tools(each) for each in successes if self._looked_up(each)}
+        # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
+        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) not in knowing]
 
     def _record(self, trajectory: Trajectory, trace: Trace) -> Record:
         request = first_observation(trajectory.task)
@@ -115,15 +119,21 @@ class Records:
             if tool in self.recordings.writes
         )
         named = {word for value in self.identifiers.find(request) for word in words(value)}
-        return Record(
-            trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), frozenset(words(request)) - named
-        )
+        own = frozenset(words(request)) - named
+        return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), own)
+
+    def _looked_up(self, record: Record) -> bool:
+        """True where all entities of writing calls had been looked up before."""
+        known = set[str]()
+        for tool, arguments, _ in record.trace.calls:
+            ids = {each for value in values_in(arguments) for each in self.identifiers.find(str(value))}
+            if tool in self.recordings.writes and not ids <= known:
+                return False
+            known |= ids
+        return True
 
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
-        ids = dict[tuple[Place, tuple[Any, ...]], str]()
-        for place, document in documents.items():
-            ids |= {(place, spot): value for spot, value in ids_in(self.identifiers, document)}
-        return ids
+        return {(place, spot): value for place, each in documents.items() for spot, value in ids_in(self.identifiers, each)}
 
     def text(self, tool: str, document: Any) -> str:
         """A parsed answer as its tool writes it."""
@@ -181,9 +191,6 @@ def _task(task: Task, renaming: Renaming, drawn: Drawn) -> Task:
     rest = {"messages": renaming([*map(dict, task.messages)]), "metadata": renaming(dict(task.metadata)), "drawn": dict(drawn)}
     origin: dict[str, Any] = {"origin": "synthetic", "parent_id": task.id, "goal": {}}
     return replace(task, id=f"{task.environment}/drawn-{digest}", **texts, **rest, **origin)
-
-
-# --- what the success did not look up ---------------------------------------------------------------------------------------
 
 
 class _Origin(NamedTuple):
@@ -252,15 +259,12 @@ def _donor(
     return _Origin(record, old, renaming)
 
 
-def _writing_tools(record: Record) -> list[str]:
-    return [tool for tool, *_ in record.writes]
+def _writing_tools(record: Record) -> tuple[str, ...]:
+    return tuple(tool for tool, *_ in record.writes)
 
 
 def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / (len(one | other) or 1)
-
-
-# --- what decides the outcome -----------------------------------------------------------------------------------------------
 
 
 def _facts(records: Records, documents: Mapping[Place, Any], request: str, message: str) -> tuple[list[str], list[str]]:
