@@ -49,7 +49,8 @@ def tell(arguments: argparse.Namespace) -> None:
         say(f"2. a dream: {'the tools themselves answer' if arguments.truthful else 'code is compiled from the traces'}")
         dream = truthful_dream(shop, talking=talking) if arguments.truthful else compile_dream(out, talking=talking)
     unseen = [task for task in tasks if task.split != "train"]
-    if arguments.drawn:  # about orders and customers that no trace holds: the compiled world knows all of them
+    if arguments.drawn and not (arguments.dreamed or arguments.truthful or talking):  # conversations are not drawn
+        # about orders and customers that no trace holds: the compiled world knows all of them
         index = TraceIndex(ReplayBuffer(out / "replay.db"), writes=WRITES)
         drawing = draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed)
         say(f"drawn tasks: {len(drawing.tasks)}; dropped, by reason: {dict(drawing.dropped)}")  # a tool in none is unlearned
@@ -66,7 +67,7 @@ def tell(arguments: argparse.Namespace) -> None:
     page = write_report(result, work.replay_buffer.metrics(work.run_name("train")), shown_episodes(work), out)
     say(f"report: {page}; {(time.perf_counter() - start) / 60:.1f} minutes in this run")
     if arguments.quick:
-        say("Two tickets prove nothing: the same command without --quick takes about 18 minutes")
+        say("Two tickets prove nothing: the same command without --quick takes about 15 minutes")
     say("with your own agent: dreamgym try my_app.py:graph traces.jsonl")
 
 
