@@ -396,9 +396,11 @@ def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:
 
     successes = [trace(f"W-{n}", refunds=True) for n in range(4)]
     assert lost_tools(successes, [drawn("look_up")] * 9, ["refund"]) == ["refund"]
-    assert lost_tools(successes, [drawn("look_up")] * 6 + [drawn("refund")] * 3, ["refund", "cancel"]) == ["refund"]
-    assert lost_tools(successes, [drawn("look_up"), drawn("refund")], ["refund", "cancel"]) == []
-    assert lost_tools(successes, [TRACES[0].task], ["refund"]) == [], "recorded tasks alone"
+    assert lost_tools(successes, [drawn("look_up")] * 6 + [drawn("refund")] * 2, ["refund", "cancel"]) == ["refund"]
+    assert lost_tools(successes, [drawn("look_up")] * 3 + [drawn("refund")] * 3, ["refund", "cancel"]) == []
+    assert lost_tools(successes, [drawn("look_up")] * 2, ["refund"]) == [], "too few to tell"
+    assert lost_tools(successes, [drawn("look_up"), *(each.task for each in successes)], ["refund"]) == [], "recorded tasks too"
+    assert lost_tools(successes, [TRACES[0].task] * 9, ["refund"]) == [], "recorded tasks alone"
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
     parser.add_argument("--seed", type=int, default=1, help="of the shop, its traces and all training")
     parser.add_argument("--traces", type=int, default=200, help="tickets that the old policy dealt with")
-    parser.add_argument("--drawn", type=int, default=200, help="new tasks from the traces, to train on; 0: recorded ones")
+    parser.add_argument("--drawn", type=int, default=200, help="new tasks from the traces, for the compiled world; 0: none")
     parser.add_argument("--iterations", type=int, default=2, help="of training; may be raised later")
     parser.add_argument("--model", default=MODEL, help="weights that the policy begins with")
     parser.add_argument("--all-baselines", action="store_true", help="also offline RL on the same traces: half the time more")

@@ -51,10 +51,13 @@ def tell(arguments: argparse.Namespace) -> None:
     unseen = [task for task in tasks if task.split != "train"]
     if arguments.drawn and not (arguments.dreamed or arguments.truthful or talking):  # conversations are not drawn
         # about orders and customers that no trace holds: the compiled world knows all of them
-        index = TraceIndex(ReplayBuffer(out / "replay.db"), writes=WRITES)
-        drawing = draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed)
-        say(f"drawn tasks: {len(drawing.tasks)}; dropped, by reason: {dict(drawing.dropped)}")  # a tool in none is unlearned
-        unseen += drawing.tasks
+        replay_buffer = ReplayBuffer(out / "replay.db")
+        drawn = [task for task in replay_buffer.tasks(origin="synthetic") if task.drawn]  # killed, it goes on with the same
+        if not drawn:
+            index = TraceIndex(replay_buffer, writes=WRITES)
+            drawn, dropped = draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed)
+            say(f"drawn tasks: {len(drawn)}; dropped, by reason: {dict(dropped)}")  # a tool in none is unlearned
+        unseen += drawn
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=say)
     say(f"3. imitation of the recorded successes, then {settings.iterations} iterations in the dream")
     train(gym, () if arguments.all_baselines else BASELINES)

@@ -50,7 +50,7 @@ def draw_tasks(
     Args:
         traces: A replay buffer, or an index of one that knows which tools write.
         count: Tasks that are tried. Recorded successes take turns. One that changed what it had not looked up was perhaps a
-            guess, right in some states alone: it is drawn only where no other calls the same tools.
+            guess, right in some states alone: it takes no turn where a quarter of those that call the same tools looked first.
         environment: Whose traces; by default all of the buffer's.
 
     Raises `ConfigurationError` where no episode of one user message succeeded.
@@ -64,6 +64,8 @@ def draw_tasks(
             f"none of the {len(chosen)} recorded episodes succeeded without a user's reply: nothing to draw"
         )
     rng, drawing = Random(seed), Drawing([], Counter())
+    if records.guesses:
+        drawing.dropped["successes that guessed where others looked first"] = records.guesses
     order = rng.sample(records.successes, len(records.successes))
     for number in range(count):
         drawn = draw(records, order[number % len(order)], rng)
@@ -105,9 +107,12 @@ class Records:
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self._record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
         successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
-        knowing = {_writing_tools(each) for each in successes if self._looked_up(each)}
+        looked = Counter(_writing_tools(each) for each in successes if self._looked_up(each))
+        whole = Counter(map(_writing_tools, successes))
         # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
-        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) not in knowing]
+        guessed = {tools for tools, number in whole.items() if 4 * looked[tools] < number}
+        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) in guessed]
+        self.guesses = len(successes) - len(self.successes)
 
     def _record(self, trajectory: Trajectory, trace: Trace) -> Record:
         request = first_observation(trajectory.task)
@@ -123,13 +128,14 @@ class Records:
         return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), own)
 
     def _looked_up(self, record: Record) -> bool:
-        """True where all entities of writing calls had been looked up before."""
+        """True where reading calls had named all entities of the writing calls before."""
         known = set[str]()
         for tool, arguments, _ in record.trace.calls:
             ids = {each for value in values_in(arguments) for each in self.identifiers.find(str(value))}
-            if tool in self.recordings.writes and not ids <= known:
+            if tool not in self.recordings.writes:
+                known |= ids
+            elif not ids <= known:
                 return False
-            known |= ids
         return True
 
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:

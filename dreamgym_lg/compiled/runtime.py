@@ -204,8 +204,12 @@ def with_keys(document: Any, keys: Sequence[str]) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """True for values that are equal as JSON: 1 is neither true nor "1"."""
-    return one is not MISSING and other is not MISSING and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    """True for values that are equal as JSON. 1 is neither true nor "1", and nothing equals null."""
+    return _given(one, other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _given(*values: Any) -> bool:
+    return not any(each is MISSING or each is None for each in values)
 
 
 def agreed(*tests: bool) -> bool:
@@ -229,15 +233,17 @@ def at_most(one: Any, other: Any) -> bool:
 
 def below(one: Any, last_below: float, first_above: float) -> bool:
     """True below a limit of which only the nearest values are known. Raises `Unknown` between them."""
-    if isinstance(one, (int, float)) and last_below < one < first_above:
+    if at_most(one, one) and last_below < one < first_above:
         raise Unknown(f"nothing is known of {one}, between {last_below} and {first_above}")
     return at_most(one, last_below)
 
 
 def named(document: Any, value: Any) -> bool:
     """True if a document holds a value. Of a list each one, and none twice."""
+    if not _given(document, value):
+        return False
     held, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
-    return value is not MISSING and held.issuperset(names) and len({*names}) == len(names)
+    return held.issuperset(names) and len({*names}) == len(names)
 
 
 def later(day: Any, *, months: Any = 0, days: Any = 0) -> str:

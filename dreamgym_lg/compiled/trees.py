@@ -45,8 +45,9 @@ class Branch(NamedTuple):
     yes: "Tree"
     no: "Tree"
     others: tuple[tuple[Condition, bool], ...] = ()
-    """Conditions that part the examples as `condition` does, or (False) the other way round. Nothing is known where one of them
-    disagrees: few examples fit several explanations."""
+    """Other single conditions that part the examples as `condition` does, or (False) the other way round.
+
+    Nothing is known where one of them disagrees: few examples fit several explanations."""
 
 
 Tree = Branch | int
@@ -114,19 +115,21 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
     entities = {"", *(canonical(around.args.get(name)) for around in arounds for name in ids)}
     # what was looked up before comes last: few examples may fit it too, and a backend seldom asks
     refs = sorted(scalars, key=lambda ref: (ref.root == MENTIONED, ref.root != "args", len(ref.path), str(ref.path)))
-    yield from (Condition("exists", ref) for ref in refs if sum(scalars[ref].values()) < len(arounds))
+    own = [ref for ref in refs if ref.root != MENTIONED]
+    yield from (Condition("exists", ref) for ref in own if sum(scalars[ref].values()) < len(arounds))
     for ref in refs:
         if ref.root == "args" and ref.path[0] in ids:
             continue
         values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
         yield from (Condition("equals", ref, value) for value in (values[:1] if ref.root == MENTIONED else values))  # a flag
-    plain = [ref for ref in refs if any(scalars[ref])]
+    plain = [ref for ref in own if any(scalars[ref])]
     for left in plain:
         yield from (Condition("same", left, right) for right in plain[plain.index(left) + 1 :])
     yield from _bounds(arounds, refs)
     documents = [Ref(root) for root, node in arounds[0].documents.items() if isinstance(node, (Mapping, list))]
+    holders = dict.fromkeys([*documents, *(ref for ref in own if scalars[ref][""] and ref.root != "args")])
     for name in sorted({name for around in arounds for name in around.args}):
-        yield from (Condition("named", Ref("args", (name,)), document) for document in documents)
+        yield from (Condition("named", Ref("args", (name,)), ref) for ref in holders if ref.root != MENTIONED)
 
 
 def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:

@@ -59,7 +59,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 
     Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream.
     """
-    s, tasks, groups, refusal = work.settings, work.validation_tasks(), list[list[Trajectory]](), ""
+    s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
     dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
     won = {name: number for name in BASELINES if (number := _validated(work, name)) is not None}
     if tasks and (real or (dream is not None and not s.references_only)):
@@ -75,27 +75,30 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             refusal = f"the gate refuses the dream: {error}"
         drawn = Random(s.seed).sample(known := gate.trainable_tasks(work), min(s.num_tasks, len(known)))
         successes = [each for each in work.offline() if each.success]
-        if lost := lost_tools(successes, known, work.world.writing_tools(work.replay_buffer)):
-            refusal = (
-                refusal or f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import more such calls"
-            )
+        lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         played = work.play(f"advice/dream@{dream.version}", policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal)
+    if lost and advice.verdict == "train":
+        advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
     figures = [f"{LABELS[name]} {number} of {len(tasks)} validation tasks" for name, number in won.items()]
     figures += [f"{sum(not teaches(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
     return advice
 
 
-def lost_tools(successes: Sequence[Trajectory], tasks: Iterable[Task], writes: Collection[str]) -> list[str]:
-    """Writing tools that drawn tasks call less than half as often as recorded `successes` do."""
-    drawn = [_tools(action for action, _ in task.drawn["steps"]) for task in tasks if task.drawn]
-    recorded = [_tools(step.action for step in each.steps) for each in successes]
-    calls, dreamed = (Counter(tool for tools in each for tool in tools) for each in (recorded, drawn))
-    return sorted(tool for tool in writes if drawn and 2 * dreamed[tool] * len(recorded) < calls[tool] * len(drawn))
+def lost_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: Collection[str]) -> list[str]:
+    """Writing tools that training tasks call less than half as often as recorded `successes` do.
+
+    Only with drawn tasks among them, and of tools that at least three tasks were to be expected to call.
+    """
+    recorded = {each.task.id: _tools(step.action for step in each.steps) for each in successes}
+    tasked = [_tools(a for a, _ in each.drawn["steps"]) if each.drawn else recorded.get(each.id, set()) for each in tasks]
+    calls, dreamed = (Counter(tool for tools in each for tool in tools) for each in (recorded.values(), tasked))
+    expected = {tool: calls[tool] * len(tasks) / max(len(recorded), 1) for tool in writes}
+    return sorted(t for t in writes if any(each.drawn for each in tasks) and expected[t] >= max(3, 2 * dreamed[t] + 1e-9))
 
 
 def _tools(actions: Iterable[str]) -> set[str]:

@@ -92,9 +92,6 @@ def _difference(
     return rate.value - other.value, *difference_of_rates(rate, other), "unpaired"
 
 
-# --- report ------------------------------------------------------------------------------------------------------------------
-
-
 EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate")

@@ -194,9 +194,6 @@ def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
                 yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
 
 
-# --- plain code ---------------------------------------------------------------------------------------------------------------
-
-
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
     """Places of plain code with what is called there. None: the environment answers the node."""
     for each in graphs:
@@ -281,9 +278,6 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
         advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)
-
-
-# --- one tried episode --------------------------------------------------------------------------------------------------------
 
 
 async def try_out(agent: Agent) -> tuple[list[Part], dict[str, str]]:

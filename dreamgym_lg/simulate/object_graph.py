@@ -196,9 +196,6 @@ def has_synchronous_middleware(graph: Any) -> bool:
     return [True, False] in own
 
 
-# --- tools that run in a dream too --------------------------------------------------------------------------------------------
-
-
 def runs_in_dream(tool: BaseTool) -> str:
     """ "a sub-agent" or "state only", if the tool runs in a dream too; else ""."""
     return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""

@@ -43,8 +43,6 @@ from dreamgym_lg.simulate.remote_messages import Message, read_error, read_messa
 from dreamgym_lg.text import clean
 from dreamgym_lg.types import StepResult, Task
 
-# --- in the other process ---------------------------------------------------------------------------------------------------
-
 
 class ParentFailed(Exception):
     """The parent's policy or world raised; the parent keeps the error under this number."""
@@ -254,9 +252,6 @@ async def play_episode(
     except BaseException as error:
         message |= failure(error)
     parent.end(**message)
-
-
-# --- in the parent ----------------------------------------------------------------------------------------------------------
 
 
 class RemoteEpisode:

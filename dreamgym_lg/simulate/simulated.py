@@ -345,9 +345,6 @@ def simulated(
     return SimulatedEpisode(graph, policy=policy, environment=environment, task=task, **options)
 
 
-# --- patching ---------------------------------------------------------------------------------------------------------------
-
-
 def install_answering() -> None:
     """Patch all chat-model and tool classes known by now, anew in each run. Production needs no more."""
     patch_models()

@@ -104,9 +104,6 @@ def frames() -> Iterator[types.FrameType]:
     return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------------
-
-
 def load_agent(place: str) -> object:
     """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
     return compiled(load_object(place))

@@ -73,7 +73,7 @@ class LocalEngine:
             self._prompts.clear()
             self._decoder.free_buffer()
         # glibc keeps what was freed, in holes too small for the next tensors: 64 episodes of SmolLM2 went up to 14 GB
-        with suppress(OSError, AttributeError):  # another C library
+        with suppress(OSError, AttributeError, TypeError):  # another C library
             CDLL(None).malloc_trim(0)
 
     @torch.inference_mode()

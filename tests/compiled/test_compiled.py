@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,12 +20,15 @@ from compiled_shop import Shop, walled
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
+from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.enumerate_rules import CallRecord, find_rules
 from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.compiled.runtime import Module, State, Unknown, later, parsed
+from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, key_of, later, parsed
+from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
@@ -504,6 +508,34 @@ def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:
         tree = learn(*zip(*examples, strict=True))
         assert decide(tree, shut("open", "red")[0]) == 1 and decide(tree, shut("sent", "blue")[0]) == 0
         assert decide(tree, shut("open", "blue")[0]) == unclear
+
+
+def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
+    """Also where several conditions fit, an optional argument is left out, and a number is a truth value."""
+    rng = Random(3)
+    traces = []
+    for number in range(24):
+        order, early = f"K{number}", rng.random() < 0.5
+        arguments = {"order": order, "confirm": early} | ({"pay": "cash"} if early else {})
+        answer = {"done": order} if early else {"error": "not confirmed"}
+        document = {"order": order, "days": rng.choice([0, 2, True]), "pays": ["cash"] if early else [None]}
+        traces.append([CallRecord("get", {"order": order}, document), CallRecord("close", arguments, answer)])
+    (rule,) = (rules := find_rules(traces[:12], ["close"])).rules.values()
+    assert rule is not None
+    source = ModuleType("world")
+    sys.modules.setdefault("runtime", runtime)
+    head = "from typing import Any\nfrom runtime import *\nfrom runtime import MISSING, State\nJSON = {'close': {}}\n\n"
+    exec(head + write_rules(rules), vars(source))
+    exact = 0
+    for change in ({}, {"pay": None}, {"pay": "card"}, {"confirm": None}):
+        for (_, _, document), (_, arguments, answer) in traces:
+            given = {**arguments, **change}
+            state = State({("get", key_of({"order": given["order"]})): json.dumps(document)})
+            state.read("get", order=given["order"])
+            written = answer_of(source, state, "close", given)
+            assert written is None or change or json.loads(written) == answer
+            exact += not change and written is not None
+    assert exact >= 20
 
 
 # --- entities that tie all traces together -----------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _play(index: TraceIndex, folder: Path, task: Task, *actions: str) -> Any:
 def test_drawn_tasks_are_about_new_entities_and_their_references_hold(shop: Any) -> None:
     index, world = shop
     drawn = draw_tasks(world, index, 60, seed=1)
-    assert len(drawn.tasks) == 60 and not drawn.dropped
+    assert len(drawn.tasks) == 60 and list(drawn.dropped) == ["successes that guessed where others looked first"]
     stored = index.replay_buffer.tasks()
     recorded = {task.instruction for task in stored}
     assert len({task.id for task in drawn.tasks}) == 60
@@ -92,7 +92,7 @@ def test_drawn_tasks_are_about_new_entities_and_their_references_hold(shop: Any)
 
 
 def test_a_guess_that_was_right_is_drawn_only_where_nobody_knew(shop: Any) -> None:
-    """Who refunds without a look is right in some states alone: such tasks would all be in these, and pay the guess."""
+    """Else all tasks would be in the states where the guess is right, and pay it."""
     index, world = shop
     assert not [task for task in draw_tasks(world, index, 60, seed=1).tasks if len(task.drawn["steps"]) == 2]
     guesses = ReplayBuffer(":memory:")
@@ -147,7 +147,7 @@ def test_what_does_not_verify_is_dropped_with_its_reason(shop: Any) -> None:
     drawn = draw_tasks(other, index, 60, seed=1)
     (world.folder / "rules.json").write_text(json.dumps(rules))
     other.close()
-    assert set(drawn.dropped) == {"refund is not answered"} and len(drawn.tasks) > 20
+    assert "refund is not answered" in drawn.dropped and len(drawn.tasks) > 20
     assert all(task.instruction.startswith("Where") for task in drawn.tasks)
     with ReplayBuffer(":memory:") as failures, pytest.raises(ConfigurationError, match="none of the 9 .* nothing to draw"):
         failures.extend([each for each in map(_episode, range(1000, 1100)) if not each.success][:9])
