@@ -31,6 +31,7 @@ from dreamgym_lg.report.proof import read_claim, summary_table, write_report
 HELD_OUT = {"validation": 8, "test": 20}
 BASELINES = ("sft", "sft-filtered")
 """What the dream has to beat here. Offline RL is the third, and takes half of the demo's time again: `--all-baselines`."""
+DESK_TOOLS = [StructuredTool.from_function(tool) for tool in TOOLS]
 say = partial(print, flush=True)
 
 
@@ -49,12 +50,13 @@ def tell(arguments: argparse.Namespace) -> None:
         say(f"2. a dream: {'the tools themselves answer' if arguments.truthful else 'code is compiled from the traces'}")
         dream = truthful_dream(shop, talking=talking) if arguments.truthful else compile_dream(out, talking=talking)
     unseen = [task for task in tasks if task.split != "train"]
-    if arguments.drawn and not (arguments.dreamed or arguments.truthful or talking):  # conversations are not drawn
+    others = arguments.quick or arguments.dreamed or arguments.truthful or talking  # conversations are not drawn
+    if arguments.drawn and not others:
         # about orders and customers that no trace holds: the compiled world knows all of them
         replay_buffer = ReplayBuffer(out / "replay.db")
         drawn = [task for task in replay_buffer.tasks(origin="synthetic") if task.drawn]  # killed, it goes on with the same
         if not drawn:
-            index = TraceIndex(replay_buffer, writes=WRITES)
+            index = TraceIndex(replay_buffer, tools=DESK_TOOLS, writes=WRITES)
             drawn, dropped = draw_tasks(Compiled(out / "world"), index, arguments.drawn, seed=seed)
             say(f"drawn tasks: {len(drawn)}; dropped, by reason: {dict(dropped)}")  # a tool in none is unlearned
         unseen += drawn
@@ -107,9 +109,9 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
 
 def compile_dream(out: Path, *, talking: bool) -> Dream:
     """The dream of recorded answers and of code compiled from the traces."""
-    replay_buffer, tools = ReplayBuffer(out / "replay.db"), [StructuredTool.from_function(tool) for tool in TOOLS]
+    replay_buffer = ReplayBuffer(out / "replay.db")
     replay_buffer.extend(load_traces(out / "traces.jsonl", environment="desk"))
     if not (out / "world").exists():
-        compile_world(replay_buffer, out / "world", tools=tools, writes=WRITES)
-    index = TraceIndex(replay_buffer, tools=tools, writes=WRITES)
+        compile_world(replay_buffer, out / "world", tools=DESK_TOOLS, writes=WRITES)
+    index = TraceIndex(replay_buffer, tools=DESK_TOOLS, writes=WRITES)
     return compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
