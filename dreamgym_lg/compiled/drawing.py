@@ -23,6 +23,8 @@ from dreamgym_lg.types import Drawn, Task, Trajectory
 
 MAX_DOCUMENTS = 40
 """Look-ups of a drawn task's entities."""
+MIN_LOOKED_UP = 0.25
+"""Share of the successes with the same writing tools that looked first, from which on the others count as guesses."""
 REQUEST = ("", "{}")
 """The place of the request among the documents of an episode."""
 
@@ -110,8 +112,8 @@ class Records:
         looked = Counter(_writing_tools(each) for each in successes if self._looked_up(each))
         whole = Counter(map(_writing_tools, successes))
         # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
-        guessed = {tools for tools, number in whole.items() if 4 * looked[tools] < number}
-        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) in guessed]
+        unread = {tools for tools, number in whole.items() if looked[tools] < MIN_LOOKED_UP * number}
+        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) in unread]
         self.guesses = len(successes) - len(self.successes)
 
     def _record(self, trajectory: Trajectory, trace: Trace) -> Record:

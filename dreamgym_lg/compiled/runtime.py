@@ -205,10 +205,10 @@ def with_keys(document: Any, keys: Sequence[str]) -> Any:
 
 def same(one: Any, other: Any) -> bool:
     """True for values that are equal as JSON. 1 is neither true nor "1", and nothing equals null."""
-    return _given(one, other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return _present(one, other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _given(*values: Any) -> bool:
+def _present(*values: Any) -> bool:
     return not any(each is MISSING or each is None for each in values)
 
 
@@ -240,7 +240,7 @@ def below(one: Any, last_below: float, first_above: float) -> bool:
 
 def named(document: Any, value: Any) -> bool:
     """True if a document holds a value. Of a list each one, and none twice."""
-    if not _given(document, value):
+    if not _present(document, value):
         return False
     held, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
     return held.issuperset(names) and len({*names}) == len(names)
