@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import parse_call, tool_schemas
-from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -21,7 +20,7 @@ from dreamgym_lg.tasks import find_tool_uses, schemas
 from dreamgym_lg.types import Step
 
 FOLDS = 5
-RESERVED = frozenset({*vars(runtime), "READS", "JSON", "SPREADS"})
+RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "Any", "str", "sorted"})
 """Names that `world.py` has of its own."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},

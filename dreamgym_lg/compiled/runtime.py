@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
+IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, same, with_keys"
+"""What the module of a world imports from here."""
 MEMORY = 2**30
 """Bytes of address space that a world may use."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule, TraceRules
 from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
+from dreamgym_lg.compiled.runtime import IMPORTED
 from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
 
 HEAD = '''"""The backend of {traces} recorded episodes.
@@ -18,7 +19,7 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, same, with_keys  # noqa
+from runtime import {names}  # noqa
 
 READS = {reads!r}
 """Tools that change nothing, with their arguments."""
@@ -32,7 +33,10 @@ SPREADS: dict[str, list[str]] = {spreads!r}
 def write_source(recordings: Recordings, functions: str, *, spreads: Mapping[str, Sequence[str]] | None = None) -> str:
     """The text of `world.py`. Args: `functions`, the code of the writing tools; `spreads`, as of `TraceRules`."""
     styles = {tool: dict(style) for tool, style in recordings.styles.items()}
-    head = HEAD.format(traces=len(recordings.traces), spreads=dict(spreads or {}), reads=dict(recordings.reads), styles=styles)
+    head = HEAD.format(
+        names=IMPORTED, traces=len(recordings.traces), spreads=dict(spreads or {}),
+        reads=dict(recordings.reads), styles=styles,
+    )  # fmt: skip
     return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
 
 

@@ -465,6 +465,15 @@ def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None
             compile_world(replay_buffer, tmp_path)
 
 
+@pytest.mark.parametrize("tool", ["serve", "date", "json"])
+def test_a_tool_may_have_a_name_that_the_runtime_uses_itself(tool: str, tmp_path: Path) -> None:
+    steps = [Step(observation="", action=render_call(tool, {"id": "K1"}), next_observation='{"loan": "L1"}')]
+    with ReplayBuffer(":memory:") as replay_buffer:
+        replay_buffer.add(Trajectory(task=TRAJECTORIES[0].task, steps=[*steps, TRAJECTORIES[0].steps[-1]], success=True))
+        compile_world(replay_buffer, tmp_path, writes=[])
+    assert Compiled(tmp_path).answer(TRAJECTORIES[0].task.id, [], tool, {"id": "K1"}) == '{"loan": "L1"}'
+
+
 # --- what nobody looked up --------------------------------------------------------------------------------------------
 
 
