@@ -55,8 +55,8 @@ class DreamGym:
             any chat model, or a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
         dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
         tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
-            trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks; of these, a
-            fifth is held out for validation if none is (`split_tasks`), before the training begins.
+            trained on, or drawn ones alone, the buffer's real training tasks of these environments are too. Default: all of its
+            real tasks; of these, a fifth is held out for validation if none is (`split_tasks`), before the training begins.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         say: Called with every warning and result of one line. Default: a logged warning.
@@ -130,10 +130,6 @@ class DreamGym:
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""
         self.experiment.train_base(model)
-
-    def train_filtered(self) -> None:
-        """Fine-tune a baseline on the best recorded episodes (`Experiment.train_filtered`)."""
-        self.experiment.train_filtered()
 
     def advise(self) -> Advice:
         """Say whether to train, to collect more traces, or to stop at imitation (`Experiment.advise`)."""
@@ -283,7 +279,7 @@ def _label(policy: BaseChatModel) -> str:
 def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
     """The tasks of the traces that a gym takes.
 
-    All where it has no others, the training tasks where none of the others is to be trained on."""
+    All where it has no others, the training tasks where none of the others but drawn ones is to be trained on."""
     if not tasks:
         return list(stored)
     ids, environments = {task.id for task in tasks}, {task.environment for task in tasks}
@@ -293,7 +289,7 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="
         )
-    if any(task.split == "train" for task in tasks):
+    if any(task.split == "train" and not task.drawn for task in tasks):
         return []
     return [task for task in traced if task.split == "train" and task.environment in environments]
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from dreamgym_lg.types import Segment, Step, Trajectory, lacks_answers
 
-LearnerName = Literal["grpo", "ppo", "rft", "dpo", "tinker"]
+LearnerName = Literal["grpo", "ppo", "dpo", "tinker"]
 """The learners that can be chosen by name: `integrations.trl.learners` and `integrations.tinker.learner` have their classes."""
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -118,12 +118,6 @@ def _states(episode: Trajectory) -> list[Hashable]:
         states += [(before, tokens[:i]) for i, own in enumerate(sampled) if own and not (i and sampled[i - 1])]
         before = (*before, tokens)
     return states
-
-
-def success_credit(groups: Groups) -> list[TrainingRow]:
-    """The rows of RFT: tokens of successes, all with advantage 1 and one weight."""
-    successes = [episode for episode in _usable(groups) if episode.success]
-    return _rows([(episode, [1.0] * len(_states(episode))) for episode in successes], "tokens", 1)
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:

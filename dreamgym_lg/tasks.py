@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.tools import BaseTool
 
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Step, Task, Trajectory
 
 
 def first_observation(task: Task) -> str:
@@ -22,6 +23,17 @@ def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
     """A graph's input for the task: its messages, else its instruction as the user's."""
     messages = task.messages or [{"role": "user", "content": task.instruction}]
     return {"messages": convert_to_messages([dict(message) for message in messages])}
+
+
+def reference_episode(task: Task) -> Trajectory:
+    """The reference of a drawn task, as a dreamed success."""
+    observation, steps = first_observation(task), list[Step]()
+    for action, answer in task.drawn["steps"]:
+        last = is_answer(action)
+        rest: dict[str, Any] = {"reward": 1.0, "terminated": True} if last else {"decided_by": "compiled"}
+        steps.append(Step(observation=observation, action=action, next_observation=answer, **rest))
+        observation = answer
+    return Trajectory(task=task, steps=steps, source="synthetic", success=True)
 
 
 def rules(task: Task) -> str:

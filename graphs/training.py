@@ -50,6 +50,8 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
+TAUGHT_NOTHING = "all episodes of a task had the same reward"
+"""Why a learner skips an iteration, for messages."""
 
 
 class TrainingState(TypedDict, total=False):
@@ -101,8 +103,6 @@ class Training:
     """Dreamed episodes of an evaluation. For the estimate of a hosted experience model's cost."""
     stop_after_uniform: int = 5
     """Uniform iterations in a row that end the run early (metric `skipped`). 0: never."""
-    taught_nothing: str = "all episodes of a task had the same reward"
-    """Why the learner skips an iteration, for messages."""
     max_gap: float | None = None
     """Dreamed minus real success (`eval_gap`) above which the run ends early. It has to be surely above 0. None: never."""
     real_steps: int | None = None
@@ -249,9 +249,9 @@ class Training:
         """Tell of iterations that taught nothing."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
-            self.say(f"{uniform} of {finished} iterations taught nothing: {self.taught_nothing}")
+            self.say(f"{uniform} of {finished} iterations taught nothing: {TAUGHT_NOTHING}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
-            why = f"{self.taught_nothing}. It will be said at the end how many were so"
+            why = f"{TAUGHT_NOTHING}. It will be said at the end how many were so"
             self.say(f"iteration {state['iteration']} taught nothing: {why}")
 
     def _tell_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
@@ -283,7 +283,7 @@ class Training:
         """The reason why a run ends early; "" for none."""
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            return f"in the last {uniform}, {self.taught_nothing}, which teaches nothing. {fix}"
+            return f"in the last {uniform}, {TAUGHT_NOTHING}, which teaches nothing. {fix}"
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "

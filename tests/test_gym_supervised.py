@@ -31,6 +31,7 @@ from dreamgym_lg.experiment.experience_models import as_trained as as_trained_mo
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.tasks import reference_episode
 from dreamgym_lg.types import Segment
 
 SETTINGS: dict[str, Any] = {
@@ -401,6 +402,31 @@ def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:
     assert lost_tools(successes, [drawn("look_up")] * 2, ["refund"]) == [], "too few to tell"
     assert lost_tools(successes, [drawn("look_up"), *(each.task for each in successes)], ["refund"]) == [], "recorded tasks too"
     assert lost_tools(successes, [TRACES[0].task] * 9, ["refund"]) == [], "recorded tasks alone"
+
+
+def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(make: Callable[..., DreamGym]) -> None:
+    new = trace("W-77")
+    steps = [[each.action, each.next_observation] for each in new.steps]
+    drawn = replace(new.task, id="drawn", origin="synthetic", drawn={"documents": [], "steps": steps, "told": [], "untold": []})
+    assert [replace(each, decided_by="", reward=0.0) for each in reference_episode(drawn).steps] == [
+        replace(each, reward=0.0) for each in new.steps
+    ]
+    said = list[str]()
+    settings = replace(AgentWorld.settings, **SETTINGS, real_budget=0, references_only=True)
+    gym = make(tasks=[drawn, *VALIDATION], say=said.append, settings=settings)
+    assert {each.id for each in gym.tasks("train")} == {"drawn", *(each.task.id for each in TRACES)}, "recorded ones stay"
+    work = gym.experiment
+    work.train_base(tiny())
+    assert work.base_policy().name_or_path.endswith("base")
+    work.prepare(["sft-synthetic"])
+    assert work.base_policy().name_or_path.endswith("synthetic"), "where training in the dream begins"
+    assert [line.split(",")[0] for line in said if " episodes, 10 steps" in line] == [
+        "base policy: 8 episodes", "synthetic policy: 9 episodes"
+    ]  # fmt: skip
+    none = make(out="none", settings=work.settings).experiment
+    none.train_base(tiny())
+    none.train_synthetic()
+    assert not (none.models / "synthetic").exists(), "nothing was drawn"
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

@@ -20,7 +20,6 @@ from dreamgym_lg.learner import (
     observed_tokens,
     preference_credit,
     preference_pairs,
-    success_credit,
     teaches,
 )
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
@@ -128,12 +127,7 @@ def test_a_group_with_a_call_that_the_dream_could_not_answer_teaches_nothing() -
     asked = episode(0.0, segment(2), error="Unanswered: no responder of the dream answers get_visit")
     mixed = [episode(1.0, segment(2)), episode(0.0, segment(2))]
     critic = lambda segments: [[0.5] * len(each.token_ids) for each in segments]  # noqa: E731
-    assert (
-        group_credit([[*mixed, asked]])
-        == success_credit([[*mixed, asked]])
-        == gae_credit([[*mixed, asked]], critic=critic)
-        == []
-    )
+    assert group_credit([[*mixed, asked]]) == gae_credit([[*mixed, asked]], critic=critic) == []
     assert preference_pairs([[*mixed, asked]]) == [] and preference_pairs([mixed])
     assert group_credit([mixed, [*mixed, asked]]) == group_credit([mixed])
 
@@ -221,16 +215,6 @@ def test_what_the_weights_amount_to() -> None:
     assert [row.weight for row in group_credit([group])] == pytest.approx([1 / 18, 1 / 36, 1 / 12, 1 / 12])
     assert [row.weight for row in group_credit([group], normalise="tokens")] == pytest.approx([1 / 22] * 4)
     assert [row.weight for row in group_credit([group], normalise="length", length=100)] == pytest.approx([1 / 300] * 4)
-
-
-def test_successes_alone_are_fine_tuned_on_also_where_all_succeed() -> None:
-    failed = episode(1.0, segment(9), error="PredictionFailed: unreadable")
-    mixed = [episode(1.0, segment(2, 5), segment(3, 6)), episode(0.5, segment(4)), failed]
-    rows = success_credit([mixed, [episode(1.0, segment(5, 8))]])
-    assert [row.segment.token_ids[0] for row in rows] == [5, 6, 8]
-    assert [row.weight for row in rows] == pytest.approx([0.1] * 3)
-    assert {advantage for row in rows for advantage in row.advantages[1:]} == {1.0}
-    assert success_credit([[episode(0.0, segment(2)), failed]]) == []
 
 
 # --- a critic ------------------------------------------------------------------------------------------------------------

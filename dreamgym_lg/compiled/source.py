@@ -11,7 +11,7 @@ from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.runtime import IMPORTED
 from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
 
-HEAD = '''"""The backend of {traces} recorded episodes.
+HEAD = f'''"""The backend of {{traces}} recorded episodes.
 
 Compiled from recorded traces. Each function answers a tool's calls on the documents of one episode (`state`) and raises
 `Unknown` where it does not know the answer. REPLAY.md says how exactly each does.
@@ -19,13 +19,13 @@ Compiled from recorded traces. Each function answers a tool's calls on the docum
 
 from typing import Any
 
-from runtime import {names}  # noqa
+from runtime import {IMPORTED}  # noqa
 
-READS = {reads!r}
+READS = {{reads!r}}
 """Tools that change nothing, with their arguments."""
-JSON: dict[str, dict[str, Any]] = {styles!r}
+JSON: dict[str, dict[str, Any]] = {{styles!r}}
 """How each tool writes JSON."""
-SPREADS: dict[str, list[str]] = {spreads!r}
+SPREADS: dict[str, list[str]] = {{spreads!r}}
 """Reading tools whose answers may change behind a call that names nothing of theirs."""
 '''
 
@@ -33,10 +33,7 @@ SPREADS: dict[str, list[str]] = {spreads!r}
 def write_source(recordings: Recordings, functions: str, *, spreads: Mapping[str, Sequence[str]] | None = None) -> str:
     """The text of `world.py`. Args: `functions`, the code of the writing tools; `spreads`, as of `TraceRules`."""
     styles = {tool: dict(style) for tool, style in recordings.styles.items()}
-    head = HEAD.format(
-        names=IMPORTED, traces=len(recordings.traces), spreads=dict(spreads or {}),
-        reads=dict(recordings.reads), styles=styles,
-    )  # fmt: skip
+    head = HEAD.format(traces=len(recordings.traces), spreads=dict(spreads or {}), reads=dict(recordings.reads), styles=styles)
     return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities
-from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, rules
+from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
@@ -196,8 +196,7 @@ class TraceIndex:
         Args: `own_traces`, False to leave out those of the task's own id.
         """
         if task.drawn:
-            steps = [Step(observation="", action=action, next_observation=answer) for action, answer in task.drawn["steps"]]
-            return [self.success(task, steps)]
+            return [self.success(task, reference_episode(task).steps)]
         same_words = _words_key(task.environment, task.instruction, task.split)
         keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
         own, alike = (self.successes.get(key, []) for key in keys)

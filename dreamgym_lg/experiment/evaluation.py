@@ -39,7 +39,7 @@ FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
-STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "train", "prove")
+STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "synthetic", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
@@ -189,6 +189,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "real_steps": count_real_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
+        "drawn": sum(bool(task.drawn) for task in work.tasks("train")),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }

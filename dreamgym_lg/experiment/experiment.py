@@ -37,7 +37,7 @@ class Experiment(Workspace):
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
-    run.prepare()  # collect(), train_experience(), train_base(), train_filtered(), train_offline()
+    run.prepare()  # collect(), train_experience(), train_base() and the other baselines
     run.train()
     run.prove()
     ```
@@ -70,7 +70,7 @@ class Experiment(Workspace):
     def prepare(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
         """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and other `baselines`.
 
-        Those are `sft-filtered` (`train_filtered`) and `dpo` (`train_offline`).
+        Those are `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-synthetic` (`train_synthetic`).
         """
         stages = self._baselines(baselines)
         self.collect()
@@ -177,6 +177,14 @@ class Experiment(Workspace):
         """Fine-tune `models/offline_rl` on better and worse recorded episodes (`imitation.train_offline_policy`)."""
         self._train_baseline("offline_rl", imitation.train_offline_policy)
 
+    def train_synthetic(self) -> None:
+        """Fine-tune `models/synthetic`, where training in the dream then begins, on references of drawn tasks (`draw_tasks`).
+
+        Recorded successes are imitated beside them. A baseline of the dream, as no episode is dreamed. Nothing to do without
+        drawn tasks.
+        """
+        self._train_baseline("synthetic", imitation.train_synthetic_policy)
+
     def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
             with self.stage(name) as todo:
@@ -185,7 +193,8 @@ class Experiment(Workspace):
 
     def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
         """The stages of `BASELINES` by their names. Raises `ConfigurationError` for another name."""
-        stages = dict(zip(imitation.BASELINES, (self.train_base, self.train_filtered, self.train_offline), strict=True))
+        own = self.train_base, self.train_filtered, self.train_offline, self.train_synthetic
+        stages = dict(zip(imitation.BASELINES, own, strict=True))
         if unknown := [name for name in names if name not in stages]:
             raise ConfigurationError.unknown("baseline", unknown[0], stages)
         return [stage for name, stage in stages.items() if name in names]
@@ -325,7 +334,7 @@ class Experiment(Workspace):
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
-            return self.policy("base")
+            return self.policy("synthetic" if (self.models / "synthetic").exists() else "base")
         place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None and place == "here":

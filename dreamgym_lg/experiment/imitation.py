@@ -1,4 +1,4 @@
-"""Policies of the recorded episodes alone, baselines of a dream: imitation, filtered imitation, offline RL."""
+"""A dream's baselines, policies without a dreamed episode. Imitation, filtered, of synthetic tasks too; offline RL."""
 
 import shutil
 from collections.abc import Sequence
@@ -19,15 +19,17 @@ from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, advantage_weights, preference_pairs
 from dreamgym_lg.rollout import check_played
+from dreamgym_lg.tasks import reference_episode
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
-BASELINES = ("sft", "sft-filtered", "dpo")
+BASELINES = ("sft", "sft-filtered", "dpo", "sft-synthetic")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
-PASSES, FEWEST, MOST = 3, 25, 600
+PASSES, FEWEST, MOST = 12, 60, 600
 """Default number of passes over the imitated episodes, and the least and most optimiser steps for it."""
+DPO_PASSES = 3
 EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
 FILTER = 0.75
@@ -53,6 +55,12 @@ def train_filtered_policy(work: Workspace) -> None:
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
     work.keep_record(FILTERED, {"episodes": number})
+
+
+def train_synthetic_policy(work: Workspace) -> None:
+    """Train `models/synthetic` on recorded successes and references of drawn tasks."""
+    if drawn := [task for task in work.tasks("train") if task.drawn]:
+        _imitate(work, "synthetic", [*_successes(work), *map(reference_episode, drawn)], _start(work))
 
 
 def _start(work: Workspace) -> str | Path:
@@ -96,8 +104,8 @@ def train_offline_policy(work: Workspace) -> None:
 
 
 def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
-    """Groups drawn by the seed, with their number of pairs. `PASSES` over them take the most steps of an imitating policy."""
-    most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * PASSES)
+    """Groups drawn by the seed, and their number of pairs. `DPO_PASSES` over them take no more steps than imitation."""
+    most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * DPO_PASSES)
     chosen, pairs = list[Sequence[Trajectory]](), 0
     for group in Random(work.settings.seed).sample(groups, len(groups)):
         if pairs < most and (more := len(preference_pairs([group]))):
@@ -123,18 +131,18 @@ def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Pat
 
 
 def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
-    """Train `models/NAME` from the base policy by DPO, `PASSES` times over all pairs. Killed, it goes on with the next pass."""
+    """Train `models/NAME` from the base policy by DPO, `DPO_PASSES` times over all pairs. Killed, it goes on where it was."""
 
     policy, last = work.policy("base"), f"{name}-last"
     best, checkpoints = BestPolicy(work, _name_of_best(work, name)), work.out / "checkpoints" / last
     evaluated = _can_evaluate(work, name, "the last step decides")
     settings = replace(work.settings, learner="dpo", num_generations=2, learning_rate=None, beta=None)
     learner = create_trl_learner(policy, checkpoints, settings, updates=-(-2 * pairs // settings.batch_size))
-    while learner.iteration < PASSES:
+    while learner.iteration < DPO_PASSES:
         learner.update(groups)
-        work.progress(f"{name} policy", learner.iteration, PASSES)
+        work.progress(f"{name} policy", learner.iteration, DPO_PASSES)
         if evaluated:
-            _evaluate(work, name, best, PASSES, policy.model, policy.tokenizer, learner.iteration)
+            _evaluate(work, name, best, DPO_PASSES, policy.model, policy.tokenizer, learner.iteration)
     policy.save(work.models / last)
     shutil.rmtree(checkpoints)
     _keep(work, name, best)
@@ -159,7 +167,7 @@ def _imitate(
     by_return = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
     number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)  # effective
     steps = s.base_steps or min(max(int(PASSES * number) // s.batch_size, FEWEST), MOST)
-    work.say(f"{name} policy: {len(episodes)} recorded episodes, {steps} steps of {s.batch_size}; it begins with {start}")
+    work.say(f"{name} policy: {len(episodes)} episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     best = BestPolicy(work, _name_of_best(work, name))
     if _can_evaluate(work, name, "the loss on a tenth of the tasks decides"):
         options["evaluate"] = partial(_evaluate, work, name, best, steps)

@@ -64,7 +64,7 @@ class Settings:
     """Maximum tokens of an answer of the experience model."""
 
     base_steps: int | None = None
-    """Optimiser steps of an imitating policy. None: three passes over its episodes, at least 25 and at most 600 steps."""
+    """Optimiser steps of an imitating policy. None: twelve passes over its episodes, at least 60 and at most 600 steps."""
     policy_tokens: int = 256
     """Maximum tokens of a policy's reply, its end included. `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
@@ -83,24 +83,24 @@ class Settings:
     real_every: int = 4
     learner: LearnerName = "grpo"
     """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
-    `ppo`: to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes; `tinker`: as
+    `ppo`: to a critic's value; `dpo`: preference of a task's better episodes; `tinker`: as
     `grpo`, of weights on Tinker."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
     """Groups of an iteration."""
     num_generations: int = 8
-    """Episodes of a group: at least 2, but for `ppo` and `rft`."""
+    """Episodes of a group: at least 2, but for `ppo`."""
     resample: int = 0
     """Maximum further groups of an iteration, on other tasks, in place of those whose episodes all earned the same. Of `grpo`
     and `dpo`, whose learning rate is multiplied by the share of groups that differ."""
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 (`rft`: 1e-5) at 7 B; under
+    """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; under
     `lora` ten times that, 1e-4 at most."""
     beta: float | None = None
-    """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `rft` 0, of `dpo` 0.1."""
+    """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `dpo` 0.1."""
     lora: bool | None = None
     """Train adapters beside frozen weights, in all training. They are `default_adapters`, or the `peft_config` given to
     `train`; frozen weights keep the saved precision. False: all weights, in float32. None: above 50 M parameters."""
@@ -110,7 +110,7 @@ class Settings:
     synthetic_share: float = 0.25
     """Fraction of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
-    """Iterations in a row without a difference of reward that end training. Of `rft`, without a success; 0: never."""
+    """Iterations in a row without a difference of reward that end training. 0: never."""
 
     evaluate_every: int = 10
     """Iterations between two evaluations on the validation tasks."""
@@ -138,7 +138,7 @@ class Settings:
                 raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
-        if self.resample < 0 or (self.resample and self.learner in ("ppo", "rft")):
+        if self.resample < 0 or (self.resample and self.learner == "ppo"):
             raise ConfigurationError(f"resample={self.resample}, learner={self.learner!r}: give 0, or learner='grpo' or 'dpo'")
         if self.environment not in get_args(Place):
             raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))

@@ -41,7 +41,7 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
     from dreamgym_lg.integrations.trl.learners import LEARNERS
 
     name, episodes = settings.learner, settings.num_generations
-    if episodes < 2 and name not in ("ppo", "rft"):
+    if episodes < 2 and name != "ppo":
         raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
     defaults: dict[str, Any] = {"learning_rate": settings.learning_rate, "beta": settings.beta, "seed": settings.seed}
     if name == "tinker":
@@ -185,7 +185,6 @@ def create_training(
         evaluate_every=s.evaluate_every,
         evaluated=len(work.validation_tasks()) if dream is not None and not s.references_only else 0,
         stop_after_uniform=s.stop_after_uniform,
-        taught_nothing="no episode succeeded" if s.learner == "rft" else Training.taught_nothing,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
         reality=work.players(policy, None) if s.environment == "dream+real" else None,

@@ -1,4 +1,4 @@
-"""GRPO, RFT and DPO, and all learners by their names. PPO has a file of its own."""
+"""GRPO and DPO, and all learners by their names. PPO has a file of its own."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +21,6 @@ from dreamgym_lg.learner import (
     group_credit,
     preference_credit,
     preference_pairs,
-    success_credit,
     trainable_segments,
     with_observations,
 )
@@ -86,21 +85,6 @@ class GRPOLearner(PolicyLearner):
         return parts, {"echo_tokens": float(sum(each > 0 for row in parts for each in row.observed))} if self._echo else {}
 
 
-class RFTLearner(PolicyLearner):
-    """Rejection-sampling fine-tuning: the mean negative log-likelihood of the sampled tokens of an iteration's successes.
-
-    An iteration without a success is skipped; one whose episodes all succeed is not.
-
-    Args: As of `PolicyLearner`. `learning_rate`: default for a model of more than 50 M parameters 1e-5. `beta`: default 0.
-    """
-
-    OPTIONS = STEP
-    loss = "likelihood"
-    BETA = 0.0
-    LARGE_RATE = 1e-5
-    _credit = staticmethod(success_credit)
-
-
 class DPOLearner(PolicyLearner):
     """Direct preference optimisation (Rafailov et al. 2023) on pairs of episodes of one task with different rewards.
 
@@ -144,7 +128,6 @@ class DPOLearner(PolicyLearner):
 LEARNERS: Mapping[LearnerName, type[PolicyLearner]] = {
     "grpo": GRPOLearner,
     "ppo": PPOLearner,
-    "rft": RFTLearner,
     "dpo": DPOLearner,
 }
 """The learners by the names that `Settings.learner` and `dreamgym train --learner` take."""

@@ -18,7 +18,7 @@ from dreamgym_lg.learner import Credit, Groups, TrainingRow, teaches
 from dreamgym_lg.types import Trajectory
 
 CHECKPOINT = "training.pt"
-_SMALL_RATE, _ADAPTER_RATE = 2e-4, 1e-4
+_SMALL_RATE, _LARGE_RATE, _ADAPTER_RATE = 2e-4, 1e-6, 1e-4
 """Largest default rates, of adapters too. Two steps at 2e-4 ended SmolLM2-135M's exploration (docs/results)."""
 
 
@@ -49,7 +49,6 @@ class PolicyLearner:
     OPTIONS: ClassVar[frozenset[str]]
     """Of `StepOptions`."""
     BETA: ClassVar[float] = 0.02
-    LARGE_RATE: ClassVar[float] = 1e-6
     COMPARES: ClassVar[bool] = False
     """Groups teach by their differences alone. The learning rate is multiplied by the share of those that differ: AdamW takes a
     step from one group of twelve as far as one from all."""
@@ -81,7 +80,7 @@ class PolicyLearner:
         self._updates, self._save_every = updates, save_every
         reference = self._begin(peft_config, seed, keep=beta > 0)
         if learning_rate is None:
-            learning_rate = default_rate(model, small=_SMALL_RATE, large=self.LARGE_RATE)
+            learning_rate = default_rate(model, small=_SMALL_RATE, large=_LARGE_RATE)
             if loaded_adapters(model) is not None:
                 learning_rate = min(learning_rate * ADAPTER_RATE_FACTOR, _ADAPTER_RATE)
         self.beta = beta

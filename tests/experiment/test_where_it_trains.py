@@ -16,7 +16,7 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
-from dreamgym_lg.experiment.training import _check_training, create_training
+from dreamgym_lg.experiment.training import _check_training
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
 from dreamgym_lg.types import StepResult, Trajectory
@@ -157,14 +157,6 @@ def test_a_run_counts_replies_that_are_cut_off(policy_tokens: int, share: float,
     work = make(policy_tokens=policy_tokens)  # every reply has one token
     work.train(iterations=2, environment="real", **NUMBERS)
     assert [row["cut_reply_share"] for row in work.replay_buffer.metrics("train")] == [share] * 2
-
-
-@pytest.mark.parametrize(("learner", "why"), [("grpo", "had the same reward"), ("rft", "no episode succeeded")])
-def test_why_an_iteration_taught_nothing_is_that_of_its_learner(make: Make, learner: Any, why: str) -> None:
-    work = make()
-    work.settings = replace(work.settings, learner=learner)
-    training = create_training(work, work.base_policy(), Counts)
-    assert training.taught_nothing.endswith(why)
 
 
 def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make, tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filt
     assert "Filtered: imitates the 251 best recorded episodes, no dream." in page.text
 
 
+def test_with_drawn_tasks_their_imitation_is_a_baseline():
+    result = with_sampled(measured(10, 120), measured(100, 120)) | {"filtered": 0, "drawn": 9}
+    assert read_claim(result).why == "imitation of the drawn tasks was not played"
+    result["real"]["synthetic"] = {"sampled": measured(118, 120)}
+    claim = read_claim(result)
+    assert (claim.word, claim.baseline, claim.enough) == ("worse", "synthetic", True)
+
+
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     """Issue 46: base 104, imitated 136, dream 135 of 150 printed "Trained in a dream, proven"."""
     result = with_sampled(measured(104, 150), measured(135, 150)) | {"filtered": 251}

@@ -243,7 +243,7 @@ for name in sys.argv[2:]:
 
 @pytest.mark.slow
 def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """Killed twice, each time going on in the same folder. (RFT has nothing to keep that GRPO has not.)"""
+    """Killed twice, each time going on in the same folder."""
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64), tokenizer, tmp_path)
     names = {"grpo": GRPOLearner, "ppo+lora": PPOLearner, "dpo": DPOLearner}
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, *names], capture_output=True, text=True, timeout=200)

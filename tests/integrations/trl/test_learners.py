@@ -25,7 +25,6 @@ from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.types import Segment, Trajectory
 
 NAMES = sorted(LEARNERS)
-BETA: dict[LearnerName, dict[str, float]] = {"dpo": {"beta": 0.5}}
 """Of DPO, which cannot be without."""
 
 
@@ -55,11 +54,6 @@ def clipped(ratio: torch.Tensor, advantage: torch.Tensor | float) -> torch.Tenso
     return -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
 
 
-def rft(model: Any, groups: list[list[Trajectory]]) -> torch.Tensor:
-    successes = [s for group in groups for one in group if one.reward == 1 for s in one.segments]
-    return -torch.cat([logprobs(model, s) for s in successes]).mean()
-
-
 def dpo(model: Any, groups: list[list[Trajectory]], *, reference: Any, beta: float = 0.5) -> torch.Tensor:
     pairs = [(groups[0][1], groups[0][0]), (groups[0][3], groups[0][2]), (groups[1][0], groups[1][1])]
 
@@ -81,26 +75,19 @@ LORA = pytest.mark.parametrize("lora", [{}, {"peft_config": adapters()}], ids=["
 
 
 @LORA
-@pytest.mark.parametrize("name", ["rft", "dpo"])
 def test_one_update_has_the_gradient_of_the_loss_written_out(
-    moved: Any,
-    groups: list[list[Trajectory]],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    name: LearnerName,
-    lora: dict[str, Any],
+    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lora: dict[str, Any]
 ) -> None:
     reference = deepcopy(moved) if lora else LocalChatModel.from_path(moved.config._name_or_path).model
-    written = {"rft": rft, "dpo": partial(dpo, reference=reference.eval())}[name]
-    model = prepared(moved, tokenizer, tmp_path / "written", LEARNERS[name], lora)
-    loss = written(model, groups)
+    model = prepared(moved, tokenizer, tmp_path / "written", LEARNERS["dpo"], lora)
+    loss = dpo(model, groups, reference=reference.eval())
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable)])
-    options = {**BETA.get(name, {}), **lora}
-    found = gradient(moved, tokenizer, tmp_path, groups, kind=LEARNERS[name], micro_batch_tokens=70, **options)
+    options = {"beta": 0.5, **lora}
+    found = gradient(moved, tokenizer, tmp_path, groups, kind=LEARNERS["dpo"], micro_batch_tokens=70, **options)
     assert float((found - expected).norm() / expected.norm()) < 1e-4
     metrics = torch.load(tmp_path / "training.pt")["metrics"]
-    assert metrics["dpo_loss" if name == "dpo" else "loss"] == pytest.approx(loss.item(), rel=1e-3)
+    assert metrics["dpo_loss"] == pytest.approx(loss.item(), rel=1e-3)
 
 
 def critic_of(learner: Any) -> None:
@@ -283,7 +270,6 @@ def test_a_policy_that_is_saved_for_use_has_no_critic(tokenizer: PreTrainedToken
         ("ppo", {"value_clip": 0.0}, "value_clip=0.0"),
         ("ppo", {"epsilom": 0.9}, "unknown option of PPOLearner 'epsilom'.*Did you mean 'epsilon'"),
         ("ppo", {"loss_type": "dapo"}, "unknown option of PPOLearner 'loss_type'"),
-        ("rft", {"epsilon": 0.1}, "RFTLearner does not take epsilon: its loss has no ratio"),
         ("dpo", {"delta": 2.0}, "DPOLearner does not take delta: its loss has no ratio"),
         ("dpo", {"beta": 0.0}, "beta=0.0: DPO"),
     ],
@@ -298,7 +284,5 @@ def test_options_that_cannot_be_right_are_refused(
 
 def test_an_unknown_learner_is_refused_with_the_list() -> None:
     unknown: Any = "pppo"
-    with pytest.raises(
-        ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, rft, tinker. Did you mean 'ppo'"
-    ):
+    with pytest.raises(ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, tinker. Did you mean 'ppo'"):
         Settings(learner=unknown)
