@@ -19,7 +19,7 @@ from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.simulate.conversation import final_answer
 
 HERE = Path(__file__).parent
-WRITES = {"clinic": "move_visit", "parking": "extend_permit"}
+WRITES = {"clinic": ["move_visit"], "parking": ["extend_permit"], "library": ["serve", "reserve", "hand_over"]}
 _database: ContextVar[str] = ContextVar("database")
 
 
@@ -82,13 +82,13 @@ class Desk:
         """The desk's own check of a dreamed episode: its writing calls are made on a private copy. None of an unknown task."""
         if task.instruction not in self.cases:
             return None
-        write = next(tool for tool in self.agent.make_tools(EpisodeDatabase()) if tool.name == WRITES[self.name])
+        writes = {tool.name: tool for tool in self.agent.make_tools(EpisodeDatabase()) if tool.name in WRITES[self.name]}
         with self.fresh(task):
             for step in steps:
                 call = parse_action(step.action)
-                if isinstance(call, ToolCall) and call.name == write.name:
+                if isinstance(call, ToolCall) and call.name in writes:
                     with suppress(ValidationError):
-                        write.invoke(dict(call.arguments))
+                        writes[call.name].invoke(dict(call.arguments))
             return self.check(task, message_text(steps[-1].action))
 
     @asynccontextmanager
@@ -96,14 +96,16 @@ class Desk:
         with self.fresh(task):
             yield
 
-    def create_gym(self, buffer: ReplayBuffer, dream: Dream | None = None, **options: Any) -> DreamGym:
-        """The agent with its traces, its database and its check, ready to train."""
+    def create_gym(
+        self, buffer: ReplayBuffer, dream: Dream | None = None, drawn: Sequence[Task] = (), **options: Any
+    ) -> DreamGym:
+        """The agent with its traces, its database and its check, ready to train. Args: `drawn`, tasks beside the recorded."""
         return DreamGym(
             self.graph,
             replay_buffer=buffer,
             dream=dream,
-            tasks=self.tasks("validation", "test"),
-            writes=[WRITES[self.name]],
+            tasks=[*drawn, *self.tasks("validation", "test")],
+            writes=WRITES[self.name],
             reset_real=self.reset,
             verify_real=lambda task, state: self.check(task, final_answer(state)),
             out=self.out,

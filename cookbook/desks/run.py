@@ -1,7 +1,7 @@
 """A desk that somebody else wrote: its logs, a dream compiled from them, every baseline, and the proof on its real tools.
 
 Run: python cookbook/desks/run.py clinic               (a seed: about an hour and a half on two quiet cores)
-     python cookbook/desks/run.py parking --seed 2
+     python cookbook/desks/run.py library --seed 2
      python cookbook/desks/run.py clinic --real        (GRPO on the desk's own tools in place of the dream: the ceiling)
      python cookbook/desks/run.py clinic --quick       (few steps of everything, to see it run; proves nothing)
 
@@ -20,7 +20,8 @@ from glue import HERE, WRITES, Desk, EpisodeDatabase
 from dreamgym_lg import Dream, ReplayBuffer, Settings, Verify, load_traces
 from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.compiled.drawing import draw_tasks
+from dreamgym_lg.compiled.responder import Compiled, compiled_dream
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report
@@ -31,7 +32,7 @@ QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
 
 def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
     """Recorded answers, then code compiled from them; recorded successes judge, then the desk's own check."""
-    tools, writes = desk.agent.make_tools(EpisodeDatabase()), [WRITES[desk.name]]
+    tools, writes = desk.agent.make_tools(EpisodeDatabase()), WRITES[desk.name]
     if not (desk.out / "world").exists():
         compile_world(buffer, desk.out / "world", tools=tools, writes=writes)
     dream = compiled_dream(desk.out / "world", TraceIndex(buffer, tools=tools, writes=writes))
@@ -43,8 +44,9 @@ def main() -> None:
     parser.add_argument("desk", choices=WRITES)
     parser.add_argument("--seed", type=int, default=1, help="of the logs and of all training; default: 1")
     parser.add_argument("--logs", type=int, default=300, help="episodes of the predecessor; default: 300")
-    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 60, --quick: 2")
+    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 120, --quick: 2")
     parser.add_argument("--iterations", type=int, default=4, help="of GRPO; default: 4")
+    parser.add_argument("--drawn", type=int, default=400, help="tasks drawn from the logs' successes; default: 400, --quick: 0")
     parser.add_argument("--real", action="store_true", help="GRPO on the desk's own tools: what there is to gain")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that the policy begins with")
@@ -62,7 +64,15 @@ def main() -> None:
         subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
     buffer = ReplayBuffer(desk.out / "replay.db")
     buffer.extend(load_traces(logs, environment=desk.name))
-    steps = options.steps or (2 if options.quick else 60)
+    steps = options.steps or (2 if options.quick else 120)
+    dream, held_out = compile_dream(desk, buffer), desk.tasks("validation", "test")
+    drawn = [task for task in buffer.tasks(origin="synthetic") if task.drawn]  # killed, it goes on with the same
+    if not (drawn or options.quick or options.real):
+        buffer.add_tasks(held_out)  # no new id is one of theirs
+        index = TraceIndex(buffer, tools=desk.agent.make_tools(EpisodeDatabase()), writes=WRITES[desk.name])
+        drawn, dropped = draw_tasks(Compiled(desk.out / "world"), index, options.drawn, seed=options.seed)
+        buffer.add_tasks(drawn)
+        print(f"drawn tasks: {len(drawn)}; dropped, by reason: {dict(dropped)}", flush=True)
     # of held-out tasks the dream knows no entity: nothing is dreamed there, and training takes tasks with a recorded success
     settings = Settings(
         seed=options.seed, environment="real" if options.real else "dream", references_only=not options.real,
@@ -70,7 +80,7 @@ def main() -> None:
         model=options.model,
     )  # fmt: skip
     settings = replace(settings, **QUICK) if options.quick else settings
-    gym = desk.create_gym(buffer, compile_dream(desk, buffer), settings=settings, say=lambda line: print(line, flush=True))
+    gym = desk.create_gym(buffer, dream, drawn, settings=settings, say=lambda line: print(line, flush=True))
     gym.prepare()
     gym.train()
     result, work = gym.prove(), gym.experiment

@@ -1,4 +1,4 @@
-"""Worlds compiled from the logs of two desks whose author had not read this library (`cookbook/desks`)."""
+"""Worlds compiled from the logs of three desks whose authors had not read this library (`cookbook/desks`)."""
 
 import json
 import subprocess
@@ -15,26 +15,33 @@ DESKS = Path(__file__).parents[2] / "cookbook" / "desks"
 pytestmark = pytest.mark.slow  # 150 episodes of a graph over a file
 
 
-def compiled(desk: str, tool: str, folder: Path) -> dict[str, ToolReplay]:
+def compiled(desk: str, tools: list[str], folder: Path) -> dict[str, ToolReplay]:
     logs = folder / "logs.jsonl"
     command = [sys.executable, "write_logs.py", "--out", str(logs), "--episodes", "150", "--seed", "1"]
     subprocess.run(command, cwd=DESKS / desk, check=True)
     replay_buffer = ReplayBuffer(folder / "replay.db")
     replay_buffer.extend(load_traces(logs, environment=desk))
-    report = compile_world(replay_buffer, folder / "world", writes=[tool], on_progress=lambda *_: None)
+    report = compile_world(replay_buffer, folder / "world", writes=tools, on_progress=lambda *_: None)
     return {each.tool: each for each in report}
 
 
 def test_the_clinics_writes_are_exact_on_traces_that_share_no_entity(tmp_path: Path) -> None:
-    report = compiled("clinic", "move_visit", tmp_path)
+    report = compiled("clinic", ["move_visit"], tmp_path)
     assert report["move_visit"].admitted and report["move_visit"].exact > 100
     assert report["move_visit"].refused * 9 <= report["move_visit"].exact, "at least 90 % of the calls"
     assert not any(each.wrong for each in report.values())
 
 
+def test_the_librarys_three_writing_tools_are_exact(tmp_path: Path) -> None:
+    writes = ["hand_over", "reserve", "serve"]
+    report = compiled("library", writes, tmp_path)
+    assert all(report[tool].admitted and not report[tool].refused for tool in writes)
+    assert sum(report[tool].exact for tool in writes) > 100 and not any(each.wrong for each in report.values())
+
+
 def test_a_permit_is_extended_by_months_where_its_record_was_looked_up(tmp_path: Path) -> None:
     """The parking office adds months to a date that only the permit's record tells."""
-    report = compiled("parking", "extend_permit", tmp_path)
+    report = compiled("parking", ["extend_permit"], tmp_path)
     assert report["extend_permit"].admitted and report["extend_permit"].exact > 50
     assert "later(permit_record_permit['until'], months=args['months'])" in (tmp_path / "world" / "world.py").read_text()
     assert not any(each.wrong for each in report.values())
@@ -54,7 +61,7 @@ for trajectory in load_traces(sys.argv[4], environment=desk.name):
     outcomes.append([desk.check_steps(trajectory.task, trajectory.steps), trajectory.reward])
 print(json.dumps(outcomes))
 """
-    for desk in ("clinic", "parking"):
+    for desk in ("clinic", "parking", "library"):
         logs = tmp_path / f"{desk}.jsonl"
         command = [sys.executable, "write_logs.py", "--out", str(logs), "--episodes", "60", "--seed", "3"]
         subprocess.run(command, cwd=DESKS / desk, check=True)
