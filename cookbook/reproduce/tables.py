@@ -16,7 +16,10 @@ Figures = Mapping[str, Any]
 Outcomes = Mapping[int, Mapping[str, bool]]
 """Success of each held-out task, by seed."""
 MODES = {"greedy": "greedy", "sampled": "temperature 1"}
-BASELINES = {"start": "start, untrained", "base": "SFT, successes", "filtered": "SFT, filtered", "offline_rl": "offline RL"}
+BASELINES = {
+    **{"start": "start, untrained", "base": "SFT, successes", "filtered": "SFT, filtered", "offline_rl": "offline RL"},
+    "synthetic": "SFT, synthetic tasks too",
+}
 TRAINED = {"dream": "dream", "s2r": "dream + real", "real": "real"}
 _DRAWS = 4000
 NOTE = """\
