@@ -28,7 +28,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--drawn", type=int, default=200, help="new tasks from the traces, for the compiled world; 0: none")
     parser.add_argument("--iterations", type=int, default=2, help="of training; may be raised later")
     parser.add_argument("--model", default=MODEL, help="weights that the policy begins with")
-    parser.add_argument("--all-baselines", action="store_true", help="also offline RL on the same traces: half the time more")
+    parser.add_argument(
+        "--all-baselines", action="store_true", help="also offline RL, imitation of drawn tasks: twice the time"
+    )
     parser.add_argument("--out", type=Path, help="folder of everything; default: runs/desk-seedSEED")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     return parser.parse_args()
