@@ -114,7 +114,7 @@ async def test_a_server_that_cannot_be_trained_from_is_refused(
 
 async def test_a_key_is_sent_and_never_told(here: LocalChatModel, serve: Serve) -> None:
     server = serve(key="s3cret")
-    assert (await served(here, server, api_key="s3cret").ainvoke("say a colour")).text
+    assert (await served(here, server, api_key="s3cret").ainvoke("say a colour")).usage_metadata["output_tokens"]
     with pytest.raises(ConfigurationError) as refused:
         await served(here, server, api_key="wr0ng").ainvoke("say a colour")
     assert "wr0ng" not in str(refused.value)
