@@ -178,10 +178,9 @@ class Experiment(Workspace):
         self._train_baseline("offline_rl", imitation.train_offline_policy)
 
     def train_synthetic(self) -> None:
-        """Fine-tune `models/synthetic`, where training in the dream then begins, on references of drawn tasks (`draw_tasks`).
+        """Fine-tune `models/synthetic` on recorded successes and the references of drawn tasks (`draw_tasks`).
 
-        Recorded successes are imitated beside them. A baseline of the dream, as no episode is dreamed. Nothing to do without
-        drawn tasks.
+        A baseline of the dream, as no episode is dreamed. Nothing to do without drawn tasks.
         """
         self._train_baseline("synthetic", imitation.train_synthetic_policy)
 
@@ -334,7 +333,7 @@ class Experiment(Workspace):
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
-            return self.policy("synthetic" if (self.models / "synthetic").exists() else "base")
+            return self.policy("base")
         place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None and place == "here":
