@@ -182,7 +182,8 @@ class Experiment(Workspace):
 
         A baseline of the dream, as no episode is dreamed. Nothing to do without drawn tasks.
         """
-        self._train_baseline("synthetic", imitation.train_synthetic_policy)
+        if any(task.drawn for task in self.tasks("train")):  # else they may come later
+            self._train_baseline("synthetic", imitation.train_synthetic_policy)
 
     def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
