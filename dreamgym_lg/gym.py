@@ -280,7 +280,7 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
     """The tasks of the traces that a gym takes.
 
     All where it has no others, the training tasks where none of the others but drawn ones is to be trained on."""
-    if not tasks:
+    if all(task.drawn for task in tasks):  # also where there are none
         return list(stored)
     ids, environments = {task.id for task in tasks}, {task.environment for task in tasks}
     traced = [task for task in stored if task.id not in ids]

@@ -70,7 +70,7 @@ class Recordings:
         called = {tool for trace in traces for tool, _, _ in trace.calls}
         # They become names of functions in `world.py`: a trace must not write code there.
         for tool in sorted(called):
-            if not tool.isidentifier() or keyword.iskeyword(tool) or tool in RESERVED:
+            if not tool.isidentifier() or keyword.iskeyword(tool) or tool in RESERVED or tool.startswith("__"):
                 raise ConfigurationError(
                     f"the tool {tool[:80]!r} cannot be compiled: its name cannot be that of a Python function"
                 )

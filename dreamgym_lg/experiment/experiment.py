@@ -101,7 +101,7 @@ class Experiment(Workspace):
 
     def _collect_by_start(self, number: int) -> None:
         """Real episodes of the policy that training begins with, as it is, at temperature 1."""
-        if not number or not (tasks := self.tasks("train")):
+        if not number or not (tasks := [task for task in self.tasks("train") if not task.drawn]):
             return
         policy = self.policy_at(self.settings.model) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
@@ -178,10 +178,7 @@ class Experiment(Workspace):
         self._train_baseline("offline_rl", imitation.train_offline_policy)
 
     def train_synthetic(self) -> None:
-        """Fine-tune `models/synthetic` on recorded successes and the references of drawn tasks (`draw_tasks`).
-
-        A baseline of the dream, as no episode is dreamed. Nothing to do without drawn tasks.
-        """
+        """Fine-tune `models/synthetic` on successes and references of drawn tasks (`draw_tasks`), where there are some."""
         if any(task.drawn for task in self.tasks("train")):  # else they may come later
             self._train_baseline("synthetic", imitation.train_synthetic_policy)
 

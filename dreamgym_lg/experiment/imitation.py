@@ -59,8 +59,8 @@ def train_filtered_policy(work: Workspace) -> None:
 
 def train_synthetic_policy(work: Workspace) -> None:
     """Train `models/synthetic` on recorded successes and references of drawn tasks."""
-    references = [reference_episode(task) for task in work.tasks("train") if task.drawn]
-    _imitate(work, "synthetic", [*_successes(work), *references], _start(work))
+    episodes = _successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
+    _imitate(work, "synthetic", Random(work.settings.seed).sample(episodes, len(episodes)), _start(work))
 
 
 def _start(work: Workspace) -> str | Path:

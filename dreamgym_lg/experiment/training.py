@@ -218,7 +218,9 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
 
     Nothing is varied where the episodes are `real`, and under `references_only`, where no recorded success judges a new task.
     """
-    s, tasks = work.settings, work.tasks("train") if real else gate.trainable_tasks(work)
+    s = work.settings
+    # no real environment knows a drawn task's entities
+    tasks = [task for task in work.tasks("train") if not task.drawn] if real else gate.trainable_tasks(work)
     share = 0.0 if real or s.references_only else s.synthetic_share
     curriculum = Curriculum(
         tasks,

@@ -37,7 +37,8 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in BASELINES}
     base = own in baselines.values() and bool(work.record("stage/base/from"))
-    supervised = "offline RL" if own == baselines["offline_rl"] else "sft" if base else ""
+    others = {baselines["offline_rl"]: "offline RL", baselines["synthetic"]: "sft-synthetic"}
+    supervised = others.get(own, "sft" if base else "")
     return {
         "policy_version": Path(own).name,
         "base_model": _base_model(work) if trained or base else _model_name(own),
