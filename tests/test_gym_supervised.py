@@ -28,6 +28,7 @@ from dreamgym_lg.experiment.advice import conclude, lost_tools
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
+from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.rollout import rollout
@@ -427,6 +428,16 @@ def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(ma
     none.train_base(tiny())
     none.train_synthetic()
     assert not (none.models / "synthetic").exists(), "nothing was drawn"
+
+
+def test_drawn_tasks_alone_leave_the_validation_split_and_the_real_tools_alone(make: Callable[..., DreamGym]) -> None:
+    steps = [[each.action, each.next_observation] for each in trace("W-77").steps]
+    drawn = replace(trace("W-77").task, id="drawn", origin="synthetic", drawn={"documents": [], "steps": steps})
+    first, again = make(tasks=[drawn]), make(tasks=[drawn])
+    held_out = [{each.id for each in gym.tasks("validation")} for gym in (first, again)]
+    assert held_out[0] and held_out[0] == held_out[1], "as after a restart"
+    sampled = create_curriculum(again.experiment, real=True).sample(20, iteration=0)
+    assert sampled and not any(each.drawn for each in sampled)
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:
