@@ -40,6 +40,12 @@ HEARD = ["W-2", "lost", "Yes, please.", "done", ""]
 OVER = render_call("hand_over", {"summary": "a lost order"})
 
 
+@pytest.fixture(autouse=True)
+def lost_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real tools write to one dictionary: each test begins with the order lost, whatever ran before it."""
+    monkeypatch.setitem(ORDERS, "W-2", "lost")
+
+
 class Acts(BaseChatModel):
     """A policy that acts by a list, whatever it reads, and reports what it read and said as tokens."""
 
