@@ -418,16 +418,16 @@ def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(ma
     assert {each.id for each in gym.tasks("train")} == {"drawn", *(each.task.id for each in TRACES)}, "recorded ones stay"
     work = gym.experiment
     work.train_base(tiny())
-    work.prepare(["sft-synthetic"])
+    work.prepare(["sft-drawn"])
     assert work.base_policy().name_or_path.endswith("base"), "a baseline that comes later changes no training's start"
-    assert (work.models / "synthetic").exists()
+    assert (work.models / "drawn").exists()
     assert [line.split(",")[0] for line in said if " episodes, 10 steps" in line] == [
-        "base policy: 8 episodes", "synthetic policy: 9 episodes"
+        "base policy: 8 episodes", "drawn policy: 9 episodes"
     ]  # fmt: skip
     none = make(out="none", settings=work.settings).experiment
     none.train_base(tiny())
-    none.train_synthetic()
-    assert not (none.models / "synthetic").exists(), "nothing was drawn"
+    none.train_drawn()
+    assert not (none.models / "drawn").exists(), "nothing was drawn"
 
 
 def test_drawn_tasks_alone_leave_the_validation_split_and_the_real_tools_alone(make: Callable[..., DreamGym]) -> None:

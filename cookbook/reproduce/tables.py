@@ -18,7 +18,7 @@ Outcomes = Mapping[int, Mapping[str, bool]]
 MODES = {"greedy": "greedy", "sampled": "temperature 1"}
 BASELINES = {
     **{"start": "start, untrained", "base": "SFT, successes", "filtered": "SFT, filtered", "offline_rl": "offline RL"},
-    "synthetic": "SFT, synthetic tasks too",
+    "drawn": "SFT, drawn tasks too",
 }
 TRAINED = {"dream": "dream", "s2r": "dream + real", "real": "real"}
 _DRAWS = 4000

@@ -39,7 +39,7 @@ FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
-STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "synthetic", "train", "prove")
+STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:

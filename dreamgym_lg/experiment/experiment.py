@@ -70,7 +70,7 @@ class Experiment(Workspace):
     def prepare(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
         """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and other `baselines`.
 
-        Those are `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-synthetic` (`train_synthetic`).
+        Those are `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-drawn` (`train_drawn`).
         """
         stages = self._baselines(baselines)
         self.collect()
@@ -177,10 +177,10 @@ class Experiment(Workspace):
         """Fine-tune `models/offline_rl` on better and worse recorded episodes (`imitation.train_offline_policy`)."""
         self._train_baseline("offline_rl", imitation.train_offline_policy)
 
-    def train_synthetic(self) -> None:
-        """Fine-tune `models/synthetic` on successes and references of drawn tasks (`draw_tasks`), where there are some."""
+    def train_drawn(self) -> None:
+        """Fine-tune `models/drawn` on successes and references of drawn tasks (`draw_tasks`), where there are some."""
         if any(task.drawn for task in self.tasks("train")):  # else they may come later
-            self._train_baseline("synthetic", imitation.train_synthetic_policy)
+            self._train_baseline("drawn", imitation.train_drawn_policy)
 
     def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
@@ -190,7 +190,7 @@ class Experiment(Workspace):
 
     def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
         """The stages of `BASELINES` by their names. Raises `ConfigurationError` for another name."""
-        own = self.train_base, self.train_filtered, self.train_offline, self.train_synthetic
+        own = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
         stages = dict(zip(imitation.BASELINES, own, strict=True))
         if unknown := [name for name in names if name not in stages]:
             raise ConfigurationError.unknown("baseline", unknown[0], stages)

@@ -1,4 +1,4 @@
-"""A dream's baselines, policies without a dreamed episode. Imitation, filtered, of synthetic tasks too; offline RL."""
+"""A dream's baselines, policies without a dreamed episode. Imitation, filtered, of drawn tasks too; offline RL."""
 
 import shutil
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
-BASELINES = ("sft", "sft-filtered", "dpo", "sft-synthetic")
+BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
 PASSES, FEWEST, MOST = 12, 60, 600
 """Default passes over the imitated episodes (measured with SmolLM2 on one desk), and the least and most steps for it."""
@@ -57,10 +57,10 @@ def train_filtered_policy(work: Workspace) -> None:
     work.keep_record(FILTERED, {"episodes": number})
 
 
-def train_synthetic_policy(work: Workspace) -> None:
-    """Train `models/synthetic` on recorded successes and references of drawn tasks."""
+def train_drawn_policy(work: Workspace) -> None:
+    """Train `models/drawn` on recorded successes and references of drawn tasks."""
     episodes = _successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
-    _imitate(work, "synthetic", Random(work.settings.seed).sample(episodes, len(episodes)), _start(work))
+    _imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), _start(work))
 
 
 def _start(work: Workspace) -> str | Path:

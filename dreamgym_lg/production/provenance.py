@@ -37,7 +37,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in BASELINES}
     base = own in baselines.values() and bool(work.record("stage/base/from"))
-    others = {baselines["offline_rl"]: "offline RL", baselines["synthetic"]: "sft-synthetic"}
+    others = {baselines["offline_rl"]: "offline RL", baselines["drawn"]: "sft-drawn"}
     supervised = others.get(own, "sft" if base else "")
     return {
         "policy_version": Path(own).name,

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 LABELS = {
     **{"start": "start, untrained", "base": "imitation of every success"},
     **{"filtered": "filtered imitation, no dream", "offline_rl": "offline RL, no dream"},
-    **{"synthetic": "imitation of synthetic tasks too", "trained": "trained"},
+    **{"drawn": "imitation of drawn tasks too", "trained": "trained"},
 }
 """The stages of a proof, in their order; those before the last need no dreamed episode."""
 ENOUGH = "imitation of your traces is enough"
 MIN_TASKS = 20
 """Tasks without which nobody is told that imitation is enough."""
-BASELINES = ("base", "filtered", "offline_rl", "synthetic")
+BASELINES = ("base", "filtered", "offline_rl", "drawn")
 """Policies without a dreamed episode. Trained on every recorded success; on the best recorded episodes, where there are others;
 on all that have an outcome; on successes and the references of drawn tasks, where there are some."""
 POLICIES = (*BASELINES, "trained")
@@ -63,7 +63,7 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled") -> Claim:
     for policy, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
         if (data := result.get(policy)) is None or (data and policy not in rates):
             return Claim("not proven", f"{name} the same data was not played")
-    if result.get("drawn") and "synthetic" not in rates:
+    if result.get("drawn") and "drawn" not in rates:
         return Claim("not proven", "imitation of the drawn tasks was not played")
     imitation = max((policy for policy in BASELINES if policy in rates), key=lambda policy: rates[policy].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation

@@ -55,9 +55,9 @@ def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filt
 def test_with_drawn_tasks_their_imitation_is_a_baseline():
     result = with_sampled(measured(10, 120), measured(100, 120)) | {"filtered": 0, "drawn": 9}
     assert read_claim(result).why == "imitation of the drawn tasks was not played"
-    result["real"]["synthetic"] = {"sampled": measured(118, 120)}
+    result["real"]["drawn"] = {"sampled": measured(118, 120)}
     claim = read_claim(result)
-    assert (claim.word, claim.baseline, claim.enough) == ("worse", "synthetic", True)
+    assert (claim.word, claim.baseline, claim.enough) == ("worse", "drawn", True)
 
 
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
