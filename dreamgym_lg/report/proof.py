@@ -25,7 +25,7 @@ LABELS = {
     **{"drawn": "imitation of drawn tasks too", "trained": "trained"},
 }
 """The stages of a proof, in their order; those before the last need no dreamed episode."""
-ENOUGH = "imitation of your traces is enough"
+ENOUGH = "imitation is enough"
 MIN_TASKS = 20
 """Tasks without which nobody is told that imitation is enough."""
 BASELINES = ("base", "filtered", "offline_rl", "drawn")
@@ -36,7 +36,7 @@ POLICIES = (*BASELINES, "trained")
 
 
 class Claim(NamedTuple):
-    """The trained policy against the best baseline (imitation or the start), in one mode."""
+    """A policy against the best stage before it, in one mode."""
 
     word: str
     """`proven`, `not proven` or `worse`. Proven and worse need a 95 % interval of the difference that excludes 0."""
@@ -44,33 +44,36 @@ class Claim(NamedTuple):
     baseline: str = ""
     """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True where the trained policy is no better than this one even without an interval, on `MIN_TASKS` tasks at least."""
+    """True where the policy is no better than this one even without an interval, on `MIN_TASKS` tasks at least."""
 
     @property
     def verdict(self) -> str:
         return f"{self.word}: {self.why}" + (f"; {ENOUGH}" if self.enough else "")
 
 
-def read_claim(result: Mapping[str, Any], mode: str = "sampled") -> Claim:
-    """The claim of a result (`Experiment.prove`). Args: `mode`, how actions were chosen.
+def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
+    """The gain of a stage over the best one before it, as `Experiment.prove` has measured it.
+
+    Args: `mode`, how actions were chosen; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
 
     The difference is paired where the same tasks were played; for results without outcomes it is that of two rates.
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
-    if "base" not in rates or "trained" not in rates:
-        return Claim("not proven", "imitation of your traces and the trained policy were not both played")
-    for policy, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
-        if (data := result.get(policy)) is None or (data and policy not in rates):
+    if "base" not in rates or policy not in rates:
+        return Claim("not proven", f"imitation of your traces and the {policy} policy were not both played")
+    for baseline, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
+        if (data := result.get(baseline)) is None or (data and baseline not in rates):
             return Claim("not proven", f"{name} the same data was not played")
     if result.get("drawn") and "drawn" not in rates:
         return Claim("not proven", "imitation of the drawn tasks was not played")
-    imitation = max((policy for policy in BASELINES if policy in rates), key=lambda policy: rates[policy].value)
+    before = POLICIES[: POLICIES.index(policy)]
+    imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
-    gain, low, high, how = _difference(records["trained"], records[best], rates["trained"], rates[best])
+    gain, low, high, how = _difference(records[policy], records[best], rates[policy], rates[best])
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
-    why = f"trained − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], {how}"
-    enough = rates["trained"].value <= rates[imitation].value and rates["trained"].episodes >= MIN_TASKS
+    why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], {how}"
+    enough = rates[policy].value <= rates[imitation].value and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
 
@@ -172,7 +175,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Success after each stage and the verdict, per mode. The first is the headline."""
+    """Success after each stage and the verdict, per mode. The first is the headline. With drawn tasks, what they add."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
@@ -184,6 +187,15 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
         claim = read_claim(result, mode)
         claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
+        if LABELS["drawn"] in rates:
+            drawn = read_claim(result, mode, "drawn")
+            claims.append(
+                {
+                    "sentence": f"What drawn tasks add before any dream ({name})",
+                    "word": drawn.word,
+                    "verdict": f"{drawn.word}: {drawn.why}",
+                }
+            )
     return claims
 
 

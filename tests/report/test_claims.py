@@ -52,12 +52,16 @@ def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filt
     assert "Filtered: imitates the 251 best recorded episodes, no dream." in page.text
 
 
-def test_with_drawn_tasks_their_imitation_is_a_baseline():
+def test_with_drawn_tasks_their_imitation_is_a_baseline_and_what_it_adds_is_said(tmp_path):
     result = with_sampled(measured(10, 120), measured(100, 120)) | {"filtered": 0, "drawn": 9}
     assert read_claim(result).why == "imitation of the drawn tasks was not played"
     result["real"]["drawn"] = {"sampled": measured(118, 120)}
     claim = read_claim(result)
     assert (claim.word, claim.baseline, claim.enough) == ("worse", "drawn", True)
+    adds = read_claim(result | {"offline_rl": ""}, policy="drawn")
+    assert adds.word == "proven" and adds.why.startswith("imitation of drawn tasks too − imitation of every success +0.90")
+    text = Page(render(tmp_path, result | {"offline_rl": ""})).text
+    assert f"What drawn tasks add before any dream (temperature 1)\nproven: {adds.why}" in text
 
 
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
@@ -67,7 +71,7 @@ def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     page, claim = Page(render(tmp_path, result)), read_claim(result)
 
     assert claim.enough and (claim.word, claim.baseline) == ("not proven", "filtered")
-    assert "Imitation of your traces is enough; trained in a dream, not proven" in page.text
+    assert "Imitation is enough; trained in a dream, not proven" in page.text
     assert ENOUGH in str(summary_table(result).caption)
 
 
