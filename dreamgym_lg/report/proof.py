@@ -52,7 +52,7 @@ class Claim(NamedTuple):
 
 
 def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
-    """The gain of a stage over the best one before it, as `Experiment.prove` has measured it.
+    """The gain of a stage over the best one before it (`Experiment.prove`).
 
     Args: `mode`, how actions were chosen; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
 
