@@ -419,7 +419,13 @@ def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(ma
     work = gym.experiment
     work.train_base(tiny())
     work.prepare(["sft-drawn"])
-    assert work.base_policy().name_or_path.endswith("base"), "a baseline that comes later changes no training's start"
+    assert work.base_policy().name_or_path.endswith("base"), "no validation task was played"
+    for name, successes in (("base", 1), ("drawn", 2)):
+        best = work.record(f"stage/{name}/best")["folder"]
+        work.keep_record(f"best/{best}", {"at": 10, "successes": successes, "reward": 0.5})
+    assert work.base_policy().name_or_path.endswith("drawn"), "training begins with the best baseline"
+    work.keep_record("stage/train/baseline", {"name": "base"})
+    assert work.base_policy().name_or_path.endswith("base"), "a training that has begun goes on"
     assert (work.models / "drawn").exists()
     assert [line.split(",")[0] for line in said if " episodes, 10 steps" in line] == [
         "base policy: 8 episodes", "drawn policy: 9 episodes"

@@ -10,7 +10,7 @@ from dreamgym_lg.dream.relative import compared
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
-from dreamgym_lg.experiment.evaluation import START, BestPolicy
+from dreamgym_lg.experiment.evaluation import START, validated
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
 from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
@@ -61,7 +61,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     """
     s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
     dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
-    won = {name: number for name in BASELINES if (number := _validated(work, name)) is not None}
+    won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
     if tasks and (real or (dream is not None and not s.references_only)):
         path = work.record(START).get("path")
         start = policy if path is None else work.policy_at(path)
@@ -103,9 +103,3 @@ def lost_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: C
 
 def _tools(actions: Iterable[str]) -> set[str]:
     return {call.name for action in actions if (call := parse_call(action)) is not None}
-
-
-def _validated(work: Workspace, name: str) -> int | None:
-    """Successes of a baseline on the validation tasks, if they were played."""
-    best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures
-    return int(best["successes"]) if best else None

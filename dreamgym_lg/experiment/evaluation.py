@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.report.proof import ENOUGH, MIN_TASKS, POLICIES, read_claim
+from dreamgym_lg.report.proof import BASELINES, ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -154,6 +154,18 @@ class BestPolicy:
         if not (best := self.figures) or (successes, reward) >= (best["successes"], best["reward"]):
             policy.save(self.folder)
             self.work.keep_record(f"best/{self.name}", {"at": at, "successes": successes, "reward": reward})
+
+
+def validated(work: Workspace, name: str) -> int | None:
+    """Successes of the baseline `models/NAME` on the validation tasks, if they were played."""
+    best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures
+    return int(best["successes"]) if best else None
+
+
+def best_baseline(work: Workspace) -> str:
+    """The folder of the baseline with the most validation successes. Of equals, the first of `BASELINES`."""
+    trained = [name for name in BASELINES if (work.models / name).exists()]
+    return max(trained, key=lambda name: -1 if (won := validated(work, name)) is None else won, default="base")
 
 
 def prove(work: Workspace) -> dict[str, Any]:

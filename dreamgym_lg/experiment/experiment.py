@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _BEGAN = "stage/train/from"
 """Record of a given policy that training began with."""
+_BASELINE = "stage/train/baseline"
+"""Record of the baseline that training began with, where no policy was given."""
 
 
 class Experiment(Workspace):
@@ -148,7 +150,7 @@ class Experiment(Workspace):
                 supervised.train_user_model(self, model, goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
-        """Fine-tune the base policy, where training in the dream begins, on every offline success.
+        """Fine-tune the base policy on every offline success.
 
         It is evaluated on the validation tasks three times as it learns, in reality unless `real_budget` is 0, and the best one
         is kept as `models/base`: a baseline of the dream on the same data.
@@ -221,7 +223,7 @@ class Experiment(Workspace):
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
-                experiment's policy, or the base policy of `train_base`.
+                experiment's policy, or the baseline that wins the most validation tasks.
             iterations: How many there shall be in all. Default: the settings'.
             servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
                 after each update (`ServedEngine`). Default: the weights in this process.
@@ -270,6 +272,9 @@ class Experiment(Workspace):
         start = self.base_policy()
         if self.start_policy is not None:
             self._record_start(self.start_policy)
+        else:
+            self.keep_record(_BASELINE, {"name": (name := self._baseline())})
+            self.say(f"training begins with the {name} policy")
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
@@ -297,7 +302,7 @@ class Experiment(Workspace):
 
     def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
-        base, trained = (policy_version(self.models / name) for name in ("base", "trained"))
+        base, trained = (policy_version(self.models / name) for name in (self._baseline(), "trained"))
         recorded = self.record(_BEGAN).get("policy")
         if recorded is None and not (self.out / "training.db").exists():
             return
@@ -325,13 +330,21 @@ class Experiment(Workspace):
         policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"])
         return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
+    def _baseline(self) -> str:
+        """The folder of the baseline that training begins with or, once there is a training, began with."""
+        began = "base" if (self.out / "training.db").exists() else evaluation.best_baseline(self)
+        return str(self.record(_BASELINE).get("name", began))
+
     def base_policy(self) -> "LocalChatModel":
-        """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
+        """The policy that training begins with: a given one, or the baseline that wins the most validation tasks.
+
+        Raises `ConfigurationError` without one, or for one that cannot be trained.
+        """
         policy = self.start_policy
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
-            return self.policy("base")
+            return self.policy(self._baseline())
         place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None and place == "here":
