@@ -30,6 +30,16 @@ QUICK: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2}
 QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
 
 
+def read_logs(desk: Desk, episodes: int, seed: int) -> ReplayBuffer:
+    """The logs of the desk's predecessor, written unless they are there."""
+    if not (logs := desk.out / "logs.jsonl").exists():
+        arguments = ["--out", str(logs), "--episodes", str(episodes), "--seed", str(seed)]
+        subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
+    buffer = ReplayBuffer(desk.out / "replay.db")
+    buffer.extend(load_traces(logs, environment=desk.name))
+    return buffer
+
+
 def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
     """Recorded answers, then code compiled from them; recorded successes judge, then the desk's own check."""
     tools, writes = desk.agent.make_tools(EpisodeDatabase()), WRITES[desk.name]
@@ -59,11 +69,7 @@ def main() -> None:
         / f"{options.desk}-seed{options.seed}{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
     )
     desk = Desk(options.desk, out.resolve())
-    if not (logs := desk.out / "logs.jsonl").exists():
-        arguments = ["--out", str(logs), "--episodes", str(60 if options.quick else options.logs), "--seed", str(options.seed)]
-        subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
-    buffer = ReplayBuffer(desk.out / "replay.db")
-    buffer.extend(load_traces(logs, environment=desk.name))
+    buffer = read_logs(desk, 60 if options.quick else options.logs, options.seed)
     steps = options.steps or (2 if options.quick else 120)
     dream, held_out = compile_dream(desk, buffer), desk.tasks("validation", "test")
     drawn = [task for task in buffer.tasks(origin="synthetic") if task.drawn]  # killed, it goes on with the same
