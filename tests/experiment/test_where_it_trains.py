@@ -15,6 +15,7 @@ import pytest
 from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
+from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.training import _check_training
 from dreamgym_lg.production.provenance import provenance
@@ -327,17 +328,27 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
     work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
     work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
-    advice, again = work.advise(), work.advise()
-    assert advice == again and advice.verdict == "collect"
+    first, again = work.advise(), work.advise()
+    assert first == again and first.verdict == "collect"
     runs = Counter(each.run for each in work.replay_buffer.trajectories() if "advice" in each.run or "start" in each.run)
     assert runs == {"validate/start": 4, f"advice/dream@{work.dream().version}": 4}, "what is stored is not played again"
     line = said[-1]
     assert line.startswith("advice: collect. start, untrained 4 of 4 validation tasks; imitation of every success 3 of 4 valid")
     assert "2 of 2 dreamed groups teach nothing. " in line
     told = "the gate refuses the dream: the responder 'model' accepts 4 of 4 invalid" if gated else "import successes for"
-    assert advice.why.startswith(told) and line.endswith(advice.why)
+    assert first.why.startswith(told) and line.endswith(first.why)
     work.settings = replace(work.settings, environment="real")
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
+
+
+def test_nobody_is_advised_to_train_where_drawn_tasks_lost_a_tool(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "conclude", lambda *_: advice.Advice("train", "it may add"))
+    monkeypatch.setattr(advice, "lost_tools", lambda *_: ["refund"])
+    work = make()
+    (work.out / "settings.json").unlink()
+    work.settings = replace(work.settings, **{**NUMBERS, "real_budget": 0, "max_false_success": None})
+    verdict, why = work.advise()
+    assert verdict == "collect" and "hardly call refund" in why
 
 
 def test_dream_and_reality_take_turns_until_the_real_steps_are_spent(make: Make) -> None:
