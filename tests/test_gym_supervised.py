@@ -424,8 +424,14 @@ def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(ma
         best = work.record(f"stage/{name}/best")["folder"]
         work.keep_record(f"best/{best}", {"at": 10, "successes": successes, "reward": 0.5})
     assert work.base_policy().name_or_path.endswith("drawn"), "training begins with the best baseline"
-    work.keep_record("stage/train/baseline", {"name": "base"})
+    recorded = {name: work.record("stage/base/best")[name] for name in ("folder", "validation")}
+    work.keep_record("stage/base/best", {**recorded, "validation": "real 60"})
+    assert work.base_policy().name_or_path.endswith("base"), "other validation tasks do not compare"
+    work.keep_record("stage/base/best", recorded)
+    (work.out / "training.db").touch()
     assert work.base_policy().name_or_path.endswith("base"), "a training that has begun goes on"
+    work.keep_record("stage/train/baseline", {"name": "drawn"})
+    assert work.base_policy().name_or_path.endswith("drawn"), "with the one that it began with"
     assert (work.models / "drawn").exists()
     assert [line.split(",")[0] for line in said if " episodes, 10 steps" in line] == [
         "base policy: 8 episodes", "drawn policy: 9 episodes"

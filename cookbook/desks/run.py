@@ -33,8 +33,9 @@ QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
 def read_logs(desk: Desk, episodes: int, seed: int) -> ReplayBuffer:
     """The logs of the desk's predecessor, written unless they are there."""
     if not (logs := desk.out / "logs.jsonl").exists():
-        arguments = ["--out", str(logs), "--episodes", str(episodes), "--seed", str(seed)]
+        arguments = ["--out", f"{logs}.part", "--episodes", str(episodes), "--seed", str(seed)]
         subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
+        Path(f"{logs}.part").rename(logs)
     buffer = ReplayBuffer(desk.out / "replay.db")
     buffer.extend(load_traces(logs, environment=desk.name))
     return buffer

@@ -55,29 +55,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("desk", choices=WRITES)
     parser.add_argument("--seed", type=int, default=1, help="of the logs and of all training; default: 1")
-    parser.add_argument("--logs", type=int, default=100, help="episodes of the predecessor; default: 100")
-    parser.add_argument("--steps", type=int, default=120, help="of each imitation, of 8 episodes; default: 120")
+    parser.add_argument("--logs", type=int, help="episodes of the predecessor; default: 100, --quick: 60")
+    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 120, --quick: 2")
     parser.add_argument("--tries", type=int, default=8, help="episodes of a lost ticket; default: 8")
     parser.add_argument("--real", action="store_true", help="tries on the desk's own tools, not in the dream")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that both policies begin with")
-    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK-tries-seedSEED")
+    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK")
     options = parser.parse_args()
     quiet_libraries(offline=False)
-    kind = f"{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
-    out = (options.out or Path("runs") / f"{options.desk}-tries-seed{options.seed}{kind}").resolve()
+    logs, steps = options.logs or (60 if options.quick else 100), options.steps or (2 if options.quick else 120)
+    # another number is another folder: what is trained there is not trained again
+    numbers = f"seed{options.seed}-logs{logs}-steps{steps}-tries{options.tries}{'-real' if options.real else ''}"
+    out = (options.out or Path("runs") / options.desk).resolve() / numbers
     settings = Settings(
-        seed=options.seed, base_steps=options.steps, batch_size=8, policy_tokens=96, evaluate_tasks=60, proof_tasks=150,
+        seed=options.seed, base_steps=steps, batch_size=8, policy_tokens=96, evaluate_tasks=60, proof_tasks=150,
         model=options.model,
     )  # fmt: skip
     settings = replace(settings, **QUICK) if options.quick else settings
     desk, second_desk = Desk(options.desk, out), Desk(options.desk, out / "second")
-    buffer = read_logs(desk, options.logs, options.seed)
+    buffer = read_logs(desk, logs, options.seed)
     gym = desk.create_gym(buffer, compile_dream(desk, buffer), settings=settings, say=print)
     gym.train_base()
 
     recorded = [each for each in buffer.trajectories(source="offline") if each.task.split == "train"]
-    won = {each.task.id for each in recorded if each.success}
+    won = {each.task.id for each in recorded if each.success and not each.invalid_actions}
     lost = [task for task in gym.tasks("train") if task.id not in won][: 4 if options.quick else None]
     policy = gym.experiment.policy("base")
     _, tries = gym.evaluate(

@@ -98,7 +98,7 @@ async def studio(config: RunnableConfig) -> Any:
     """The training graph, which `langgraph.json` names for `langgraph dev`. Input: `{"run": "studio", "iterations": 2}`.
 
     Each thread trains a policy of its own in the dream of the experiment that $DREAMGYM_EXPERIMENT names, as the argument WORLD
-    of `dreamgym train` does, and begins with its base policy. To be drawn it needs none.
+    of `dreamgym train` does, and begins as its training does. To be drawn it needs none.
     """
     return await asyncio.to_thread(_studio, str(config.get("configurable", {}).get("thread_id", "")))
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,6 +12,7 @@ from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import START, validated
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
 from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
@@ -77,7 +79,8 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         successes = [each for each in work.offline() if each.success]
         lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
-        played = work.play(f"advice/dream@{dream.version}", policy, drawn, dream=judged, num_generations=n)
+        run = f"advice/{Path(policy_version(policy)).name}/dream@{dream.version}"
+        played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal)

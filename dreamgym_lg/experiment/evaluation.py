@@ -39,6 +39,8 @@ FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
+STARTED = "stage/train/baseline"
+"""Record of the baseline that training began with, where no policy was given."""
 STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
 
@@ -162,9 +164,16 @@ def validated(work: Workspace, name: str) -> int | None:
     return int(best["successes"]) if best else None
 
 
-def best_baseline(work: Workspace) -> str:
-    """The folder of the baseline with the most validation successes. Of equals, the first of `BASELINES`."""
-    trained = [name for name in BASELINES if (work.models / name).exists()]
+def start_baseline(work: Workspace) -> str:
+    """The folder of the baseline that training begins with, or began with.
+
+    It is the one with the most successes of those that played base's validation tasks. Of equals, the first of `BASELINES`.
+    """
+    if (work.out / "training.db").exists():
+        return str(work.record(STARTED).get("name", "base"))
+    played = work.record("stage/base/best").get("validation")
+    same = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == played]
+    trained = [name for name in same if (work.models / name).exists()]
     return max(trained, key=lambda name: -1 if (won := validated(work, name)) is None else won, default="base")
 
 
@@ -185,9 +194,10 @@ def prove(work: Workspace) -> dict[str, Any]:
     # under `references_only` no judge decides a held-out task
     dream = work.dream() if work.can_dream and not work.settings.references_only else None
     policies = _policies(work)
+    began = start_baseline(work)
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
-            _prove_policy(work, figures, name, path, dream if name in ("base", "trained") else None)
+            _prove_policy(work, figures, name, path, dream if name in ("base", began, "trained") else None)
             work.progress("prove in the real environment", number, len(policies))
     made_with = work.stored_settings() or work.settings
     result = {
@@ -201,6 +211,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "real_steps": count_real_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
+        "began": began,
         "drawn": sum(bool(task.drawn) for task in work.tasks("train")),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _BEGAN = "stage/train/from"
 """Record of a given policy that training began with."""
-_BASELINE = "stage/train/baseline"
-"""Record of the baseline that training began with, where no policy was given."""
 
 
 class Experiment(Workspace):
@@ -46,7 +44,7 @@ class Experiment(Workspace):
 
     Args:
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
-        policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
+        policy: The policy that training begins with, or its path or hub name. Default: the best baseline.
         report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
         workspace: `replay_buffer`, `experience_model`, `engine`, `progress` and `say` of `Workspace`.
     """
@@ -272,8 +270,8 @@ class Experiment(Workspace):
         start = self.base_policy()
         if self.start_policy is not None:
             self._record_start(self.start_policy)
-        else:
-            self.keep_record(_BASELINE, {"name": (name := self._baseline())})
+        elif not (self.out / "training.db").exists():
+            self.keep_record(evaluation.STARTED, {"name": (name := evaluation.start_baseline(self))})
             self.say(f"training begins with the {name} policy")
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
@@ -302,7 +300,7 @@ class Experiment(Workspace):
 
     def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
-        base, trained = (policy_version(self.models / name) for name in (self._baseline(), "trained"))
+        base, trained = (policy_version(self.models / name) for name in (evaluation.start_baseline(self), "trained"))
         recorded = self.record(_BEGAN).get("policy")
         if recorded is None and not (self.out / "training.db").exists():
             return
@@ -330,13 +328,8 @@ class Experiment(Workspace):
         policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"])
         return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
-    def _baseline(self) -> str:
-        """The folder of the baseline that training begins with or, once there is a training, began with."""
-        began = "base" if (self.out / "training.db").exists() else evaluation.best_baseline(self)
-        return str(self.record(_BASELINE).get("name", began))
-
     def base_policy(self) -> "LocalChatModel":
-        """The policy that training begins with: a given one, or the baseline that wins the most validation tasks.
+        """The policy that training begins with: a given one, or the best baseline.
 
         Raises `ConfigurationError` without one, or for one that cannot be trained.
         """
@@ -344,7 +337,7 @@ class Experiment(Workspace):
         if policy is None:
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
-            return self.policy(self._baseline())
+            return self.policy(evaluation.start_baseline(self))
         place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None and place == "here":

@@ -199,7 +199,8 @@ def _name_of_best(work: Workspace, name: str) -> str:
         return str(before)
     for left in work.models.glob(f"{name}-*"):
         shutil.rmtree(left)
-    work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}")})
+    validation = f"{'real' if work.settings.real_budget != 0 else 'dreamed'} {len(work.validation_tasks())}"
+    work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}"), "validation": validation})
     return new
 
 

@@ -187,24 +187,19 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
         claim = read_claim(result, mode)
         claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
-        if LABELS["drawn"] in rates:
-            drawn = read_claim(result, mode, "drawn")
-            claims.append(
-                {
-                    "sentence": f"What drawn tasks add before any dream ({name})",
-                    "word": drawn.word,
-                    "verdict": f"{drawn.word}: {drawn.why}",
-                }
-            )
+        if (drawn := read_claim(result, mode, "drawn")).baseline:
+            sentence = f"What imitation of drawn tasks adds before any dream ({name})"
+            claims.append({"sentence": sentence, "word": drawn.word, "verdict": f"{drawn.word}: {drawn.why}"})
     return claims
 
 
 def _note(result: Mapping[str, Any]) -> str:
     imitated = read_number(result.get("filtered"))
     filtered = "" if imitated is None else FILTERED.format(imitated) if imitated else UNFILTERED
-    how = result.get("offline_rl")
+    began, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
+    start = f"Training began with the {began}. " if began else ""
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
-    return filtered + offline + NOTE
+    return start + filtered + offline + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:

@@ -86,25 +86,13 @@ def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path)
 
 def test_what_the_predecessor_lost_is_tried_again_in_the_dream_and_imitated(tmp_path: Path) -> None:
     small = Path(__file__).parents[1] / "tiny" / "small_base"
-    options = [
-        "--quick",
-        "--logs",
-        "60",
-        "--steps",
-        "40",
-        "--tries",
-        "2",
-        "--model",
-        str(small),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    options = ["--quick", "--steps", "40", "--tries", "2", "--model", str(small), "--out", str(tmp_path / "run")]
     command = [sys.executable, str(DESKS / "second_tries.py"), "parking", *options]
     for _ in range(2):  # the second time all is there
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         assert "tried again, " in done.stdout and " of 4 others do" in done.stdout
-    figures = json.loads((tmp_path / "run" / "second_tries.json").read_text())
+    figures = json.loads(next(tmp_path.rglob("second_tries.json")).read_text())
     assert {"recorded", "second tries too", "won", "lost", "new"} <= set(figures) and figures["test tasks"] == 2
 
 

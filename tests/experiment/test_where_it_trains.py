@@ -17,6 +17,7 @@ from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
+from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _check_training
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
@@ -329,9 +330,12 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
     work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
     first, again = work.advise(), work.advise()
+    began = Path(policy_version(work.models / "base")).name
     assert first == again and first.verdict == "collect"
     runs = Counter(each.run for each in work.replay_buffer.trajectories() if "advice" in each.run or "start" in each.run)
-    assert runs == {"validate/start": 4, f"advice/dream@{work.dream().version}": 4}, "what is stored is not played again"
+    assert runs == {"validate/start": 4, f"advice/{began}/dream@{work.dream().version}": 4}, (
+        "what is stored is not played again"
+    )
     line = said[-1]
     assert line.startswith("advice: collect. start, untrained 4 of 4 validation tasks; imitation of every success 3 of 4 valid")
     assert "2 of 2 dreamed groups teach nothing. " in line

@@ -61,7 +61,7 @@ def test_with_drawn_tasks_their_imitation_is_a_baseline_and_what_it_adds_is_said
     adds = read_claim(result | {"offline_rl": ""}, policy="drawn")
     assert adds.word == "proven" and adds.why.startswith("imitation of drawn tasks too − imitation of every success +0.90")
     text = Page(render(tmp_path, result | {"offline_rl": ""})).text
-    assert f"What drawn tasks add before any dream (temperature 1)\nproven: {adds.why}" in text
+    assert f"What imitation of drawn tasks adds before any dream (temperature 1)\nproven: {adds.why}" in text
 
 
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
