@@ -194,7 +194,7 @@ def prove(work: Workspace) -> dict[str, Any]:
     # under `references_only` no judge decides a held-out task
     dream = work.dream() if work.can_dream and not work.settings.references_only else None
     policies = _policies(work)
-    began = start_baseline(work)
+    began = "" if work.record("stage/train/from") else start_baseline(work)
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
             _prove_policy(work, figures, name, path, dream if name in ("base", began, "trained") else None)

@@ -60,7 +60,8 @@ def test_with_drawn_tasks_their_imitation_is_a_baseline_and_what_it_adds_is_said
     assert (claim.word, claim.baseline, claim.enough) == ("worse", "drawn", True)
     adds = read_claim(result | {"offline_rl": ""}, policy="drawn")
     assert adds.word == "proven" and adds.why.startswith("imitation of drawn tasks too − imitation of every success +0.90")
-    text = Page(render(tmp_path, result | {"offline_rl": ""})).text
+    text = Page(render(tmp_path, result | {"offline_rl": "", "began": "drawn"})).text
+    assert "Training began with the imitation of drawn tasks too." in text
     assert f"What imitation of drawn tasks adds before any dream (temperature 1)\nproven: {adds.why}" in text
 
 
