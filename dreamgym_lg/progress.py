@@ -45,7 +45,8 @@ def show_progress(label: str, done: int, total: int) -> None:
 
 def _time_left(stage: str, done: int, total: int) -> str:
     began, first = _began.setdefault(stage, (time.monotonic(), done))
-    if done <= first:
+    if done <= first or first == 0:  # behind a 0 that is shown before anything is loaded, a checkpoint's steps may come
+        first = done
         _began[stage] = time.monotonic(), done
     if done >= total:  # the next one of its name begins anew
         del _began[stage]
