@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from dreamgym_lg.types import Segment, Step, Trajectory, lacks_answers
 
-LearnerName = Literal["grpo", "ppo", "dpo", "tinker"]
-"""The learners that can be chosen by name: `integrations.trl.learners` and `integrations.tinker.learner` have their classes."""
+LearnerName = Literal["grpo", "ppo", "dpo", "rft", "tinker"]
+"""The learners by name; classes are in `integrations.trl.learners`, `integrations.tinker.learner`, `experiment.rejection`."""
 
 Groups = Sequence[Sequence[Trajectory]]
 """The episodes of an iteration, those of one task together."""

@@ -2,7 +2,9 @@
 
 Run: python cookbook/desks/run.py clinic               (a seed: about an hour and a half on two quiet cores)
      python cookbook/desks/run.py library --seed 2
-     python cookbook/desks/run.py clinic --real        (GRPO on the desk's own tools in place of the dream: the ceiling)
+     python cookbook/desks/run.py library --learner rft --logs 100   (second tries: tickets that the logs lost are played in the
+                                                                      dream; what the desk's check accepts is imitated too)
+     python cookbook/desks/run.py clinic --real        (on the desk's own tools in place of the dream: the ceiling)
      python cookbook/desks/run.py clinic --quick       (few steps of everything, to see it run; proves nothing)
 
 Killed at any moment, the same command goes on.
@@ -17,7 +19,7 @@ from typing import Any
 
 from glue import HERE, WRITES, Desk, EpisodeDatabase
 
-from dreamgym_lg import Dream, ReplayBuffer, Settings, Verify, load_traces
+from dreamgym_lg import Dream, ReplayBuffer, Settings, Task, Verify, load_traces
 from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.drawing import draw_tasks
@@ -26,7 +28,7 @@ from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report
 
-QUICK: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2}
+QUICK: dict[str, Any] = {"iterations": 1, "num_tasks": 4, "num_generations": 2}
 QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
 
 
@@ -50,43 +52,51 @@ def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
     return Dream(dream.responders, None, [*dream.judges, Verify(desk.check_steps)])
 
 
+def draw(desk: Desk, buffer: ReplayBuffer, number: int, seed: int) -> list[Task]:
+    """Tasks drawn from the logs' successes; killed, it goes on with the same."""
+    if not number or (drawn := [task for task in buffer.tasks(origin="synthetic") if task.drawn]):
+        return drawn if number else []
+    buffer.add_tasks(desk.tasks("validation", "test"))  # no new id is one of theirs
+    index = TraceIndex(buffer, tools=desk.agent.make_tools(EpisodeDatabase()), writes=WRITES[desk.name])
+    drawn, dropped = draw_tasks(Compiled(desk.out / "world"), index, number, seed=seed)
+    buffer.add_tasks(drawn)
+    print(f"drawn tasks: {len(drawn)}; dropped, by reason: {dict(dropped)}", flush=True)
+    return drawn
+
+
+def choose_settings(options: argparse.Namespace) -> Settings:
+    """Of held-out tasks the dream knows no entity. GRPO takes tasks with a recorded success, second tries all others."""
+    rft = options.learner == "rft"
+    settings = Settings(
+        seed=options.seed, environment="real" if options.real else "dream", learner=options.learner, batch_size=8,
+        references_only=not (options.real or rft), synthetic_share=0.0, base_steps=options.steps or (2 if options.quick else 120),
+        iterations=options.iterations or (1 if rft else 4), num_tasks=options.logs if rft else 8, policy_tokens=96,
+        evaluate_tasks=60, proof_tasks=150, model=options.model,
+    )  # fmt: skip
+    return replace(settings, **QUICK) if options.quick else settings
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("desk", choices=WRITES)
     parser.add_argument("--seed", type=int, default=1, help="of the logs and of all training; default: 1")
     parser.add_argument("--logs", type=int, default=300, help="episodes of the predecessor; default: 300")
     parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 120, --quick: 2")
-    parser.add_argument("--iterations", type=int, default=4, help="of GRPO; default: 4")
-    parser.add_argument("--drawn", type=int, default=400, help="tasks drawn from the logs' successes; default: 400, --quick: 0")
-    parser.add_argument("--real", action="store_true", help="GRPO on the desk's own tools: what there is to gain")
+    parser.add_argument("--learner", choices=("grpo", "rft"), default="grpo", help="default: grpo")
+    parser.add_argument("--iterations", type=int, help="of the learner; default: 4 of GRPO, 1 of second tries")
+    parser.add_argument("--drawn", type=int, help="tasks drawn from the logs' successes; default: 400 of GRPO in the dream")
+    parser.add_argument("--real", action="store_true", help="train on the desk's own tools: what there is to gain")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that the policy begins with")
-    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK-seedSEED")
+    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK-LEARNER-seedSEED")
     options = parser.parse_args()
     quiet_libraries(offline=False)
-    out = (
-        options.out
-        or Path("runs")
-        / f"{options.desk}-seed{options.seed}{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
-    )
-    desk = Desk(options.desk, out.resolve())
+    kind = f"{options.learner}-seed{options.seed}{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
+    desk = Desk(options.desk, (options.out or Path("runs") / f"{options.desk}-{kind}").resolve())
     buffer = read_logs(desk, 60 if options.quick else options.logs, options.seed)
-    steps = options.steps or (2 if options.quick else 120)
-    dream, held_out = compile_dream(desk, buffer), desk.tasks("validation", "test")
-    drawn = [task for task in buffer.tasks(origin="synthetic") if task.drawn]  # killed, it goes on with the same
-    if not (drawn or options.quick or options.real):
-        buffer.add_tasks(held_out)  # no new id is one of theirs
-        index = TraceIndex(buffer, tools=desk.agent.make_tools(EpisodeDatabase()), writes=WRITES[desk.name])
-        drawn, dropped = draw_tasks(Compiled(desk.out / "world"), index, options.drawn, seed=options.seed)
-        buffer.add_tasks(drawn)
-        print(f"drawn tasks: {len(drawn)}; dropped, by reason: {dict(dropped)}", flush=True)
-    # of held-out tasks the dream knows no entity: nothing is dreamed there, and training takes tasks with a recorded success
-    settings = Settings(
-        seed=options.seed, environment="real" if options.real else "dream", references_only=not options.real,
-        base_steps=steps, batch_size=8, policy_tokens=96, iterations=options.iterations, evaluate_tasks=60, proof_tasks=100,
-        model=options.model,
-    )  # fmt: skip
-    settings = replace(settings, **QUICK) if options.quick else settings
+    dream, usual = compile_dream(desk, buffer), 0 if options.quick or options.real or options.learner == "rft" else 400
+    drawn = draw(desk, buffer, usual if options.drawn is None else options.drawn, options.seed)
+    settings = choose_settings(options)
     gym = desk.create_gym(buffer, dream, drawn, settings=settings, say=lambda line: print(line, flush=True))
     gym.prepare()
     gym.train()

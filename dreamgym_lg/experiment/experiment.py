@@ -16,6 +16,7 @@ from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.advice import Advice, advise
 from dreamgym_lg.experiment.experience_models import model_name, place_of_training, policy_version
 from dreamgym_lg.experiment.lock import only_process
+from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, sampling_like, served_by, train_policy
@@ -248,7 +249,8 @@ class Experiment(Workspace):
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
             settings.setdefault("lora", True)
-        learner = partial(self.create_learner, **options)
+        rejects = settings.get("learner", self.settings.learner) == "rft" and self.create_learner is create_trl_learner
+        learner = partial(partial(RejectionLearner, self) if rejects else self.create_learner, **options)
         self.force, self.start_policy = force, policy if policy is not None else self.start_policy
         if self.start_policy is not None:
             self._check_policy(self.start_policy)  # before the settings of a call that is refused are written

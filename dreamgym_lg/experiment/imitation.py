@@ -38,9 +38,9 @@ FILTER = 0.75
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success."""
-    episodes, start = _successes(work), start_of(work, model)
+    episodes, start = recorded_successes(work), start_of(work, model)
     work.keep_record(START, {"path": str(start)})
-    _imitate(work, "base", episodes, start)
+    imitate(work, "base", episodes, start)
 
 
 def train_filtered_policy(work: Workspace) -> None:
@@ -51,7 +51,7 @@ def train_filtered_policy(work: Workspace) -> None:
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
     if number:
-        _imitate(work, "filtered", best, _start(work))
+        imitate(work, "filtered", best, start_weights(work))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
     work.keep_record(FILTERED, {"episodes": number})
@@ -59,11 +59,11 @@ def train_filtered_policy(work: Workspace) -> None:
 
 def train_drawn_policy(work: Workspace) -> None:
     """Train `models/drawn` on recorded successes and references of drawn tasks."""
-    episodes = _successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
-    _imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), _start(work))
+    episodes = recorded_successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
+    imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), start_weights(work))
 
 
-def _start(work: Workspace) -> str | Path:
+def start_weights(work: Workspace) -> str | Path:
     """The weights that the base policy began with."""
     return start_of(work, work.record(START).get("path"))
 
@@ -87,7 +87,7 @@ def train_offline_policy(work: Workspace) -> None:
     """
     if not (work.models / "base").exists():
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
-    start = _start(work)
+    start = start_weights(work)
     episodes = _tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
     by_task = attrgetter("task.id")
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
@@ -98,7 +98,7 @@ def train_offline_policy(work: Workspace) -> None:
         _prefer(work, "offline_rl", chosen, used)
     elif len(set(returns)) > 1:
         how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
-        _imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
+        imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
     work.say(f"offline RL: {how}" if how else "no offline RL: all recorded episodes with an outcome earned the same")
     work.keep_record(OFFLINE_RL, {"how": how})
 
@@ -148,7 +148,7 @@ def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
     _keep(work, name, best)
 
 
-def _imitate(
+def imitate(
     work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path, weights: Sequence[float] = ()
 ) -> None:
     """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept.
@@ -243,7 +243,7 @@ def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: 
     work.say(f"{label} policy after {step} of {steps} steps: {kind} {successes}/{len(episodes)}{only}")
 
 
-def _successes(work: Workspace) -> list[Trajectory]:
+def recorded_successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
     work.check_outcomes("a base policy imitates successes")

@@ -83,8 +83,8 @@ class Settings:
     real_every: int = 4
     learner: LearnerName = "grpo"
     """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
-    `ppo`: to a critic's value; `dpo`: preference of a task's better episodes; `tinker`: as
-    `grpo`, of weights on Tinker."""
+    `ppo`: to a critic's value; `dpo`: preference of a task's better episodes; `rft`: imitation
+    of recorded successes and of new ones, on tasks that have none; `tinker`: as `grpo`, of weights on Tinker."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
@@ -138,7 +138,7 @@ class Settings:
                 raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
-        if self.resample < 0 or (self.resample and self.learner == "ppo"):
+        if self.resample < 0 or (self.resample and self.learner in ("ppo", "rft")):
             raise ConfigurationError(f"resample={self.resample}, learner={self.learner!r}: give 0, or learner='grpo' or 'dpo'")
         if self.environment not in get_args(Place):
             raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))

@@ -19,6 +19,7 @@ from dreamgym_lg.learner import Learner
 from dreamgym_lg.metrics import iteration_line
 from dreamgym_lg.splits import sharing
 from dreamgym_lg.token_recorder import TrainablePolicy
+from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
@@ -221,6 +222,8 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     s = work.settings
     # no real environment knows a drawn task's entities
     tasks = [task for task in work.tasks("train") if not task.drawn] if real else gate.trainable_tasks(work)
+    if s.learner == "rft":
+        tasks = _without_success(work, tasks)
     share = 0.0 if real or s.references_only else s.synthetic_share
     curriculum = Curriculum(
         tasks,
@@ -232,6 +235,17 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN))
     curriculum.restore(work.replay_buffer.tasks(origin="synthetic"), trained_on)
     return curriculum
+
+
+def _without_success(work: Workspace, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that no recorded success solves. Raises `ConfigurationError` if there is none."""
+    solved = {each.task.id for each in work.offline() if each.success and not each.invalid_actions}
+    if not (unsolved := [task for task in tasks if task.id not in solved]):
+        raise ConfigurationError(
+            f"learner='rft' plays tasks without a recorded success, and each of the {len(tasks)} to train on has one: import "
+            "failures too, or take another learner; recorded successes judge none (references_only=False)"
+        )
+    return unsolved
 
 
 def _evaluate(work: Workspace, policy: "LocalChatModel", dream: Dream | None, iteration: int) -> dict[str, Any]:

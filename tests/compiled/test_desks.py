@@ -86,29 +86,13 @@ def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path)
 
 def test_what_the_predecessor_lost_is_tried_again_in_the_dream_and_imitated(tmp_path: Path) -> None:
     small = Path(__file__).parents[1] / "tiny" / "small_base"
-    options = ["--quick", "--steps", "40", "--tries", "2", "--model", str(small), "--out", str(tmp_path / "run")]
-    command = [sys.executable, str(DESKS / "second_tries.py"), "parking", *options]
+    options = ["--quick", "--steps", "80", "--learner", "rft", "--model", str(small), "--out", str(tmp_path / "run")]
+    command = [sys.executable, str(DESKS / "run.py"), "parking", *options]
     for _ in range(2):  # the second time all is there
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert "tried again, " in done.stdout and " of 4 others do" in done.stdout
-    figures = json.loads(next(tmp_path.rglob("second_tries.json")).read_text())
-    assert {"recorded", "second tries too", "won", "lost", "new"} <= set(figures) and figures["test tasks"] == 2
-
-
-def test_the_shortest_different_successes_of_a_ticket_are_chosen() -> None:
-    program = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from second_tries import new_successes
-from dreamgym_lg import Step, Task, Trajectory
-task = Task(id="t", instruction="?", environment="e", tools=[])
-def tried(*actions, success=True):
-    steps = [Step(observation="", action=each, next_observation="") for each in actions]
-    return Trajectory(task=task, steps=steps, source="synthetic", run="tries", success=success)
-tries = [tried("a", "b", "c"), tried("x", success=False), tried("a"), tried("a", "b"), tried("a")]
-new = new_successes(tries)
-assert [[step.action for step in each.steps] for each in new] == [["a"], ["a", "b"]], new
-assert {(each.source, each.run) for each in new} == {("offline", "")}
-"""
-    subprocess.run([sys.executable, "-c", program, str(DESKS)], check=True)
+    with ReplayBuffer(tmp_path / "run" / "replay.db") as buffer:
+        recorded = {each.task.id for each in buffer.trajectories(source="offline") if each.success}
+        tried = [each for each in buffer.trajectories(source="synthetic") if each.run.endswith("/train")]
+    assert len(tried) == 8 and not recorded & {each.task.id for each in tried}, "tickets without a recorded success"
+    assert (tmp_path / "run" / "report.html").exists()

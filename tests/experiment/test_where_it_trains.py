@@ -187,6 +187,34 @@ def test_the_environment_of_the_page_is_prepared_and_trained(make: Make, tmp_pat
     assert len(work.offline()) == 6 and played(work) == ["real"] * 2 and (work.models / "trained").exists()
 
 
+def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: Path) -> None:
+    settings = Settings(
+        **{
+            "episodes": {"start": 2},
+            "model": str(make().models / "base"),
+            "base_steps": 2,
+            "batch_size": 2,
+            "evaluate_tasks": 0,
+        },
+        **{"environment": "real", "learner": "rft", "concurrency": 1, "policy_tokens": 9, "num_tasks": 9, "num_generations": 3},
+    )
+    said, turns = list[str](), Turns()
+    turns.asked = 2  # the first episode opens at once, the others after two invalid actions
+    work = Experiment(Doors(), tmp_path / "other", settings, engine=lambda _: turns, say=said.append)
+    work.prepare(["sft"])
+    turns.asked = 2
+    for iterations in (1, 1, 2):  # ended, and gone on with
+        work.train(iterations=iterations)
+    solved = {each.task.id for each in work.offline() if not each.invalid_actions}
+    tried = {each.task.id for each in work.replay_buffer.trajectories(run="train")}
+    assert len(solved) == 1 and len(tried) == 3 and not solved & tried, "tasks that no recorded success solves"
+    imitations = [line for line in said if line.startswith("rft policy: 2 episodes, 2 steps of 2; it begins with")]
+    assert len(imitations) == 1, "a recorded success and a new one; the second iteration adds none"
+    assert [row["solved_tasks"] for row in work.replay_buffer.metrics("train")] == [1, 1]
+    trained, imitated = (dict(work.policy(name).model.named_parameters()) for name in ("trained", "rft"))
+    assert all(value.equal(imitated[name]) for name, value in trained.items())
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
