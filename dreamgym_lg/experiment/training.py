@@ -223,7 +223,7 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     # no real environment knows a drawn task's entities
     tasks = [task for task in work.tasks("train") if not task.drawn] if real else gate.trainable_tasks(work)
     if s.learner == "rft":
-        tasks = _without_success(work, tasks)
+        tasks = _without_success(work, tasks, real=real)
     share = 0.0 if real or s.references_only else s.synthetic_share
     curriculum = Curriculum(
         tasks,
@@ -237,9 +237,12 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     return curriculum
 
 
-def _without_success(work: Workspace, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that no recorded success solves. Raises `ConfigurationError` if there is none."""
-    solved = {each.task.id for each in work.offline() if each.success and not each.invalid_actions}
+def _without_success(work: Workspace, tasks: Sequence[Task], *, real: bool) -> list[Task]:
+    """The tasks that no recorded success solves; in a `real` part of S2R, nor a dreamed one.
+
+    Raises `ConfigurationError` if there is none."""
+    dreamed = work.replay_buffer.trajectories(run=work.run_name(TRAIN), source="synthetic") if real else ()
+    solved = {each.task.id for each in (*work.offline(), *dreamed) if each.success and not each.invalid_actions}
     if not (unsolved := [task for task in tasks if task.id not in solved]):
         raise ConfigurationError(
             f"learner='rft' plays tasks without a recorded success, and each of the {len(tasks)} to train on has one: import "

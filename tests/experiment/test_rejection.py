@@ -115,17 +115,20 @@ def test_it_begins_with_imitation_and_takes_no_option(work: Work) -> None:
 
 def test_tasks_without_a_recorded_success_are_played() -> None:
     tasks = [played(name).task for name in ("won", "lost", "untried")]
-    recorded = [played("won", "a"), played("lost", "a", success=False)]
+    recorded, dreamed = [played("won", "a"), played("lost", "a", success=False)], list[Trajectory]()
     work = SimpleNamespace(
         settings=Settings(learner="rft", environment="real"),
         tasks=lambda split: tasks,
         offline=lambda: recorded,
-        replay_buffer=SimpleNamespace(tasks=lambda **_: [], trajectories=lambda **_: []),
+        replay_buffer=SimpleNamespace(tasks=lambda **_: [], trajectories=lambda **_: dreamed),
         run_name=str,
         world=SimpleNamespace(check_task=None),
     )
     curriculum = create_curriculum(work, real=True)  # type: ignore[arg-type]
     assert {task.id for task in curriculum.sample(3, iteration=0)} == {"lost", "untried"}
+    dreamed.append(played("lost", "a"))
+    curriculum = create_curriculum(work, real=True)  # type: ignore[arg-type]
+    assert [task.id for task in curriculum.sample(3, iteration=1)] == ["untried"], "the dream of S2R solved the other"
     recorded += [played("lost", "a"), played("untried", "a")]
     with pytest.raises(ConfigurationError, match="each of the 3 to train on has one"):
         create_curriculum(work, real=True)  # type: ignore[arg-type]
