@@ -201,7 +201,10 @@ METRICS: Mapping[str, str] = {
     "seconds/update": "seconds_update_policy",
     **{
         f"policy/{name}": name
-        for name in ("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped")
+        for name in (
+            *("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped"),
+            *("new_successes", "solved_tasks"),
+        )
     },
     **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},
@@ -235,7 +238,7 @@ def iteration_line(metrics: Mapping[str, float], iteration: int, total: int) -> 
         if (rate := metrics.get(f"{place}/success")) is not None:
             parts.append(f"{place} success {rate:.2f}")
         if uniform := metrics.get(f"{place}/uniform_groups"):
-            parts.append(f"{uniform:.0%} of the groups teach nothing")
+            parts.append(f"{uniform:.0%} of the groups are uniform")
     seconds = sum(value for name, value in metrics.items() if name.startswith("seconds/"))
     left = timedelta(seconds=round(seconds * (total - iteration - 1)))
     line = f"iteration {iteration + 1} of {total}: {', '.join(parts)}; {seconds:.0f} s"

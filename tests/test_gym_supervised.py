@@ -24,7 +24,7 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
-from dreamgym_lg.experiment.advice import conclude, lost_tools
+from dreamgym_lg.experiment.advice import conclude, has_success, lost_tools
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
@@ -389,6 +389,11 @@ def test_advice_follows_from_imitation_the_gate_and_a_dreamed_iteration(
 ) -> None:
     advice = conclude(best, tasks, groups, refusal)
     assert advice.verdict == verdict and why in advice.why
+
+
+def test_second_tries_learn_from_every_group_with_a_success() -> None:
+    assert conclude(13, 20, [WON] * 4 + [LOST], teaches=has_success).verdict == "train"
+    assert conclude(13, 20, [WON] + [LOST] * 4, teaches=has_success).verdict == "collect"
 
 
 def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:

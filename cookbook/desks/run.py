@@ -88,10 +88,10 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="train on the desk's own tools: what there is to gain")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that the policy begins with")
-    parser.add_argument("--out", type=Path, help="folder of everything; default: runs/DESK-LEARNER-seedSEED")
+    parser.add_argument("--out", type=Path, help="folder of everything; default: one of these numbers under runs")
     options = parser.parse_args()
     quiet_libraries(offline=False)
-    kind = f"{options.learner}-seed{options.seed}{'-real' if options.real else ''}{'-quick' if options.quick else ''}"
+    kind = f"{options.learner}-seed{options.seed}-logs{options.logs}{'-real' * options.real}{'-quick' * options.quick}"
     desk = Desk(options.desk, (options.out or Path("runs") / f"{options.desk}-{kind}").resolve())
     buffer = read_logs(desk, 60 if options.quick else options.logs, options.seed)
     dream, usual = compile_dream(desk, buffer), 0 if options.quick or options.real or options.learner == "rft" else 400

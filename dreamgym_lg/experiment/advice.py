@@ -1,7 +1,7 @@
 """Advice before a training: whether a dream can add to imitation of the same traces."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 MAX_DULL = 0.75
 """Share of dreamed groups that teach nothing above which training is not advised."""
+MOST_GROUPS = 32
+"""Groups that are played for an advice, also where an iteration has more."""
+
+
+Teaches = Callable[[Sequence[Trajectory]], bool]
 
 
 class Advice(NamedTuple):
@@ -32,14 +37,16 @@ class Advice(NamedTuple):
     why: str
 
 
-def conclude(best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "") -> Advice:
+def conclude(
+    best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "", teaches: Teaches = teaches
+) -> Advice:
     """The advice that figures give.
 
     Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, a reason
-        against the dream itself.
+        against the dream itself; `teaches`, whether the learner has something of a group.
     """
     dull = [group for group in groups if not teaches(group)]
-    failed = [group for group in dull if not any(each.success for each in group)]
+    failed = [group for group in dull if not has_success(group)]
     if refusal:
         return Advice("collect", refusal)
     if tasks and not best:
@@ -75,7 +82,8 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             gate.check_truthful(work)
         except UntruthfulDream as error:
             refusal = f"the gate refuses the dream: {error}"
-        drawn = Random(s.seed).sample(known := gate.trainable_tasks(work), min(s.num_tasks, len(known)))
+        number = min(s.num_tasks, len(known := gate.trainable_tasks(work)), MOST_GROUPS)
+        drawn = Random(s.seed).sample(known, number)
         successes = [each for each in work.offline() if each.success]
         lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
@@ -83,13 +91,18 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
-    advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal)
+    useful: Teaches = has_success if s.learner == "rft" else teaches
+    advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
     figures = [f"{LABELS[name]} {number} of {len(tasks)} validation tasks" for name, number in won.items()]
-    figures += [f"{sum(not teaches(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
+    figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
     return advice
+
+
+def has_success(group: Sequence[Trajectory]) -> bool:
+    return any(each.success for each in group)
 
 
 def lost_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: Collection[str]) -> list[str]:

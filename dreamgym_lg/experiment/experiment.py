@@ -249,9 +249,16 @@ class Experiment(Workspace):
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
             settings.setdefault("lora", True)
-        rejects = settings.get("learner", self.settings.learner) == "rft" and self.create_learner is create_trl_learner
-        learner = partial(partial(RejectionLearner, self) if rejects else self.create_learner, **options)
-        self.force, self.start_policy = force, policy if policy is not None else self.start_policy
+        learner: CreateLearner = partial(self.create_learner, **options)
+        start = policy if policy is not None else self.start_policy
+        if settings.get("learner", self.settings.learner) == "rft":
+            if options or start is not None or self.create_learner is not create_trl_learner:
+                raise ConfigurationError(
+                    "learner='rft' imitates as train_base() does, from the same weights: leave out policy=, learner_options= "
+                    "and create_learner="
+                )
+            learner = partial(RejectionLearner, self)
+        self.force, self.start_policy = force, start
         if self.start_policy is not None:
             self._check_policy(self.start_policy)  # before the settings of a call that is refused are written
         if choice:

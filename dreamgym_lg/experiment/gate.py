@@ -1,7 +1,7 @@
 """The gate before training: it measures each part of a dream; the worst decides."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
@@ -9,7 +9,7 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.workspace import MIN_CASES, Workspace
+from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.fidelity.judgement import (
     INVALID,
@@ -195,12 +195,18 @@ def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]
     return sum(number * parts for each in counts for number, parts in zip(each, hosted, strict=True))
 
 
-def trainable_tasks(work: Workspace) -> list[Task]:
-    """The tasks to train on: the split `train`. With `references_only` those that recorded successes judge.
+def trainable_tasks(work: Workspace, *, real: bool = False) -> list[Task]:
+    """The tasks to train on: the split `train`; with `references_only` those that recorded successes judge.
+
+    Of learner `rft` those without a recorded success. `real` ones are never drawn: no real environment knows their entities.
 
     Raises `ConfigurationError` if there is none of these.
     """
     tasks = work.tasks("train")
+    if work.settings.learner == "rft":
+        return _unsolved_tasks(work, [task for task in tasks if not task.drawn], real=real)
+    if real:
+        return [task for task in tasks if not task.drawn]
     if not work.settings.references_only:
         return tasks
     if not work.world.judged_by_dream:
@@ -218,6 +224,22 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     which = f"{len(judged)} of {len(tasks)} tasks that recorded successes judge"
     work.say(f"trains on the {which}, by their calls and the facts of their messages: no judge reads what these say")
     return judged
+
+
+def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> list[Task]:
+    """Those without a recorded success. In the `real` part of S2R, without a dreamed one either, as long as there are some."""
+
+    def solved(episodes: Iterable[Trajectory]) -> set[str]:
+        return {each.task.id for each in episodes if each.success and not each.invalid_actions}
+
+    recorded = solved(work.offline())
+    if not (unsolved := [task for task in tasks if task.id not in recorded]):
+        raise ConfigurationError(
+            f"learner='rft' plays tasks without a recorded success, and each of the {len(tasks)} training tasks has one: "
+            "import failures too, or take another learner"
+        )
+    dreamed = solved(work.replay_buffer.trajectories(run=work.run_name(TRAIN), source="synthetic")) if real else set()
+    return [task for task in unsolved if task.id not in dreamed] or unsolved
 
 
 def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:

@@ -88,7 +88,7 @@ def train_offline_policy(work: Workspace) -> None:
     if not (work.models / "base").exists():
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
     start = start_weights(work)
-    episodes = _tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
+    episodes = tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
     by_task = attrgetter("task.id")
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
@@ -113,7 +113,7 @@ def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
     return chosen, pairs
 
 
-def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
+def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
     """The episodes with their tokens as segments. What does not replay is left out."""
     from dreamgym_lg.integrations.trl.rows import segment_of
 
@@ -126,7 +126,9 @@ def _tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Pat
         else:
             tokenized.append(replace(each, segments=[segment_of(row) for row in rows]))
     if cause:
-        work.say(f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes are left out of offline RL; the last: {cause}")
+        work.say(
+            f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes do not replay and are left out; the last: {cause}"
+        )
     return tokenized
 
 

@@ -98,7 +98,7 @@ class Settings:
     """Episodes played at once."""
     learning_rate: float | None = None
     """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; under
-    `lora` ten times that, 1e-4 at most."""
+    `lora` ten times that, 1e-4 at most. `rft` has that of imitation."""
     beta: float | None = None
     """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `dpo` 0.1."""
     lora: bool | None = None
@@ -118,8 +118,8 @@ class Settings:
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
     """Number of real validation episodes over the whole training, spread evenly. The policy that does best in them is kept.
-    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality three times,
-    which does not count here."""
+    None: all validation tasks each time. 0: none; otherwise each imitation (`train_base`, an update of `rft`) plays all
+    validation tasks in reality three times, which does not count here."""
     max_false_success: float | None = 0.05
     """Largest share of failures, 0 to 1, that the dream may reward. `train` refuses a worse dream, and one that misses too many
     real successes or was measured on too few cases (`gate`). None: no gate."""
@@ -140,6 +140,10 @@ class Settings:
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
         if self.resample < 0 or (self.resample and self.learner in ("ppo", "rft")):
             raise ConfigurationError(f"resample={self.resample}, learner={self.learner!r}: give 0, or learner='grpo' or 'dpo'")
+        if self.references_only and self.learner == "rft":
+            raise ConfigurationError(
+                "references_only=True: recorded successes judge no task that learner='rft' plays; give False"
+            )
         if self.environment not in get_args(Place):
             raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))
         if self.environment in WITH_REAL_PART and not self.real_steps:

@@ -19,7 +19,6 @@ from dreamgym_lg.learner import Learner
 from dreamgym_lg.metrics import iteration_line
 from dreamgym_lg.splits import sharing
 from dreamgym_lg.token_recorder import TrainablePolicy
-from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
@@ -42,6 +41,8 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
     from dreamgym_lg.integrations.trl.learners import LEARNERS
 
     name, episodes = settings.learner, settings.num_generations
+    if name == "rft":
+        raise ConfigurationError("learner='rft' is created by `train` alone, which has the recorded successes: call that")
     if episodes < 2 and name != "ppo":
         raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
     defaults: dict[str, Any] = {"learning_rate": settings.learning_rate, "beta": settings.beta, "seed": settings.seed}
@@ -117,7 +118,7 @@ def _announce_calls(work: Workspace, dream: Dream) -> None:
     if not dream.hosted:
         return
     per = sum(steps) / len(steps) if steps else work.world.max_steps
-    played = s.iterations * s.num_tasks * s.num_generations
+    played = s.iterations * min(s.num_tasks, len(work.tasks("train"))) * s.num_generations
     evaluations = evaluation.planned_evaluations(work) + 2 * (s.real_budget is not None)  # `choose_sampling`
     dreamed = 0 if s.references_only else evaluations * len(work.validation_tasks())
     work.say(
@@ -141,7 +142,8 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
             f"iterations={s.iterations}: the dreamed part of this training ended after {dreamed}, and its real part has "
             f"begun: give iterations={dreamed}, and more real_steps to go on"
         )
-    most = -(-s.real_steps // (s.num_tasks * s.num_generations))  # an episode has a step at least
+    tasks = min(s.num_tasks, len(gate.trainable_tasks(work, real=True)))
+    most = -(-s.real_steps // (tasks * s.num_generations))  # an episode has a step at least
     return [*([(False, s.iterations)] if dreamed is None else []), (True, s.iterations + most)]
 
 
@@ -220,10 +222,7 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     Nothing is varied where the episodes are `real`, and under `references_only`, where no recorded success judges a new task.
     """
     s = work.settings
-    # no real environment knows a drawn task's entities
-    tasks = [task for task in work.tasks("train") if not task.drawn] if real else gate.trainable_tasks(work)
-    if s.learner == "rft":
-        tasks = _without_success(work, tasks, real=real)
+    tasks = gate.trainable_tasks(work, real=real)
     share = 0.0 if real or s.references_only else s.synthetic_share
     curriculum = Curriculum(
         tasks,
@@ -233,22 +232,8 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
         seed=s.seed,
     )
     trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN))
-    curriculum.restore(work.replay_buffer.tasks(origin="synthetic"), trained_on)
+    curriculum.restore([*work.tasks("train"), *work.replay_buffer.tasks(origin="synthetic")], trained_on)
     return curriculum
-
-
-def _without_success(work: Workspace, tasks: Sequence[Task], *, real: bool) -> list[Task]:
-    """The tasks that no recorded success solves; in a `real` part of S2R, nor a dreamed one.
-
-    Raises `ConfigurationError` if there is none."""
-    dreamed = work.replay_buffer.trajectories(run=work.run_name(TRAIN), source="synthetic") if real else ()
-    solved = {each.task.id for each in (*work.offline(), *dreamed) if each.success and not each.invalid_actions}
-    if not (unsolved := [task for task in tasks if task.id not in solved]):
-        raise ConfigurationError(
-            f"learner='rft' plays tasks without a recorded success, and each of the {len(tasks)} to train on has one: import "
-            "failures too, or take another learner; recorded successes judge none (references_only=False)"
-        )
-    return unsolved
 
 
 def _evaluate(work: Workspace, policy: "LocalChatModel", dream: Dream | None, iteration: int) -> dict[str, Any]:

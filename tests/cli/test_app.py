@@ -154,7 +154,7 @@ def test_the_learner_and_where_it_trains_are_settings(folder: Path) -> None:
     usual = open_experiment("peckingorder").settings
     given = {"learner": "ppo", "environment": "s2r", "real_steps": 500}
     assert open_experiment("peckingorder", **given).settings == replace(usual, **given)
-    assert "unknown learner 'pppo'; known: dpo, grpo, ppo, tinker" in refused("train", "peckingorder", "--learner", "pppo")
+    assert "unknown learner 'pppo'; known: dpo, grpo, ppo, rft, tinker" in refused("train", "peckingorder", "--learner", "pppo")
     assert "give the steps of its real part" in refused("train", "peckingorder", "--environment", "s2r")
 
 

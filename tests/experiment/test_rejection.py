@@ -11,8 +11,10 @@ import torch
 from dreamgym_lg import ReplayBuffer, Settings, Step, Task, Trajectory
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import rejection
+from dreamgym_lg.experiment.gate import trainable_tasks
 from dreamgym_lg.experiment.rejection import RejectionLearner, new_successes
-from dreamgym_lg.experiment.training import create_curriculum
+from dreamgym_lg.integrations.transformers import loading
+from dreamgym_lg.integrations.trl import adapters
 
 
 def played(task: str, *actions: str, success: bool = True, iteration: int = 0, source: Any = "synthetic") -> Trajectory:
@@ -36,12 +38,9 @@ class Work:
     """What a rejection learner reads and writes of a workspace. Each imitation's weight is the number of its episodes."""
 
     def __init__(self, folder: Path) -> None:
+        self.out, self.models = folder, folder / "models"
         self.replay_buffer, self.records = ReplayBuffer(folder / "replay.db"), {"stage/base/start": {"path": "start"}}
         self.imitated, self.said = list[list[str]](), list[str]()
-
-    def policy(self, name: str) -> Any:
-        assert name == "rft"
-        return weights(len(self.imitated[-1]))
 
     def record(self, name: str) -> dict[str, Any]:
         return {"iteration": 0, **self.records[name]} if name in self.records else {}
@@ -56,8 +55,10 @@ class Work:
         self.said.append(line)
 
     def imitate(self, work: Any, name: str, episodes: Any, start: str) -> None:
-        assert (name, start) == ("rft", "start"), "each time from the start weights"
+        assert start == "start", "each time from the start weights"
         self.imitated.append(sorted(each.task.id for each in episodes))
+        (self.models / name).mkdir(parents=True)
+        (self.models / name / "weight").write_text(str(len(episodes)))
 
 
 def weights(number: float) -> Any:
@@ -68,67 +69,95 @@ def weights(number: float) -> Any:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    def load(folder: Path, **_: Any) -> torch.nn.Module:
+        model: torch.nn.Module = weights(float((folder / "weight").read_text())).model
+        return model
+
+    def without_cut(_: Any, episodes: Any, start: str) -> list[Trajectory]:
+        return [each for each in episodes if each.task.id != "cut"]
+
     work = Work(tmp_path)
     monkeypatch.setattr(rejection, "imitate", work.imitate)
+    monkeypatch.setattr(rejection, "tokenized", without_cut)
     monkeypatch.setattr(rejection, "recorded_successes", lambda _: [played("recorded", "a", source="offline")])
     monkeypatch.setattr(rejection, "start_weights", lambda _: "start")
+    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr(adapters, "wants_adapters", lambda model, lora: bool(lora))
     return work
 
 
-def create(work: Work, policy: Any, **options: Any) -> RejectionLearner:
-    return RejectionLearner(work, policy, Path(), Settings(), **options)  # type: ignore[arg-type]
+def create(work: Work, policy: Any, **settings: Any) -> RejectionLearner:
+    return RejectionLearner(work, policy, Path(), Settings(**settings))  # type: ignore[arg-type]
 
 
 def test_successes_of_all_iterations_are_imitated_beside_the_recorded(work: Work) -> None:
     policy = weights(0)
     learner = create(work, policy)
     assert learner.iteration == 0 and not learner.metrics
-    first, second = [played("one", "a")], [played("two", "a", iteration=1), played("lost", success=False, iteration=1)]
+    first, second = [played("one", "a")], [played("two", "a", iteration=1), played("cut", "a", iteration=1)]
     work.replay_buffer.extend([*first, *second])
-    assert learner.update([first]) == {"new_successes": 1, "solved_tasks": 1}
-    assert learner.update([second]) == {"new_successes": 2, "solved_tasks": 2}
-    assert work.imitated == [["one", "recorded"], ["one", "recorded", "two"]]
+    assert learner.update([first]) == {"skipped": 0, "new_successes": 1, "solved_tasks": 1}
+    assert learner.update([second]) == {"skipped": 0, "new_successes": 2, "solved_tasks": 2}
+    assert work.imitated == [["one", "recorded"], ["one", "recorded", "two"]], "what does not fit is left out"
     assert policy.model.weight.item() == 3, "the policy has the imitation's weights"
+    assert [each.name for each in work.models.iterdir()] == ["rft1"]
     restarted = weights(0)
     assert create(work, restarted).iteration == 2 and restarted.model.weight.item() == 3
+
+
+def test_an_update_killed_before_its_record_is_repeated(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.replay_buffer.extend(first := [played("one", "a")])
+    create(work, weights(0)).update([first])
+    work.replay_buffer.extend(second := [played("two", "a", iteration=1)])
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(work, "keep_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        create(work, weights(0)).update([second])
+    (restarted := weights(0)), (learner := create(work, restarted))
+    assert learner.iteration == 1 and restarted.model.weight.item() == 2, "the weights of the record are still there"
 
 
 def test_an_iteration_that_solves_nothing_more_trains_nothing(work: Work) -> None:
     policy = weights(7)
     learner = create(work, policy)
     work.replay_buffer.extend(lost := [played("one", "a", success=False)])
-    assert learner.update([lost])["new_successes"] == 0 and not work.imitated
+    assert learner.update([lost]) == {"skipped": 1, "new_successes": 0, "solved_tasks": 0} and not work.imitated
     assert work.said[-1].endswith("none is new, and the weights stay")
     assert learner.iteration == 1 and create(work, policy).iteration == 1 and policy.model.weight.item() == 7
+    work.replay_buffer.extend([played("two", "b", "c", iteration=1), played("two", "a", "b", "c", iteration=1)])
+    assert learner.update([])["skipped"] == 0
+    assert learner.update([])["skipped"] == 1 and len(work.imitated) == 1
+    work.replay_buffer.extend([played("two", "a", iteration=3)])
+    assert learner.update([])["skipped"] == 0 and len(work.imitated) == 2, "as many successes, and a shorter one"
 
 
-def test_it_begins_with_imitation_and_takes_no_option(work: Work) -> None:
-    with pytest.raises(ConfigurationError, match="learner='rft' has no option 'updates'"):
-        create(work, weights(0), updates=2)
-    work.records["stage/train/from"] = {"policy": "mine"}
-    with pytest.raises(ConfigurationError, match=r"leave out policy="):
-        create(work, weights(0))
+def test_it_begins_where_imitation_began(work: Work) -> None:
+    with pytest.raises(ConfigurationError, match="lora=True: learner='rft' needs the value that"):
+        create(work, weights(0), lora=True)
     work.records.clear()
-    with pytest.raises(ConfigurationError, match=r"train_base\(\)"):
+    with pytest.raises(ConfigurationError, match=r"call it first in"):
         create(work, weights(0))
 
 
 def test_tasks_without_a_recorded_success_are_played() -> None:
     tasks = [played(name).task for name in ("won", "lost", "untried")]
+    tasks.append(replace(tasks[0], id="drawn", drawn={"steps": []}))
     recorded, dreamed = [played("won", "a"), played("lost", "a", success=False)], list[Trajectory]()
-    work = SimpleNamespace(
-        settings=Settings(learner="rft", environment="real"),
+    work: Any = SimpleNamespace(
+        settings=Settings(learner="rft", environment="s2r", real_steps=9),
         tasks=lambda split: tasks,
         offline=lambda: recorded,
-        replay_buffer=SimpleNamespace(tasks=lambda **_: [], trajectories=lambda **_: dreamed),
+        replay_buffer=SimpleNamespace(trajectories=lambda **_: dreamed),
         run_name=str,
-        world=SimpleNamespace(check_task=None),
     )
-    curriculum = create_curriculum(work, real=True)  # type: ignore[arg-type]
-    assert {task.id for task in curriculum.sample(3, iteration=0)} == {"lost", "untried"}
+
+    def ids(real: bool) -> list[str]:
+        return [task.id for task in trainable_tasks(work, real=real)]
+
+    assert ids(False) == ids(True) == ["lost", "untried"], "a drawn task has its reference"
     dreamed.append(played("lost", "a"))
-    curriculum = create_curriculum(work, real=True)  # type: ignore[arg-type]
-    assert [task.id for task in curriculum.sample(3, iteration=1)] == ["untried"], "the dream of S2R solved the other"
+    assert ids(False) == ["lost", "untried"] and ids(True) == ["untried"], "the dream of S2R solved the other"
+    dreamed.append(played("untried", "a"))
+    assert ids(True) == ["lost", "untried"], "all again, once the dream has solved all"
     recorded += [played("lost", "a"), played("untried", "a")]
-    with pytest.raises(ConfigurationError, match="each of the 3 to train on has one"):
-        create_curriculum(work, real=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="each of the 3 training tasks has one"):
+        ids(True)

@@ -43,5 +43,5 @@ def test_a_share_of_nothing_is_not_shown(episodes: Any) -> None:
 def test_an_iteration_is_one_line() -> None:
     metrics = {"dream/success": 0.25, "dream/uniform_groups": 0.5, "seconds/rollout": 60.0, "seconds/update": 30.0}
     line = iteration_line(metrics, 0, 3)
-    assert line == "iteration 1 of 3: dream success 0.25, 50% of the groups teach nothing; 90 s, about 0:03:00 left"
+    assert line == "iteration 1 of 3: dream success 0.25, 50% of the groups are uniform; 90 s, about 0:03:00 left"
     assert iteration_line({"real/success": 0.0, "seconds/rollout": 1.0}, 2, 3) == "iteration 3 of 3: real success 0.00; 1 s"

@@ -284,5 +284,7 @@ def test_options_that_cannot_be_right_are_refused(
 
 def test_an_unknown_learner_is_refused_with_the_list() -> None:
     unknown: Any = "pppo"
-    with pytest.raises(ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, tinker. Did you mean 'ppo'"):
+    with pytest.raises(
+        ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, rft, tinker. Did you mean 'ppo'"
+    ):
         Settings(learner=unknown)
