@@ -208,10 +208,10 @@ def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: 
     solved = {each.task.id for each in work.offline() if not each.invalid_actions}
     tried = {each.task.id for each in work.replay_buffer.trajectories(run="train")}
     assert len(solved) == 1 and len(tried) == 3 and not solved & tried, "tasks that no recorded success solves"
-    imitations = [line for line in said if line.startswith("rft policy: 2 episodes, 2 steps of 2; it begins with")]
+    imitations = [line for line in said if line.startswith("rft0 policy: 2 episodes, 2 steps of 2; it begins with")]
     assert len(imitations) == 1, "a recorded success and a new one; the second iteration adds none"
     assert [row["solved_tasks"] for row in work.replay_buffer.metrics("train")] == [1, 1]
-    trained, imitated = (dict(work.policy(name).model.named_parameters()) for name in ("trained", "rft"))
+    trained, imitated = (dict(work.policy(name).model.named_parameters()) for name in ("trained", "rft0"))
     assert all(value.equal(imitated[name]) for name, value in trained.items())
 
 
