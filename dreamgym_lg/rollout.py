@@ -54,7 +54,7 @@ async def rollout(
 
     Each episode has a context and a sampling seed of its own, and is stored the moment it ends, without secrets of the
     environment (`environment_secrets`). An exception is a trajectory with an `error`. What is stored under the same (run,
-    iteration, task, index) is read instead of played; with an `error` it is played again.
+    iteration, task, index) is read instead of played, but for those that could not be played (`missing_episodes`).
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -164,23 +164,23 @@ Key = tuple[str, int]
 def _stored(
     replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: Mapping[str, str]
 ) -> dict[Key, Trajectory]:
-    """Those of these episodes that were played before without failing."""
+    """Those of these episodes that were played before and count in a verdict."""
     if not run:
         raise ConfigurationError(
             "run='' with a replay_buffer: episodes are stored under a run's name and read back by it; give run='...', "
             "a name for each policy and purpose"
         )
-    episodes: dict[Key, Trajectory] = {}
-    for each in replay_buffer.trajectories(run=run, iteration=iteration, errors=False, segments=True):
-        if (key := (each.task.id, each.rollout_index)) not in keys:
-            continue
+    stored = replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
+    episodes = {key: each for each in stored if (key := (each.task.id, each.rollout_index)) in keys}
+    for missing in missing_episodes(list(episodes.values())):
+        del episodes[missing.task.id, missing.rollout_index]
+    for each in episodes.values():
         for name, own in played_by.items():
-            if (stored := getattr(each, name)) != own:
+            if (before := getattr(each, name)) != own:
                 raise ConfigurationError(
-                    f"run {run!r} holds episodes of iteration {iteration} with {name}={stored!r}, and {name}={own!r} is "
+                    f"run {run!r} holds episodes of iteration {iteration} with {name}={before!r}, and {name}={own!r} is "
                     "given now; they are not the same episodes: give another run name, or what they were played with"
                 )
-        episodes[key] = each
     return episodes
 
 

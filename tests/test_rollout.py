@@ -17,6 +17,8 @@ from dreamgym_lg.errors import (
     PredictionFailed,
     ProcessLost,
     RunStopped,
+    Unanswered,
+    UserFault,
 )
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -241,6 +243,18 @@ def test_what_failed_is_played_again_and_replaced(policy: Any, buffer: ReplayBuf
     for each in again:
         kept = stored[each.task.id, each.rollout_index]
         assert (list(kept.steps), kept.error, len(kept.segments)) == (list(each.steps), None, len(each.segments))
+
+
+@pytest.mark.parametrize("outcome", [PredictionFailed("two scores"), Unanswered("get_order of 7"), UserFault("another goal")])
+def test_an_outcome_of_the_dream_is_not_played_until_it_is_a_better_one(
+    policy: Any, buffer: ReplayBuffer, outcome: Exception
+) -> None:
+    first = play(policy, create_environment=lambda: Counting(("t1", outcome)), replay_buffer=buffer)
+    calls = len(policy.asked)
+    assert play(policy, replay_buffer=buffer)[1].error == first[1].error == f"{type(outcome).__name__}: {outcome}"
+    assert len(policy.asked) == calls and buffer.count("trajectories") == 3
+    again = play(policy, TASKS[1:2], replay_buffer=buffer)
+    assert again[0].success, "where every episode failed there is no verdict, and they are played again"
 
 
 def test_attempts_are_rounds_within_one_call(policy: Any, buffer: ReplayBuffer) -> None:
