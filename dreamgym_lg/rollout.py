@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import logging
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -15,11 +16,13 @@ from langsmith.run_helpers import get_tracing_context, tracing_context
 from langsmith.run_trees import get_cached_client
 
 from dreamgym_lg.environment import RULES, CreateEnvironment, EpisodeContext
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, ContextExceeded, EpisodesMissing, RunStopped
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Source, Step, Task, Trajectory, is_missing
+
+logger = logging.getLogger(__name__)
 
 _COLLECTED_AFTER = 50_000
 """New objects between two garbage collections while episodes play. Python's own default is 700 to 2,000."""
@@ -61,7 +64,7 @@ async def rollout(
         source: Who answers: `synthetic` for the experience model, `real` for the real environment.
         run: Name under which the episodes are stored; needed with `replay_buffer`.
         attempts: Rounds at most: failed episodes are played again after all others have ended, but for those that would end the
-            same (`AccessBlocked`, `ConfigurationError`).
+            same (`AccessBlocked`, `ConfigurationError`, `ContextExceeded`).
         on_episode: Called with each episode as soon as it has been played and stored.
 
     Raises:
@@ -74,7 +77,7 @@ async def rollout(
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
     played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
-    slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
+    slots, tracing, outgrown = asyncio.Semaphore(concurrency), caller_tracing(), list[str]()
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
         recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
@@ -82,7 +85,7 @@ async def rollout(
         try:
             async with slots:
                 with episode_tracing("dream" if source == "synthetic" else "real", about, caller=tracing):
-                    played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                    played = await _play(graph, task, create_environment, recorder, recursion_limit, outgrown.append)
         except RunStopped as stopped:
             return stopped
         played |= {"run": run, "iteration": iteration, "segments": recorder.segments(), **played_by}
@@ -97,6 +100,11 @@ async def rollout(
         for _ in range(attempts):
             todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
             episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
+    if outgrown:
+        logger.warning(
+            "%d of %d episodes are cut short, without success, where they outgrew the policy's context; the first: %s",
+            *(len(outgrown), len(keys), outgrown[0]),
+        )
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
 
@@ -108,8 +116,8 @@ def _check_counts(**counts: int) -> None:
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """True for a failed episode that needs no change before another try."""
-    kind = str(trajectory.error).partition(":")[0]
-    return is_missing(trajectory.error) and kind not in (AccessBlocked.__name__, ConfigurationError.__name__)
+    same = (AccessBlocked.__name__, ConfigurationError.__name__, ContextExceeded.__name__)
+    return is_missing(trajectory.error) and str(trajectory.error).partition(":")[0] not in same
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
@@ -223,9 +231,14 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
 
 
 async def _play(
-    graph: Agent, task: Task, create_environment: CreateEnvironment | None, recorder: TokenRecorder, recursion_limit: int
+    graph: Agent,
+    task: Task,
+    create_environment: CreateEnvironment | None,
+    recorder: TokenRecorder,
+    recursion_limit: int,
+    on_outgrown: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Steps, acts, success and error of one episode."""
+    """Steps, acts, success and error of one episode. Truncated where it outgrows the policy's context."""
     state, cause = dict[str, Any](), None
     try:
         with closing(create_environment()) if create_environment else nullcontext() as environment, recorder:
@@ -236,7 +249,12 @@ async def _play(
     except RunStopped:
         raise
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
+        # a first prompt that is too long is the settings' fault; what outgrows a dream's model is `PredictionFailed`
+        if isinstance(error, ContextExceeded) and (steps := list(state.get("steps", ()))):
+            state = {**state, "success": False, "steps": [*steps[:-1], replace(steps[-1], truncated=True)]}
+            on_outgrown(str(error))
+        else:
+            cause = f"{type(error).__name__}: {error}"
     success = cause is None and state.get("success", False)
     return {"steps": state.get("steps", ()), "acts": state.get("acts", ()), "success": success, "error": cause}
 

@@ -12,6 +12,7 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import (
     AccessBlocked,
     ConfigurationError,
+    ContextExceeded,
     EnvironmentFailed,
     EpisodesMissing,
     PredictionFailed,
@@ -255,6 +256,22 @@ def test_an_outcome_of_the_dream_is_not_played_until_it_is_a_better_one(
     assert len(policy.asked) == calls and buffer.count("trajectories") == 3
     again = play(policy, TASKS[1:2], replay_buffer=buffer)
     assert again[0].success, "where every episode failed there is no verdict, and they are played again"
+
+
+def test_an_episode_that_outgrows_the_policy_is_cut_short_unlike_a_first_prompt(
+    scripted: Any, buffer: ReplayBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reply(messages: Any) -> str:
+        if "t1: 1" in messages[-1].text or "t2: 0" in messages[-1].text:
+            raise ContextExceeded("the model takes 2048")
+        return "go on"
+
+    whole, cut, broken = play(scripted(reply=reply), replay_buffer=buffer, attempts=3)
+    assert whole.success and not cut.success and cut.error is None and cut.reward == 0
+    assert [step.truncated for step in cut.steps] == [True]
+    assert broken.error == "ContextExceeded: the model takes 2048"
+    assert "1 of 3 episodes are cut short, without success, where they outgrew the policy's context" in caplog.text
+    assert check_played([whole, cut]) and buffer.count("trajectories") == 3, "neither is played again"
 
 
 def test_attempts_are_rounds_within_one_call(policy: Any, buffer: ReplayBuffer) -> None:

@@ -73,12 +73,15 @@ class GraphTwins:
                 self._twins[id(graph)] = self._twins[id(twin)] = graph, twin
             return self._twins[id(graph)][1]
 
+    def limit(self, graph: Pregel) -> int:
+        """Supersteps of a run of the graph at most."""
+        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
+        return self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
+
     def _create(self, graph: Pregel) -> Pregel:
         twin = copy.copy(graph)
         twin.cache = None
-        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
-        limit = self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
-        twin.config = {**(graph.config or {}), "recursion_limit": limit}
+        twin.config = {**(graph.config or {}), "recursion_limit": self.limit(graph)}
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
             twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
         if graph.store is not None:

@@ -191,6 +191,8 @@ class SimulatedEpisode(AgentEpisode):
         return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
 
     def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
+        if isinstance(self.graph, Pregel):  # a real graph has no twin, and ends where the dream's does
+            config = {"recursion_limit": self._twins.limit(self.graph), **(config or {})}
         return _Run(
             payload,
             config,
@@ -329,8 +331,8 @@ def simulated(
         allow: Hosts and paths that may be touched.
         respond: Answers interrupts. Default: every action is approved, and any other question is put to the environment's user,
             or answered "yes" without one.
-        recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
-            (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
+        recursion_limit: Steps of the graph, at which the episode is truncated, a real one too. Default: what the graph's own
+            config says (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
         context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.

@@ -100,6 +100,15 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     assert not dream(agent.with_config(recursion_limit=200), patient)[0].truncated
 
 
+async def test_a_real_episode_ends_where_the_dream_does(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    graph, endless = react(world.model, [toolbox(world)[0]]), ScriptedPolicy(rounds=10**6)
+    for expected, options in ((25, {}), (4, {"recursion_limit": 8})):
+        agent = SimulatedAgent(graph, endless, verify=lambda task, state: 1.0, real=True, **options)
+        outcome = await played(agent, None)
+        assert outcome["success"] is False and outcome["steps"][-1].truncated and len(outcome["steps"]) == expected + 1
+
+
 @pytest.mark.parametrize("verify", [None, lambda task, state: 1.0], ids=["the world judges", "verify judges"])
 async def test_a_truncated_episode_earns_nothing(verify: Any, tmp_path: Path) -> None:
     """The reward is the outcome of a task that ended: nobody is asked for the outcome of one that was cut short."""
