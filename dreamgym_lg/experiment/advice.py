@@ -70,6 +70,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     """
     s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
     dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
+    successes = [each for each in work.offline() if each.success]
     won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
     if tasks and (real or (dream is not None and not s.references_only)):
         path = work.record(START).get("path")
@@ -84,7 +85,6 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             refusal = f"the gate refuses the dream: {error}"
         number = min(s.num_tasks, len(known := gate.trainable_tasks(work)), MOST_GROUPS)
         drawn = Random(s.seed).sample(known, number)
-        successes = [each for each in work.offline() if each.success]
         lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{Path(policy_version(policy)).name}/dream@{dream.version}"
@@ -97,8 +97,17 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
     figures = [f"{LABELS[name]} {number} of {len(tasks)} validation tasks" for name, number in won.items()]
     figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
+    figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
     return advice
+
+
+def _second_tries(groups: Sequence[Sequence[Trajectory]], solved: Collection[str]) -> list[str]:
+    """A line on tasks that no trace solves and the dream does."""
+    unsolved = [group for group in groups if group[0].task.id not in solved and not group[0].task.drawn]
+    number = sum(map(has_success, unsolved))
+    said = f"the dream solves {number} of {len(unsolved)} tasks that no trace solves, and learner='rft' would imitate them"
+    return [said] if number else []
 
 
 def has_success(group: Sequence[Trajectory]) -> bool:

@@ -373,6 +373,17 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
 
 
+def test_advice_says_what_second_tries_would_imitate() -> None:
+    task = Task(id="new", instruction="open", environment="doors")
+    won, lost = (Trajectory(task=task, steps=(), success=success) for success in (True, False))
+    known = replace(won, task=replace(task, id="known"))
+    groups = [[lost, won], [lost, lost], [known, known]]
+    assert advice._second_tries(groups, {"known"}) == [
+        "the dream solves 1 of 2 tasks that no trace solves, and learner='rft' would imitate them"
+    ]
+    assert advice._second_tries(groups[1:], {"known"}) == []
+
+
 def test_nobody_is_advised_to_train_where_drawn_tasks_lost_a_tool(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "conclude", lambda *_: advice.Advice("train", "it may add"))
     monkeypatch.setattr(advice, "lost_tools", lambda *_: ["refund"])
