@@ -107,7 +107,7 @@ class Records:
         calls = [call for trace in self.recordings.traces for call in trace.calls if call[0] in writes]
         self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
         train = [each for each in chosen if each.task.split == "train"]
-        self.all = [self._record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
+        self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
         successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
         looked = Counter(_writing_tools(each) for each in successes if self._looked_up(each))
         whole = Counter(map(_writing_tools, successes))
@@ -116,7 +116,7 @@ class Records:
         self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) in unread]
         self.guesses = len(successes) - len(self.successes)
 
-    def _record(self, trajectory: Trajectory, trace: Trace) -> Record:
+    def record(self, trajectory: Trajectory, trace: Trace) -> Record:
         request = first_observation(trajectory.task)
         first = self.recordings.first_documents(trace, is_name=self.identifiers.types_of)
         documents = {REQUEST: request, **{place: json.loads(text) for place, text in first.items()}}
@@ -177,7 +177,7 @@ def draw(records: Records, base: Record, rng: Random) -> Task | str:
     if renaming.left_in(" ".join([renaming(task.instruction), renaming(message)])):
         return "an entity is named in other ways"
     documents = {(tool, key_of(renaming(json.loads(key)))): renaming(text) for (tool, key), text in base.documents.items()}
-    _complete(records, base, documents, renaming, rng)
+    complete(records, base, documents, renaming, rng)
     del documents[REQUEST]
     steps = [[render_call(tool, renaming(own)), records.text(tool, renaming(answer))] for tool, own, answer in calls]
     drawn = Drawn(
@@ -210,8 +210,14 @@ class _Origin(NamedTuple):
     renaming: Renaming
 
 
-def _complete(records: Records, base: Record, documents: dict[Place, Any], renaming: Renaming, rng: Random) -> None:
-    """Add documents of each entity that others name, until all are there."""
+def complete(
+    records: Records, base: Record, documents: dict[Place, Any], renaming: Renaming, rng: Random, *, alike: bool = True
+) -> None:
+    """Add documents of each entity that others name, until all are there.
+
+    Args: `documents`, of `base` with the ids that `renaming` gives; `alike`, what no trace has is as in the episodes most like
+    `base`, else as in any.
+    """
     ids = records.identifiers
     origins = {new: _Origin(base, old, renaming) for old, new in renaming.items()}
     pending = list(dict.fromkeys(records.spots(documents).values()))
@@ -220,7 +226,8 @@ def _complete(records: Records, base: Record, documents: dict[Place, Any], renam
         # one that many episodes name keeps its id, and its recorded documents
         for type in sorted(ids.types_of(origins[value].value)) if value in origins else ():
             place = ids.place(type, value)
-            donor = _same_entity(records, origins[value], type) or _donor(records, base, documents, value, type, rng)
+            donor = _same_entity(records, origins[value], type)
+            donor = donor or _donor(records, base, documents, value, type, rng, alike)
             if place in documents or donor is None:
                 continue
             document = donor.record.documents[ids.place(type, donor.value)]
@@ -240,21 +247,26 @@ def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | Non
 
 
 def _donor(
-    records: Records, base: Record, documents: Mapping[Place, Any], value: str, type: Type, rng: Random
+    records: Records, base: Record, documents: Mapping[Place, Any], value: str, type: Type, rng: Random, alike: bool
 ) -> _Origin | None:
     """An entity of another episode at the same place, with the ids around it.
 
-    Successes that made the same writing calls come first, then those with the same tools, each in the nearest words first.
+    With `alike` successes that made the same writing calls come first, then those with the same tools, each in the nearest
+    words first.
     """
     ours = records.spots(documents)
     stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
     best: tuple[Any, ...] = ()
     for record in records.all:
         same = record.writes == base.writes, _writing_tools(record) == _writing_tools(base)
-        alike = (*(record.trajectory.success and each for each in same), _similarity(record.words, base.words))
+        near = (*(record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
-                best = max(best, (alike, rng.random(), record, old, where, stands[where[0], spot]), key=lambda each: each[:2])
+                best = max(
+                    best,
+                    (near if alike else (), rng.random(), record, old, where, stands[where[0], spot]),
+                    key=lambda each: each[:2],
+                )
     if not best:
         return None
     _, _, record, old, theirs, here = best

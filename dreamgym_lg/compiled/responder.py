@@ -56,7 +56,7 @@ class Compiled:
     def respond(self, episode: Episode) -> Answer | None:
         if (call := parse_call(episode.action)) is None:
             return None
-        answer = self.answer(episode.task.id, _steps(episode), call.name, call.arguments)
+        answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments)
         return None if answer is None else Answer(answer)
 
     @property
@@ -125,7 +125,7 @@ class Compiled:
         return ProcessLost(f"the compiled world {str(self.folder)!r} {what}{status}; look at its world.py, or compile it again")
 
 
-def _steps(episode: Episode) -> list[list[Any]]:
+def steps_of(episode: Episode) -> list[list[Any]]:
     calls = [(parse_call(step.action), step) for step in episode.steps if step.valid]
     return _drawn(episode) + [
         [call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None
@@ -171,7 +171,7 @@ class EndState:
         if answer is not None or not is_answer(episode.action):
             return None
         references = self.references.references(episode.task, own_traces=episode.own_traces)
-        left = self.world.changes(episode.task.id, _steps(episode)) if references else {"": None}
+        left = self.world.changes(episode.task.id, steps_of(episode)) if references else {"": None}
         if None in left.values():
             return None
         for success in references:
