@@ -19,9 +19,12 @@ ActKind = Literal["passed through", "blocked", "raised"]
 """Kind of an event beside the steps. A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access
 that the guard stopped, or an exception of the agent's own that ended the episode."""
 
+IMPUTED = "imputed"
+"""Name of the responder `Imputed` of compiled worlds."""
 DECIDERS: Mapping[str, str] = {
     "schema": "the tool's argument schema",
     "recorded": "a recorded answer",
+    IMPUTED: "a recorded state of another entity",
     "references": "a recorded success's writing calls",
     "verify": "your own check",
     "model": "the experience model",

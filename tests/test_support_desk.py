@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Trajectory
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, render_answer, render_call
 from dreamgym_lg.dream import Episode, References
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.event_loop import run_lasting
@@ -271,3 +271,33 @@ def test_the_demo_names_the_best_row_without_a_dream(tmp_path: Path) -> None:
     assert "Offline RL was left out" in done.stdout and "Against the other rows: not proven: trained − " in done.stdout
     assert "imitation is enough" not in done.stdout, "two tickets do not show that"
     assert done.stdout.rstrip().endswith("dreamgym try my_app.py:graph traces.jsonl")
+
+
+@pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
+def test_a_ticket_that_nobody_looked_up_is_played_and_judged_in_an_imputed_state(desk: Any) -> None:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import story
+    finally:
+        sys.path.remove(str(FOLDER))
+    dream = story.imputed_dream(desk.out, desk.shop, seed=1)
+    imputed = dream.responders[1]
+    outcomes = Counter[tuple[str, bool]]()
+    for task in desk.gym.tasks("train"):
+        if task.metadata["kind"] != "return":
+            continue
+        (order,) = task.metadata["named"]
+        environment = dream.create_environment()
+        environment.reset(task)
+        look = environment.step(render_call("get_order", {"order_id": order}))
+        if look.info["decided_by"] != "imputed":
+            continue
+        status = json.loads(look.observation)["status"]
+        with desk.shop.showing(imputed.documents(task)).fresh():
+            assert story.TruthfulServer(desk.shop)._call(render_call("get_order", {"order_id": order})) == look.observation
+        if status in ("shipped", "final"):
+            environment.step(render_call("escalate", {"order_id": order, "reason": status}))
+        outcomes[status, environment.step(render_answer("Done.")).info["success"]] += 1
+    left = {pair: number for pair, number in outcomes.items() if pair[0] in ("open", "delivered")}
+    assert {outcome for _, outcome in outcomes - Counter(left)} == {True}, "a shipped or final order goes to a colleague"
+    assert {outcome for _, outcome in left} == {False}, "nothing was done there"

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tickets import Shop, create_shop
-from truthful_server import truthful_dream
+from truthful_server import TruthfulServer, truthful_dream
 
-from dreamgym_lg import Dream, Experiment, ReplayBuffer, Step, load_traces
+from dreamgym_lg import Dream, Experiment, ReplayBuffer, Step, Task, Verify, load_traces
 from dreamgym_lg.actions import readable
 from dreamgym_lg.cli.console import quiet_libraries
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.drawing import draw_tasks
+from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
 from dreamgym_lg.dream import RecordedUser, TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
@@ -29,6 +31,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.report.proof import read_claim, summary_table, write_report
 
 HELD_OUT = {"validation": 8, "test": 20}
+MANY_HELD_OUT = {"validation": 60, "test": 150}
 BASELINES = ("sft", "sft-filtered")
 """What the dream has to beat here. The others take the demo's time again: `--all-baselines`."""
 DESK_TOOLS = [StructuredTool.from_function(tool) for tool in TOOLS]
@@ -39,7 +42,8 @@ def tell(arguments: argparse.Namespace) -> None:
     """Every stage, each into the folder `arguments.out`; killed at any moment, the same command goes on."""
     quiet_libraries(offline=False)
     start, out, seed, talking = time.perf_counter(), arguments.out, arguments.seed, arguments.talking
-    settings, held_out = choose_settings(arguments), {"test": 2, "validation": 0} if arguments.quick else HELD_OUT
+    settings, held_out = choose_settings(arguments), MANY_HELD_OUT if arguments.second_tries else HELD_OUT
+    held_out = {"test": 2, "validation": 0} if arguments.quick else held_out
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, vague=talking, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():
@@ -49,8 +53,10 @@ def tell(arguments: argparse.Namespace) -> None:
     if not arguments.dreamed:
         say(f"2. a dream: {'the tools themselves answer' if arguments.truthful else 'code is compiled from the traces'}")
         dream = truthful_dream(shop, talking=talking) if arguments.truthful else compile_dream(out, talking=talking)
+        dream = imputed_dream(out, shop, seed) if arguments.second_tries else dream
     unseen = [task for task in tasks if task.split != "train"]
-    others = arguments.quick or arguments.dreamed or arguments.truthful or talking  # conversations are not drawn
+    # conversations are not drawn, and second tries are made of what the traces lost
+    others = arguments.quick or arguments.dreamed or arguments.truthful or talking or arguments.second_tries
     if arguments.drawn and not others:
         # about orders and customers that no trace holds: the compiled world knows all of them
         replay_buffer = ReplayBuffer(out / "replay.db")
@@ -63,7 +69,7 @@ def tell(arguments: argparse.Namespace) -> None:
         unseen += drawn
     gym = create_gym(shop, unseen, out, talking=talking, dream=dream, settings=settings, say=say)
     say(f"3. imitation of the recorded successes, then {settings.iterations} iterations in the dream")
-    train(gym, () if arguments.all_baselines else BASELINES)
+    train(gym, () if arguments.all_baselines or arguments.second_tries else BASELINES)
     say(f"4. the proof: every policy deals with {held_out['test']} tickets that it has not seen, on the real database")
     result, work = gym.prove(), gym.experiment
     Console().print(before_and_after(work), summary_table(result))
@@ -104,6 +110,10 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
     # for what else an experience model answers, a short training and one similar recorded step are enough
     options |= {"experience_steps": 60, "retrieved": 1}
     options |= {"iterations": arguments.iterations, "num_tasks": 4, "num_generations": 6}
+    if arguments.second_tries:  # every ticket that no trace solved, eight times
+        options |= {"learner": "rft", "references_only": False, "base_steps": 120, "policy_tokens": 96, "iterations": 1}
+        options |= {"num_tasks": arguments.traces, "num_generations": 8, "evaluate_tasks": 60, "proof_tasks": 150}
+        options |= {"synthetic_share": 0.0}
     if arguments.quick:  # enough to see every part work; nothing is validated in between
         options |= {"base_steps": 3, "experience_steps": 30, "iterations": 1, "num_tasks": 2, "num_generations": 2}
         options |= {"real_budget": 0, "max_false_success": None, "max_gap": None}
@@ -118,3 +128,21 @@ def compile_dream(out: Path, *, talking: bool) -> Dream:
         compile_world(replay_buffer, out / "world", tools=DESK_TOOLS, writes=WRITES)
     index = TraceIndex(replay_buffer, tools=DESK_TOOLS, writes=WRITES)
     return compiled_dream(out / "world", index, user=RecordedUser(replay_buffer) if talking else None)
+
+
+def imputed_dream(out: Path, shop: Shop, seed: int) -> Dream:
+    """The same, where an order that no trace looked up has the recorded state of another, and the shop's check knows it."""
+    dream, index = (
+        compile_dream(out, talking=False),
+        TraceIndex(ReplayBuffer(out / "replay.db"), tools=DESK_TOOLS, writes=WRITES),
+    )
+    imputed = Imputed(Compiled(out / "world"), index, seed=seed)
+
+    def check(task: Task, steps: Sequence[Step]) -> float:
+        *calls, last = steps
+        imagined = any(step.decided_by == imputed.name for step in calls)
+        server = TruthfulServer(shop.showing(imputed.documents(task)) if imagined else shop)
+        return float(server.solved(task, calls, last.action))
+
+    schemas, *others = dream.responders
+    return Dream([schemas, imputed, *others], None, [*dream.judges, Verify(check)])

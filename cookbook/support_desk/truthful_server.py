@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import StructuredTool
 from tickets import Shop
 
-from dreamgym_lg import Answer, Dream, Episode, Step, Verdict
+from dreamgym_lg import Answer, Dream, Episode, Step, Task, Verdict
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.dream import Schemas, ScriptedUser
 
@@ -36,10 +36,14 @@ class TruthfulServer:
             return Answer(self._call(episode.action))
 
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
-        with self._after(episode.steps):
-            success = self.shop.solved(episode.task, str(parse_action(episode.action)))
-            success &= not self.talking or agreed(_messages(episode.steps))
+        success = self.solved(episode.task, episode.steps, episode.action)
+        success &= not self.talking or agreed(_messages(episode.steps))
         return Verdict(float(success), success, "every row of the database was compared")
+
+    def solved(self, task: Task, steps: Sequence[Step], last: str) -> bool:
+        """The shop's check of an episode's steps and its last action."""
+        with self._after(steps):
+            return self.shop.solved(task, str(parse_action(last)))
 
     @contextmanager
     def _after(self, steps: Sequence[Step]) -> Iterator[None]:

@@ -170,7 +170,7 @@ class EndState:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
-        references = self.references.references(episode.task, own_traces=episode.own_traces)
+        references = self.references.of_episode(episode)
         left = self.world.changes(episode.task.id, steps_of(episode)) if references else {"": None}
         if None in left.values():
             return None

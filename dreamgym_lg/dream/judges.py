@@ -120,7 +120,7 @@ class ModelJudge(Prompts):
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
         """The prompt: the whole episode, with its last message."""
-        references = self._references.references(episode.task, own_traces=episode.own_traces) if self._references else []
+        references = self._references.of_episode(episode) if self._references else []
         reference = references[0] if references else None
         write = self._in_lines if self._lines else self._in_json
         return [*write(episode, reference)]

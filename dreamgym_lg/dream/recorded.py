@@ -9,7 +9,7 @@ from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Vo
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import words
 from dreamgym_lg.tasks import described, first_observation, is_tool_task, schemas
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import IMPUTED, Task
 
 
 class Recorded:
@@ -90,7 +90,7 @@ class References:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
-        references = self.references(episode.task, own_traces=episode.own_traces)
+        references = self.of_episode(episode)
         done = unordered(effects_of(self.index, episode))
         if not references or (not done and any(not each.effects for each in references) and not episode.task.drawn):
             return None
@@ -102,6 +102,12 @@ class References:
             return Verdict(1.0, True, f"the writing calls and facts are those of a recorded success{unread}", final=same)
         needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
+
+    def of_episode(self, episode: Episode) -> list[Success]:
+        """Those of the episode's task; none where an answer was imputed."""
+        # in another state than the recorded one, something else is right
+        imputed = any(step.decided_by == IMPUTED for step in episode.steps)
+        return [] if imputed else self.references(episode.task, own_traces=episode.own_traces)
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
         """The recorded successes of the task that the agent's tools can repeat.

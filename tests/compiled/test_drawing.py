@@ -14,8 +14,8 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.drawing import draw_tasks
 from dreamgym_lg.compiled.identifiers import Renaming
+from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
-from dreamgym_lg.compiled.sampling import Sampled
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Split
@@ -173,8 +173,8 @@ def _guessed(index: TraceIndex) -> list[Task]:
 
 def test_an_entity_that_no_trace_looked_up_gets_a_recorded_state_of_another(shop: Any) -> None:
     index, world = shop
-    sampled = Sampled(world, index, seed=1)
-    dream = Dream([sampled, *compiled_dream(world.folder, index).responders], judges=[Verify(lambda task, steps: 1.0)])
+    imputed = Imputed(world, index, seed=1)
+    dream = Dream([imputed, *compiled_dream(world.folder, index).responders], judges=[Verify(lambda task, steps: 1.0)])
     recorded = [json.loads(document) for trace in _orders(index) for document in trace]
     states = set[str]()
     for task in _guessed(index)[:40]:
@@ -183,7 +183,7 @@ def test_an_entity_that_no_trace_looked_up_gets_a_recorded_state_of_another(shop
         environment.reset(task)
         look = environment.step(render_call("get_order", {"order_id": order}))
         document = json.loads(look.observation)
-        assert look.info["decided_by"] == "sampled" and document["id"] == order
+        assert look.info["decided_by"] == "imputed" and document["id"] == order
         assert {**document, "id": "", "customer": ""} in [{**each, "id": "", "customer": ""} for each in recorded]
         assert document["customer"] not in {each["customer"] for each in recorded}
         other = environment.step(render_call("get_customer", {"customer_id": document["customer"]}))
@@ -196,25 +196,25 @@ def test_an_entity_that_no_trace_looked_up_gets_a_recorded_state_of_another(shop
             else not right
         )
         states.add(document["status"])
-        assert [tool for tool, *_ in sampled.documents(task)] == ["get_order", "get_customer"]
+        assert [tool for tool, *_ in imputed.documents(task)] == ["get_order", "get_customer"]
     assert states == {"open", "sent", "paid"}, "also those in which the recorded guess was wrong"
 
 
-def test_all_episodes_of_a_task_see_the_same_sampled_state(shop: Any) -> None:
+def test_all_episodes_of_a_task_see_the_same_imputed_state(shop: Any) -> None:
     index, world = shop
     tasks = _guessed(index)[:20]
-    first, again, other = ([Sampled(world, index, seed=seed).documents(task) for task in tasks] for seed in (1, 1, 2))
+    first, again, other = ([Imputed(world, index, seed=seed).documents(task) for task in tasks] for seed in (1, 1, 2))
     assert first == again != other
     unknown = Task(id="new", instruction="Pay K4444 back.", environment="shop")
-    (order, arguments, answer), *_ = Sampled(world, index).documents(unknown)
+    (order, arguments, answer), *_ = Imputed(world, index).documents(unknown)
     assert (order, arguments, json.loads(answer)["id"]) == ("get_order", {"order_id": "K4444"}, "K4444")
 
 
-def test_what_a_trace_looked_up_is_not_sampled(shop: Any) -> None:
+def test_what_a_trace_looked_up_is_not_imputed(shop: Any) -> None:
     index, world = shop
     recorded = index.replay_buffer.trajectories(source="offline", split="train")
     asked = next(each for each in recorded if len(each.steps) == 3 and "get_customer" in each.steps[1].action)
-    documents = Sampled(world, index).documents(asked.task)
+    documents = Imputed(world, index).documents(asked.task)
     assert [answer for *_, answer in documents] == [step.next_observation for step in asked.steps[:2]]
 
 

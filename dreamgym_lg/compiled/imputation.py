@@ -1,4 +1,4 @@
-"""Answers about entities that no trace looked up: what traces say of others, sampled by a seed."""
+"""Answers about entities that no trace looked up: what traces say of others (hot-deck imputation)."""
 
 import json
 from random import Random
@@ -14,10 +14,10 @@ from dreamgym_lg.dream.parts import Answer, Episode
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import Unanswered
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import IMPUTED, Task, Trajectory
 
 
-class Sampled:
+class Imputed:
     """Gives an entity that no trace looked up the recorded state of another one.
 
     Without it a request whose order no trace looked up cannot be dreamed. The state is drawn among all recorded entities that
@@ -30,13 +30,13 @@ class Sampled:
     Args:
         world: Answers by its rules once the state is known.
         traces: A replay buffer, or an index of one that knows which tools write. Read once.
-        seed: Another one samples other states.
+        seed: Another one draws other states.
         environment: Whose traces; by default all of the buffer's.
 
-    Raises `Unanswered` where the world does not know what a call does to a sampled entity.
+    Raises `Unanswered` where the world does not know what a call does to an entity that no trace looked up.
     """
 
-    name = "sampled"
+    name = IMPUTED
 
     def __init__(
         self, world: Compiled, traces: ReplayBuffer | TraceIndex, *, seed: int = 0, environment: str | None = None
@@ -50,17 +50,17 @@ class Sampled:
         if episode.task.drawn or (call := parse_call(episode.action)) is None:
             return None
         state = self._state(episode.task)
-        if state.sampled.isdisjoint(map(str, values_in(dict(call.arguments)))):
+        if state.imputed.isdisjoint(map(str, values_in(dict(call.arguments)))):
             return None
         steps = [*state.documents, *steps_of(episode)]
         if (answer := self.world.answer(episode.task.id, steps, call.name, call.arguments)) is None:
-            raise Unanswered(f"the compiled world does not know what {call.name} does to a sampled entity")
+            raise Unanswered(f"the compiled world does not know what {call.name} does to an entity that no trace looked up")
         return Answer(answer)
 
     def documents(self, task: Task) -> list[list[Any]]:
-        """What look-ups of the task's entities return before its first call: tool, arguments, answer.
+        """Look-ups of the task's entities before its first call: tool, arguments, answer.
 
-        Recorded where a trace looked the entity up, else sampled.
+        Recorded where a trace looked the entity up, else imputed.
         """
         return self._state(task).documents
 
@@ -94,5 +94,5 @@ class _State(NamedTuple):
     """A task's world before its first call."""
 
     documents: list[list[Any]]
-    sampled: frozenset[str]
-    """The ids of sampled entities."""
+    imputed: frozenset[str]
+    """The ids of entities that no trace looked up."""
