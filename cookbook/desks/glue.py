@@ -64,10 +64,10 @@ class Desk:
         ]
 
     @contextmanager
-    def fresh(self, task: Task) -> Iterator[Path]:
-        """The block works on a database of its own."""
+    def fresh(self, task: Task, master: Path | None = None) -> Iterator[Path]:
+        """The block works on a database of its own. Args: `master`, another one that it is a copy of."""
         with tempfile.TemporaryDirectory(prefix="desk-") as folder:
-            path = self.world.episode_db(self.master, Path(folder) / "episode.db")
+            path = self.world.episode_db(master or self.master, Path(folder) / "episode.db")
             token = _database.set(str(path))
             try:
                 yield path
@@ -78,18 +78,21 @@ class Desk:
         """The desk's own check of the database in use and the last message."""
         return self.world.check(self.cases[task.instruction], self.master, _database.get(), message)
 
-    def check_steps(self, task: Task, steps: Sequence[Step]) -> float | None:
-        """The desk's own check of a dreamed episode: its writing calls are made on a private copy. None of an unknown task."""
-        if task.instruction not in self.cases:
+    def check_steps(self, task: Task, steps: Sequence[Step], *, case: Any = None, master: Path | None = None) -> float | None:
+        """The desk's own check of a dreamed episode: its writing calls are made on a private copy. None of an unknown task.
+
+        Args: `case` and `master`, what is right and the database in another state than the desk's.
+        """
+        if (case := case or self.cases.get(task.instruction)) is None:
             return None
         writes = {tool.name: tool for tool in self.agent.make_tools(EpisodeDatabase()) if tool.name in WRITES[self.name]}
-        with self.fresh(task):
+        with self.fresh(task, master):
             for step in steps:
                 call = parse_action(step.action)
                 if isinstance(call, ToolCall) and call.name in writes:
                     with suppress(ValidationError):
                         writes[call.name].invoke(dict(call.arguments))
-            return self.check(task, message_text(steps[-1].action))
+            return self.world.check(case, master or self.master, _database.get(), message_text(steps[-1].action))
 
     @asynccontextmanager
     async def reset(self, task: Task) -> AsyncIterator[None]:

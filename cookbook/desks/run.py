@@ -4,6 +4,8 @@ Run: python cookbook/desks/run.py clinic               (a seed: about an hour an
      python cookbook/desks/run.py library --seed 2
      python cookbook/desks/run.py library --learner rft --logs 100   (second tries: tickets that the logs lost are played in the
                                                                       dream; what the desk's check accepts is imitated too)
+     python cookbook/desks/run.py library --learner rft --logs 100 --imputed   (a loan or reader that no log looked up has the
+                                                                      recorded state of another: `library_states.py`)
      python cookbook/desks/run.py clinic --real        (on the desk's own tools in place of the dream: the ceiling)
      python cookbook/desks/run.py clinic --quick       (few steps of everything, to see it run; proves nothing)
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from glue import HERE, WRITES, Desk, EpisodeDatabase
+from library_states import imputed_dream
 
 from dreamgym_lg import Dream, ReplayBuffer, Settings, Task, Verify, load_traces
 from dreamgym_lg.cli.console import quiet_libraries
@@ -85,16 +88,24 @@ def main() -> None:
     parser.add_argument("--learner", choices=("grpo", "rft"), default="grpo", help="default: grpo")
     parser.add_argument("--iterations", type=int, help="of the learner; default: 4 of GRPO, 1 of second tries")
     parser.add_argument("--drawn", type=int, help="tasks drawn from the logs' successes; default: 400 of GRPO in the dream")
+    parser.add_argument("--imputed", action="store_true", help="give what no log looked up a recorded state; library only")
     parser.add_argument("--real", action="store_true", help="train on the desk's own tools: what there is to gain")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
     parser.add_argument("--model", default=Settings.model, help="weights that the policy begins with")
     parser.add_argument("--out", type=Path, help="folder of everything; default: one of these numbers under runs")
     options = parser.parse_args()
+    if options.imputed and options.desk != "library":
+        parser.error(
+            f"--imputed: what is right in another state than the database's is known of the library, not of {options.desk}"
+        )
     quiet_libraries(offline=False)
-    kind = f"{options.learner}-seed{options.seed}-logs{options.logs}{'-real' * options.real}{'-quick' * options.quick}"
+    chosen = [name for name in ("imputed", "real", "quick") if getattr(options, name)]
+    kind = "-".join([options.learner, f"seed{options.seed}", f"logs{options.logs}", *chosen])
     desk = Desk(options.desk, (options.out or Path("runs") / f"{options.desk}-{kind}").resolve())
     buffer = read_logs(desk, 60 if options.quick else options.logs, options.seed)
     dream, usual = compile_dream(desk, buffer), 0 if options.quick or options.real or options.learner == "rft" else 400
+    if options.imputed:
+        dream = imputed_dream(desk, dream, buffer, options.seed)
     drawn = draw(desk, buffer, usual if options.drawn is None else options.drawn, options.seed)
     settings = choose_settings(options)
     gym = desk.create_gym(buffer, dream, drawn, settings=settings, say=lambda line: print(line, flush=True))

@@ -25,6 +25,8 @@ MAX_DOCUMENTS = 40
 """Look-ups of a drawn task's entities."""
 MIN_LOOKED_UP = 0.25
 """Share of the successes with the same writing tools that looked first, from which on the others count as guesses."""
+NEAREST = 10
+"""Recorded entities, those of the most similar requests, among which the state of an unknown one is drawn."""
 REQUEST = ("", "{}")
 """The place of the request among the documents of an episode."""
 
@@ -215,8 +217,8 @@ def complete(
 ) -> None:
     """Add documents of each entity that others name, until all are there.
 
-    Args: `documents`, of `base` with the ids that `renaming` gives; `alike`, what no trace has is as in the episodes most like
-    `base`, else as in any.
+    Args: `documents`, of `base` with the ids that `renaming` gives; `alike`, what no trace has is as in the episode most like
+    `base`, else as in one with a similar request.
     """
     ids = records.identifiers
     origins = {new: _Origin(base, old, renaming) for old, new in renaming.items()}
@@ -251,25 +253,22 @@ def _donor(
 ) -> _Origin | None:
     """An entity of another episode at the same place, with the ids around it.
 
-    With `alike` successes that made the same writing calls come first, then those with the same tools, each in the nearest
-    words first.
+    With `alike` the nearest one: of successes that made the same writing calls, then of those with the same tools, each by the
+    words of the request. Else one of the `NEAREST` by these words alone, so that nothing ties the state to what was done.
     """
     ours = records.spots(documents)
     stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
-    best: tuple[Any, ...] = ()
+    donors = list[tuple[Any, ...]]()
     for record in records.all:
         same = record.writes == base.writes, _writing_tools(record) == _writing_tools(base)
-        near = (*(record.trajectory.success and each for each in same), _similarity(record.words, base.words))
+        near = (*(alike and record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
-                best = max(
-                    best,
-                    (near if alike else (), rng.random(), record, old, where, stands[where[0], spot]),
-                    key=lambda each: each[:2],
-                )
-    if not best:
+                donors.append((near, rng.random(), record, old, where, stands[where[0], spot]))
+    if not donors:
         return None
-    _, _, record, old, theirs, here = best
+    donors.sort(key=lambda each: each[:2], reverse=True)
+    _, _, record, old, theirs, here = donors[0] if alike else rng.choice(donors[:NEAREST])
     renaming = Renaming({old: value})
     for (where, spot), each in record.spots.items():
         if where == theirs and (here, spot) in ours:

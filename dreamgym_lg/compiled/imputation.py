@@ -20,9 +20,9 @@ from dreamgym_lg.types import IMPUTED, Task, Trajectory
 class Imputed:
     """Gives an entity that no trace looked up the recorded state of another one.
 
-    Without it a request whose order no trace looked up cannot be dreamed. The state is drawn among all recorded entities that
-    are named at the same place of their episodes, successes or not. It gets this entity's id, and new ids for what it names;
-    it is the same in all episodes of a task, and the compiled world changes it as it changes any other.
+    Without it a request whose order no trace looked up cannot be dreamed. The state is drawn among recorded entities that are
+    named at the same place in similar requests, whatever was done about them. It gets this entity's id, and new ids for what
+    it names; it is the same in all episodes of a task, and the compiled world changes it as it changes any other.
 
     It is made up, and comes before recorded answers, which may contradict it. No recorded success judges it, nor a check that
     asks the real database: give one that knows `documents` (`Verify`).

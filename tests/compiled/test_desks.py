@@ -72,6 +72,32 @@ print(json.dumps(outcomes))
         assert all(dreamed == real for dreamed, real in outcomes)
 
 
+def test_what_is_right_in_an_imputed_state_is_what_the_library_says_of_its_own(tmp_path: Path) -> None:
+    program = """
+import sqlite3, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from glue import Desk
+from library_states import right_case
+desk = Desk("library", Path(sys.argv[2]))
+connection = sqlite3.connect(desk.master)
+loans = {row[0]: row for row in connection.execute("SELECT * FROM loans")}
+readers = {number: card for number, _, card in connection.execute("SELECT * FROM readers")}
+for case in desk.cases.values():
+    known = {number: row for number, row in loans.items() if number in case["instruction"] or row[1] in case["instruction"]}
+    right = right_case(desk, case, known, readers)
+    assert right["fact"] == case["fact"] and sorted(right["writes"]) == sorted(case["writes"]), (right, case)
+    changed = {number: (*row[:3], "lost") for number, row in known.items()}
+    if case["field"] is None:
+        assert all(write[1][1] == "lost" for write in right_case(desk, case, changed, readers)["writes"])
+assert right_case(desk, next(case for case in desk.cases.values() if case["kind"] == "two_loans"), {}, readers) is None
+print(len(desk.cases))
+"""
+    command = [sys.executable, "-c", program, str(DESKS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == "810", done.stderr[-2000:]
+
+
 def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path) -> None:
     small = Path(__file__).parents[1] / "tiny" / "small_base"
     options = ["--quick", "--steps", "40", "--model", str(small), "--out", str(tmp_path / "run")]
@@ -86,8 +112,19 @@ def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path)
 
 def test_what_the_predecessor_lost_is_tried_again_in_the_dream_and_imitated(tmp_path: Path) -> None:
     small = Path(__file__).parents[1] / "tiny" / "small_base"
-    options = ["--quick", "--steps", "80", "--learner", "rft", "--model", str(small), "--out", str(tmp_path / "run")]
-    command = [sys.executable, str(DESKS / "run.py"), "parking", *options]
+    options = [
+        "--quick",
+        "--steps",
+        "80",
+        "--learner",
+        "rft",
+        "--imputed",
+        "--model",
+        str(small),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command = [sys.executable, str(DESKS / "run.py"), "library", *options]
     for _ in range(2):  # the second time all is there
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
