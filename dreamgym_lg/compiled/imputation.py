@@ -25,7 +25,7 @@ class Imputed:
     it names; it is the same in all episodes of a task, and the compiled world changes it as it changes any other.
 
     It is made up, and comes before recorded answers, which may contradict it. No recorded success judges it, nor a check that
-    asks the real database: give one that knows `documents` (`Verify`).
+    asks the real database: give one that knows `documents` (`Verify`). Only tasks of the split `train` are answered.
 
     Args:
         world: Answers by its rules once the state is known.
@@ -47,7 +47,8 @@ class Imputed:
         self._states: dict[str, _State] = {}
 
     def respond(self, episode: Episode) -> Answer | None:
-        if episode.task.drawn or (call := parse_call(episode.action)) is None:
+        # a held-out task measures the dream against its real state
+        if episode.task.drawn or episode.task.split != "train" or (call := parse_call(episode.action)) is None:
             return None
         state = self._state(episode.task)
         if state.imputed.isdisjoint(map(str, values_in(dict(call.arguments)))):

@@ -16,7 +16,7 @@ from dreamgym_lg.compiled.drawing import draw_tasks
 from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
-from dreamgym_lg.dream import TraceIndex
+from dreamgym_lg.dream import Episode, TraceIndex
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Split
 
@@ -208,6 +208,14 @@ def test_all_episodes_of_a_task_see_the_same_imputed_state(shop: Any) -> None:
     unknown = Task(id="new", instruction="Pay K4444 back.", environment="shop")
     (order, arguments, answer), *_ = Imputed(world, index).documents(unknown)
     assert (order, arguments, json.loads(answer)["id"]) == ("get_order", {"order_id": "K4444"}, "K4444")
+
+
+def test_a_held_out_task_gets_no_made_up_state(shop: Any) -> None:
+    index, world = shop
+    call = render_call("get_order", {"order_id": "K4444"})
+    for split, answered in (("train", True), ("validation", False), ("test", False)):
+        task = Task(id=f"new/{split}", instruction="Pay K4444 back.", environment="shop", split=split)
+        assert (Imputed(world, index).respond(Episode(task=task, steps=(), action=call)) is not None) == answered
 
 
 def test_what_a_trace_looked_up_is_not_imputed(shop: Any) -> None:
