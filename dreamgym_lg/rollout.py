@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -77,33 +77,17 @@ async def rollout(
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
     played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
-    slots, tracing, outgrown = asyncio.Semaphore(concurrency), caller_tracing(), list[str]()
-
-    async def episode(task: Task, index: int) -> Trajectory | RunStopped:
-        recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
-        about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
-        try:
-            async with slots:
-                with episode_tracing("dream" if source == "synthetic" else "real", about, caller=tracing):
-                    played = await _play(graph, task, create_environment, recorder, recursion_limit, outgrown.append)
-        except RunStopped as stopped:
-            return stopped
-        played |= {"run": run, "iteration": iteration, "segments": recorder.segments(), **played_by}
-        trajectory = _without_secrets(Trajectory(task=task, rollout_index=index, **played))
-        if replay_buffer is not None:
-            replay_buffer.add(trajectory)
-        if on_episode is not None:
-            on_episode(trajectory)
-        return trajectory
-
+    stored_as = {"run": run, "iteration": iteration, **played_by}
+    slots = asyncio.Semaphore(concurrency)
+    playing = _Episodes(graph, create_environment, recursion_limit, seed, stored_as, replay_buffer, on_episode, slots)
     with _seldom_collected():
         for _ in range(attempts):
             todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
-            episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
-    if outgrown:
+            episodes |= await _round({key: partial(playing.play, keys[key], key[1]) for key in todo})
+    if playing.outgrown:
         logger.warning(
             "%d of %d episodes are cut short, without success, where they outgrew the policy's context; the first: %s",
-            *(len(outgrown), len(keys), outgrown[0]),
+            *(len(playing.outgrown), len(keys), playing.outgrown[0]),
         )
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
@@ -230,33 +214,62 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
     return dict(zip(todo, ended, strict=True))
 
 
-async def _play(
-    graph: Agent,
-    task: Task,
-    create_environment: CreateEnvironment | None,
-    recorder: TokenRecorder,
-    recursion_limit: int,
-    on_outgrown: Callable[[str], object],
-) -> dict[str, Any]:
-    """Steps, acts, success and error of one episode. Truncated where it outgrows the policy's context."""
-    state, cause = dict[str, Any](), None
-    try:
-        with closing(create_environment()) if create_environment else nullcontext() as environment, recorder:
-            context = EpisodeContext(environment=environment)
-            config = {"recursion_limit": recursion_limit}
-            async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
-                state = values
-    except RunStopped:
-        raise
-    except Exception as error:
-        # a first prompt that is too long is the settings' fault; what outgrows a dream's model is `PredictionFailed`
-        if isinstance(error, ContextExceeded) and (steps := list(state.get("steps", ()))):
-            state = {**state, "success": False, "steps": [*steps[:-1], replace(steps[-1], truncated=True)]}
-            on_outgrown(str(error))
-        else:
-            cause = f"{type(error).__name__}: {error}"
-    success = cause is None and state.get("success", False)
-    return {"steps": state.get("steps", ()), "acts": state.get("acts", ()), "success": success, "error": cause}
+@dataclass
+class _Episodes:
+    """Plays the episodes of one rollout and stores each as it ends."""
+
+    graph: Agent
+    create_environment: CreateEnvironment | None
+    recursion_limit: int
+    seed: int
+    stored_as: Mapping[str, Any]
+    """Run, iteration, source and versions of all of them."""
+    replay_buffer: ReplayBuffer | None
+    on_episode: Callable[[Trajectory], None] | None
+    slots: asyncio.Semaphore
+    outgrown: list[str] = field(default_factory=list)
+    """Why episodes were truncated that outgrew the policy's context."""
+    tracing: Mapping[str, Any] = field(default_factory=lambda: caller_tracing())
+
+    async def play(self, task: Task, index: int) -> Trajectory | RunStopped:
+        name = f"{self.stored_as['iteration']}/{task.id}/{index}"
+        recorder = TokenRecorder(seed=random.Random(f"{self.seed}/{name}").getrandbits(40))
+        about = {"dreamgym_run": self.stored_as["run"], "dreamgym_task": task.id, "dreamgym_episode": name}
+        dreamed = self.stored_as["source"] == "synthetic"
+        try:
+            async with self.slots:
+                with episode_tracing("dream" if dreamed else "real", about, caller=self.tracing):
+                    played = await self._act(task, recorder)
+        except RunStopped as stopped:
+            return stopped
+        played |= {"segments": recorder.segments(), **self.stored_as}
+        trajectory = _without_secrets(Trajectory(task=task, rollout_index=index, **played))
+        if self.replay_buffer is not None:
+            self.replay_buffer.add(trajectory)
+        if self.on_episode is not None:
+            self.on_episode(trajectory)
+        return trajectory
+
+    async def _act(self, task: Task, recorder: TokenRecorder) -> dict[str, Any]:
+        """Steps, acts, success and error of one episode. Truncated where it outgrows the policy's context."""
+        state, cause = dict[str, Any](), None
+        try:
+            with closing(self.create_environment()) if self.create_environment else nullcontext() as environment, recorder:
+                context = EpisodeContext(environment=environment)
+                config = {"recursion_limit": self.recursion_limit}
+                async for values in self.graph.astream({"task": task}, config, context=context, stream_mode="values"):
+                    state = values
+        except RunStopped:
+            raise
+        except Exception as error:
+            # a first prompt that is too long is the settings' fault; what outgrows a dream's model is `PredictionFailed`
+            if isinstance(error, ContextExceeded) and (steps := list(state.get("steps", ()))):
+                state = {**state, "success": False, "steps": [*steps[:-1], replace(steps[-1], truncated=True)]}
+                self.outgrown.append(str(error))
+            else:
+                cause = f"{type(error).__name__}: {error}"
+        success = cause is None and state.get("success", False)
+        return {"steps": state.get("steps", ()), "acts": state.get("acts", ()), "success": success, "error": cause}
 
 
 # --- tracing -----------------------------------------------------------------------------------------------------------

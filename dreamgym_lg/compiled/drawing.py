@@ -110,12 +110,13 @@ class Records:
         self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
+        self.looked_up = frozenset(place for each in self.all for place in each.documents)
         successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
-        looked = Counter(_writing_tools(each) for each in successes if self._looked_up(each))
+        looked = Counter(_writing_tools(each) for each in successes if self._knew_all(each))
         whole = Counter(map(_writing_tools, successes))
         # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
         unread = {tools for tools, number in whole.items() if looked[tools] < MIN_LOOKED_UP * number}
-        self.successes = [each for each in successes if self._looked_up(each) or _writing_tools(each) in unread]
+        self.successes = [each for each in successes if self._knew_all(each) or _writing_tools(each) in unread]
         self.guesses = len(successes) - len(self.successes)
 
     def record(self, trajectory: Trajectory, trace: Trace) -> Record:
@@ -131,7 +132,7 @@ class Records:
         own = frozenset(words(request)) - named
         return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), own)
 
-    def _looked_up(self, record: Record) -> bool:
+    def _knew_all(self, record: Record) -> bool:
         """True where reading calls had named all entities of the writing calls before."""
         known = set[str]()
         for tool, arguments, _ in record.trace.calls:

@@ -73,9 +73,8 @@ class Imputed:
             documents, same = dict(base.documents), Renaming(zip(ids, ids, strict=True))
             complete(records, base, documents, same, Random(f"{self.seed}/{task.id}"), alike=False)
             del documents[REQUEST]
-            recorded = {place for each in records.all for place in each.documents}
             known = [[tool, json.loads(key), records.text(tool, each)] for (tool, key), each in documents.items()]
-            new = (json.loads(key) for tool, key in documents if (tool, key) not in recorded)
+            new = (json.loads(key) for tool, key in documents if (tool, key) not in records.looked_up)
             self._states[task.id] = _State(known, frozenset(str(id) for arguments in new for id in values_in(arguments)))
         return self._states[task.id]
 

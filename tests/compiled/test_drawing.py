@@ -1,6 +1,7 @@
 """Tasks drawn from recorded successes: about entities that no trace holds, with a reference that holds in the world."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
 from dreamgym_lg.dream import Episode, TraceIndex
+from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Split
 
@@ -216,6 +218,32 @@ def test_a_held_out_task_gets_no_made_up_state(shop: Any) -> None:
     for split, answered in (("train", True), ("validation", False), ("test", False)):
         task = Task(id=f"new/{split}", instruction="Pay K4444 back.", environment="shop", split=split)
         assert (Imputed(world, index).respond(Episode(task=task, steps=(), action=call)) is not None) == answered
+
+
+def test_the_documented_check_is_shown_the_state_that_the_policy_saw(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, world = shop
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "compiled-world.md"
+    namespace = dict[str, Any]()
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text().partition("## New tasks")[0], re.MULTILINE | re.DOTALL):
+        exec(block, namespace)
+    namespace["replay_buffer"].extend(index.replay_buffer.trajectories(source="offline"))
+    shown = list[Any]()
+
+    def check(task: Task, steps: list[Step], documents: list[Any]) -> float:
+        shown.append(documents)
+        return float(message_text(steps[-1].action) == json.loads(documents[0][2])["status"])
+
+    environment = namespace["create_imputed_dream"](str(world.folder), check).create_environment()
+    task = _guessed(index)[0]
+    environment.reset(task)
+    order = next(word.strip(".") for word in task.instruction.split() if word.startswith("K"))
+    seen = environment.step(render_call("get_order", {"order_id": order}))
+    end = environment.step(render_answer(json.loads(seen.observation)["status"]))
+    assert end.terminated and end.reward == 1 and shown[0][0] == ["get_order", {"order_id": order}, seen.observation]
+    namespace["replay_buffer"].close()
 
 
 def test_what_a_trace_looked_up_is_not_imputed(shop: Any) -> None:
