@@ -36,21 +36,23 @@ def reproduce() -> Iterator[Any]:
 def test_cells_by_pattern(reproduce: Any) -> None:
     matching = reproduce.run.matching
     cells = [str(cell) for cell in matching(["twc", "desk"], [0, 1], [])]
-    assert cells[:4] == ["twc.dream.seed0", "twc.s2r.seed0", "twc.real.seed0", "desk.dream.seed0"] and len(cells) == 12
-    assert [str(cell) for cell in matching(["twc", "desk"], [1], ["twc.*", "desk.real.seed1"])] == [
-        "twc.dream.seed1", "twc.s2r.seed1", "twc.real.seed1", "desk.real.seed1",
+    assert cells[:5] == [
+        "twc.grpo.dream.seed0", "twc.grpo.s2r.seed0", "twc.grpo.dream+real.seed0", "twc.grpo.real.seed0",
+        "desk.rft.dream.seed0",
+    ] and len(cells) == 2 * (4 + 7)  # fmt: skip
+    assert [str(cell) for cell in matching(["twc", "desk"], [1], ["desk.rft.*", "twc.grpo.real.seed1"])] == [
+        "twc.grpo.real.seed1", "desk.rft.dream.seed1", "desk.rft.s2r.seed1", "desk.rft.real.seed1",
     ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="--only 'dream' fits none"):
         matching(["twc"], [0], ["dream"])
 
 
-def test_cells_of_a_seed_differ_in_where_they_train(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce.run, "TRACES", 12)
-    cells = reproduce.run.matching(["twc", "desk"], [3], [])
-    found = {str(cell): reproduce.run.open_experiment(cell, tmp_path / str(cell), {}).settings for cell in cells}
-    assert {(s.seed, s.max_gap, s.max_false_success) for s in found.values()} == {(3, None, None)}
-    assert {name.split(".")[1]: s.environment for name, s in found.items()} == {"dream": "dream", "s2r": "s2r", "real": "real"}
-    assert {name for name, s in found.items() if s.references_only} == {"desk.dream.seed3", "desk.s2r.seed3"}
+def test_cells_of_a_seed_differ_in_where_they_train(reproduce: Any, tmp_path: Path) -> None:
+    cells = reproduce.run.matching(["twc"], [3], [])
+    settings = {str(cell): reproduce.run.open_experiment(cell, tmp_path / str(cell), {}).settings for cell in cells}
+    assert {(s.seed, s.max_gap, s.max_false_success) for s in settings.values()} == {(3, None, None)}
+    places = {"dream": None, "s2r": 800, "dream+real": 800, "real": None}
+    assert {s.environment: s.real_steps for s in settings.values()} == places
 
 
 @pytest.mark.parametrize(
@@ -89,30 +91,35 @@ def cell(place: str, seed: int, trained: str, assisted: bool = False, **baseline
     real = {name: {"sampled": {"outcomes": tasks(outcomes)}} for name, outcomes in {**baselines, "trained": trained}.items()}
     steps = {"offline": 9000, "train": 0 if place == "dream" else 800, "evaluation": 99}
     return {
-        "world": "twc", "place": place, "seed": seed, "assisted": assisted, "real": real, "real_steps": steps,
-        "seconds": {"train": 120},
+        "world": "twc", "learner": "grpo", "place": place, "seed": seed, "assisted": assisted, "real": real,
+        "real_steps": steps, "seconds": {"train": 120},
     }  # fmt: skip
 
 
 def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a_dream(reproduce: Any, tmp_path: Path) -> None:
     data = {"start": "0000", "base": "1100", "filtered": "1000"}
     cells = [cell("dream", seed, "1111", True, **data) for seed in (0, 1)] + [cell("s2r", 0, "1000", **data)]
+    cells[0] |= {"cell": "twc.grpo.dream.seed0", "note": "greedy was not played"}
     for number, each in enumerate(cells):
         (tmp_path / f"{number}.json").write_text(json.dumps(each))
     text = reproduce.tables.write_tables(tmp_path).read_text()
     assert "from the 3 finished cells" in text and text.count("## ") == 1
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[2:7] == [
-        "| start, untrained | – | 0.00 [0.00, 0.00] | 0 | 0 |",
-        "| SFT, successes | – | 0.50 [0.12, 0.88] | 0 | 0 |",
-        "| SFT, filtered | – | 0.25 [0.00, 0.62] | 0 | 0 |",
-        "| dream, assisted by the world's rules | – | 1.00 [1.00, 1.00] | 0 | 2 |",
-        "| dream + real | – | 0.25 [0.05, 0.70] | 800 | 2 |",
+        "| start, untrained | – | 0.00 [0.00, 0.00] | 0 | – |",
+        "| SFT, successes | – | 0.50 [0.12, 0.88] | 0 | – |",
+        "| SFT, filtered | – | 0.25 [0.00, 0.62] | 0 | – |",
+        "| GRPO, in the dream, assisted by the world's rules | – | 1.00 [1.00, 1.00] | 0 | 2 |",
+        "| GRPO, in the dream, then real | – | 0.25 [0.05, 0.70] | 800 | 2 |",
     ]
     assert rows[9] == (
-        "| dream, assisted by the world's rules − SFT, successes | temperature 1 | +0.50 [+0.12, +0.88] | 4, 0 | 0.12 |"
+        "| GRPO, in the dream, assisted by the world's rules − SFT, successes | temperature 1 "
+        "| +0.50 [+0.12, +0.88] | 4, 0 | 0.12 |"
     )
-    assert rows[10].startswith("| dream + real − SFT, successes | temperature 1 | -0.25 [-0.75, +0.00] | 0, 1 | 1 |")
+    assert rows[10].startswith(
+        "| GRPO, in the dream, then real − SFT, successes | temperature 1 | -0.25 [-0.75, +0.00] | 0, 1 | 1 |"
+    )
+    assert text.endswith("* `twc.grpo.dream.seed0`: greedy was not played\n")
     (tmp_path / "cut.json").write_text('{"cell": ')
     with pytest.raises(ConfigurationError, match=r"cut\.json is damaged .*run its cell again"):
         reproduce.tables.write_tables(tmp_path)
@@ -127,10 +134,29 @@ def call(*arguments: str) -> str:
 @pytest.mark.slow
 def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
     small = str(Path(__file__).parent / "tiny" / "small_base")
-    cell = ["--quick", "--only", "peckingorder.real.seed0", "--runs", str(tmp_path), "--model", small]
+    cell = ["--quick", "--only", "library.rft.real.seed1", "--runs", str(tmp_path), "--model", small]
     assert "0 of 1 cells are done" in call(*cell)
     results = tmp_path / "quick" / "results"
-    found = json.loads((results / "peckingorder.real.seed0.json").read_text())
-    assert len(found["real"]["trained"]["greedy"]["outcomes"]) == 4 and all(found["real_steps"].values())
-    assert "| real |" in (results / "RESULTS.md").read_text()
-    assert "1 of 1 cells are done" in call(*cell) and "done peckingorder.real.seed0" in call(*cell, "--list")
+    figures = json.loads((results / "library.rft.real.seed1.json").read_text())
+    assert set(figures["real"]) == {"start", "base", "offline_rl", "trained"} and figures["world"] == "library"
+    assert len(figures["real"]["trained"]["greedy"]["outcomes"]) == 4 and all(figures["real_steps"].values())
+    assert "| second tries, real |" in (results / "RESULTS.md").read_text()
+    assert "1 of 1 cells are done" in call(*cell) and "done library.rft.real.seed1" in call(*cell, "--list")
+
+
+@pytest.mark.slow
+def test_the_support_desks_cells_open_with_the_settings_of_their_learner(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import run
+for cell in run.matching(["desk"], [1], ["*.dream.*"]):
+    s = run.open_experiment(cell, Path(sys.argv[2]), {}).settings
+    print(cell, s.learner, s.num_tasks, s.iterations, s.base_steps, s.references_only)
+"""
+    done = subprocess.run([sys.executable, "-c", program, FOLDER, tmp_path], capture_output=True, text=True, timeout=280)
+    assert done.stdout.splitlines()[-2:] == [
+        "desk.rft.dream.seed1 rft 200 1 120 False",
+        "desk.grpo.dream.seed1 grpo 16 12 120 False",
+    ], done.stderr[-2000:]

@@ -1,6 +1,7 @@
 """All that joins a desk to dreamgym-lg. The desk's own files are unchanged."""
 
 import importlib
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,13 +14,23 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ValidationError
 
-from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Step, Task
+from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Step, Task, Verify, load_traces
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.simulate.conversation import final_answer
 
 HERE = Path(__file__).parent
 WRITES = {"clinic": ["move_visit"], "parking": ["extend_permit"], "library": ["serve", "reserve", "hand_over"]}
+TRAINING: dict[str, Any] = {
+    **{"batch_size": 8, "base_steps": 120, "policy_tokens": 96, "synthetic_share": 0.0},
+    **{"evaluate_tasks": 60, "proof_tasks": 150},
+}
+"""Settings of every training here. Nothing is generated: a new request would have no case that says what is right."""
+SECOND_TRIES: dict[str, Any] = {**TRAINING, "learner": "rft", "iterations": 1}
+"""Settings of second tries, for as many tasks as there are logs."""
 _database: ContextVar[str] = ContextVar("database")
 
 
@@ -114,3 +125,23 @@ class Desk:
             out=self.out,
             **options,
         )
+
+
+def read_logs(desk: Desk, episodes: int, seed: int) -> ReplayBuffer:
+    """The logs of the desk's predecessor, written unless they are there."""
+    if not (logs := desk.out / "logs.jsonl").exists():
+        arguments = ["--out", f"{logs}.part", "--episodes", str(episodes), "--seed", str(seed)]
+        subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
+        Path(f"{logs}.part").rename(logs)
+    buffer = ReplayBuffer(desk.out / "replay.db")
+    buffer.extend(load_traces(logs, environment=desk.name))
+    return buffer
+
+
+def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
+    """Recorded answers, then code compiled from them; recorded successes judge, then the desk's own check."""
+    tools, writes = desk.agent.make_tools(EpisodeDatabase()), WRITES[desk.name]
+    if not (desk.out / "world").exists():
+        compile_world(buffer, desk.out / "world", tools=tools, writes=writes)
+    dream = compiled_dream(desk.out / "world", TraceIndex(buffer, tools=tools, writes=writes))
+    return Dream(dream.responders, None, [*dream.judges, Verify(desk.check_steps)])

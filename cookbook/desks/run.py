@@ -13,46 +13,22 @@ Killed at any moment, the same command goes on.
 """
 
 import argparse
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glue import HERE, WRITES, Desk, EpisodeDatabase
+from glue import SECOND_TRIES, TRAINING, WRITES, Desk, EpisodeDatabase, compile_dream, read_logs
 from library_states import imputed_dream
 
-from dreamgym_lg import Dream, ReplayBuffer, Settings, Task, Verify, load_traces
+from dreamgym_lg import ReplayBuffer, Settings, Task
 from dreamgym_lg.cli.console import quiet_libraries
-from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.drawing import draw_tasks
-from dreamgym_lg.compiled.responder import Compiled, compiled_dream
+from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report
 
-QUICK: dict[str, Any] = {"iterations": 1, "num_tasks": 4, "num_generations": 2}
+QUICK: dict[str, Any] = {"base_steps": 2, "iterations": 1, "num_tasks": 4, "num_generations": 2}
 QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
-
-
-def read_logs(desk: Desk, episodes: int, seed: int) -> ReplayBuffer:
-    """The logs of the desk's predecessor, written unless they are there."""
-    if not (logs := desk.out / "logs.jsonl").exists():
-        arguments = ["--out", f"{logs}.part", "--episodes", str(episodes), "--seed", str(seed)]
-        subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
-        Path(f"{logs}.part").rename(logs)
-    buffer = ReplayBuffer(desk.out / "replay.db")
-    buffer.extend(load_traces(logs, environment=desk.name))
-    return buffer
-
-
-def compile_dream(desk: Desk, buffer: ReplayBuffer) -> Dream:
-    """Recorded answers, then code compiled from them; recorded successes judge, then the desk's own check."""
-    tools, writes = desk.agent.make_tools(EpisodeDatabase()), WRITES[desk.name]
-    if not (desk.out / "world").exists():
-        compile_world(buffer, desk.out / "world", tools=tools, writes=writes)
-    dream = compiled_dream(desk.out / "world", TraceIndex(buffer, tools=tools, writes=writes))
-    return Dream(dream.responders, None, [*dream.judges, Verify(desk.check_steps)])
 
 
 def draw(desk: Desk, buffer: ReplayBuffer, number: int, seed: int) -> list[Task]:
@@ -70,13 +46,12 @@ def draw(desk: Desk, buffer: ReplayBuffer, number: int, seed: int) -> list[Task]
 def choose_settings(options: argparse.Namespace) -> Settings:
     """Of held-out tasks the dream knows no entity. GRPO takes tasks with a recorded success, second tries all others."""
     rft = options.learner == "rft"
-    settings = Settings(
-        seed=options.seed, environment="real" if options.real else "dream", learner=options.learner, batch_size=8,
-        references_only=not (options.real or rft), synthetic_share=0.0, base_steps=options.steps or (2 if options.quick else 120),
-        iterations=options.iterations or (1 if rft else 4), num_tasks=options.logs if rft else 8, policy_tokens=96,
-        evaluate_tasks=60, proof_tasks=150, model=options.model,
-    )  # fmt: skip
-    return replace(settings, **QUICK) if options.quick else settings
+    grpo = {**TRAINING, "iterations": 4, "references_only": not options.real}
+    chosen = {**SECOND_TRIES, "num_tasks": options.logs} if rft else grpo
+    chosen |= {"seed": options.seed, "environment": "real" if options.real else "dream", "model": options.model}
+    chosen |= QUICK if options.quick else {}
+    chosen |= {"base_steps": options.steps} if options.steps else {}
+    return Settings(**chosen | ({"iterations": options.iterations} if options.iterations else {}))
 
 
 def main() -> None:

@@ -1,17 +1,19 @@
 """The rows of an honest proof, cell by cell: one command, which goes on where it was.
 
-Run: python cookbook/reproduce/run.py --list                        (every cell in its order, and what is done)
-     python cookbook/reproduce/run.py --minutes 60                  (run cells; start no new one after an hour)
-     python cookbook/reproduce/run.py --only 'twc.*' --seeds 0 1 2  (by pattern; --only may be given several times)
-     python cookbook/reproduce/run.py --quick --only twc.real.seed0 (minutes, in folders of its own; proves nothing)
+Run: python cookbook/reproduce/run.py --list                            (every cell in its order, and what is done)
+     python cookbook/reproduce/run.py --minutes 60                      (run cells; start no new one after an hour)
+     python cookbook/reproduce/run.py --only 'library.rft.*' --seeds 4  (by pattern; --only may be given several times)
+     python cookbook/reproduce/run.py --worlds twc                      (a text game, trained by GRPO)
+     python cookbook/reproduce/run.py --quick --only library.rft.dream.seed1   (minutes, in folders of its own; proves nothing)
 
-A cell is a world, the place of its training and a seed. Its folders are under --runs, its figures in results/CELL.json, from
-which results/RESULTS.md is made anew after each. README.md says what is compared and how.
+A cell is a world, a learner, the place of its training and a seed. Its folders are under --runs, its figures in
+results/CELL.json, from which results/RESULTS.md is made anew after each. README.md says what is compared and how.
 """
 
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,15 +27,23 @@ from tables import write_tables
 
 from dreamgym_lg import Experiment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experiment.settings import Place, Settings
+from dreamgym_lg.experiment.settings import WITH_REAL_PART, Place, Settings
+from dreamgym_lg.learner import LearnerName
 
 HERE = Path(__file__).parent
-WORLDS = ("desk", "twc", "peckingorder", "alfworld")
-PLACES: tuple[Place, ...] = ("dream", "s2r", "real")
+LEARNERS: Mapping[str, tuple[LearnerName, ...]] = {
+    **{"desk": ("rft", "grpo"), "library": ("rft", "grpo")},
+    **{"twc": ("grpo",), "peckingorder": ("grpo",), "alfworld": ("grpo",)},
+}
+"""By world."""
+PLACES: Mapping[str, tuple[Place, ...]] = {"rft": ("dream", "s2r", "real"), "grpo": ("dream", "s2r", "dream+real", "real")}
+"""By learner. One iteration of second tries leaves nothing to alternate."""
 REAL_STEPS = 800
-"""Of the real part of S2R, which ends in the iteration that reaches them."""
-TRACES = 500
-"""Of the support desk."""
+"""Of the real part of `s2r` and `dream+real`, which ends in the iteration that reaches them."""
+EPISODES = {"desk": 200, "library": 100}
+"""Recorded ones, of which a third to a half succeed."""
+GRPO: Mapping[str, Any] = {"learner": "grpo", "iterations": 12, "num_tasks": 16, "evaluate_every": 4}
+"""On the two desks, of all recorded tickets, judged by the desk's own check."""
 QUICK: Mapping[str, Any] = {
     "tasks": 120, "batch_size": 4, "experience_steps": 4, "base_steps": 12, "evaluate_tasks": 2, "proof_tasks": 4,
     "iterations": 1, "num_tasks": 2, "num_generations": 2,
@@ -41,14 +51,15 @@ QUICK: Mapping[str, Any] = {
 
 
 class Cell(NamedTuple):
-    """A policy trained in one place, with all baselines of its data."""
+    """A policy trained by a learner in one place, with all baselines of its data."""
 
     world: str
+    learner: LearnerName
     place: Place
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.world}.{self.place}.seed{self.seed}"
+        return f"{self.world}.{self.learner}.{self.place}.seed{self.seed}"
 
 
 def matching(worlds: Sequence[str], seeds: Sequence[int], patterns: Sequence[str]) -> list[Cell]:
@@ -56,7 +67,8 @@ def matching(worlds: Sequence[str], seeds: Sequence[int], patterns: Sequence[str
 
     Raises `ConfigurationError` for a pattern that fits none.
     """
-    cells = [Cell(world, place, seed) for seed, world, place in product(seeds, worlds, PLACES)]
+    kinds = [(world, learner, place) for world in worlds for learner in LEARNERS[world] for place in PLACES[learner]]
+    cells = [Cell(*kind, seed) for seed, kind in product(seeds, kinds)]
     for pattern in patterns:
         if not any(fnmatch(str(cell), pattern) for cell in cells):
             raise ConfigurationError(f"--only {pattern!r} fits none of the {len(cells)} cells; --list shows their names")
@@ -69,11 +81,12 @@ def open_experiment(cell: Cell, folder: Path, own: Mapping[str, Any]) -> Experim
     No training ends early and no dream is refused: that it lies is a result here.
     """
     settings = {
-        **{"seed": cell.seed, "environment": cell.place, "real_steps": REAL_STEPS if cell.place == "s2r" else None},
+        **{"seed": cell.seed, "environment": cell.place, "real_steps": REAL_STEPS if cell.place in WITH_REAL_PART else None},
         **{"max_false_success": None, "max_gap": None, "stop_after_uniform": 0, **own},
     }
-    if cell.world == "desk":
-        return _open_desk(cell, folder, settings)
+    if cell.world in EPISODES:
+        settings = {"num_tasks": EPISODES[cell.world], **(GRPO if cell.learner == "grpo" else {}), **settings}
+        return (_open_desk if cell.world == "desk" else _open_library)(folder, settings)
     if cell.world == "alfworld":
         from dreamgym_lg.integrations.alfworld.world import ALFWorldWorld
 
@@ -85,30 +98,40 @@ def open_experiment(cell: Cell, folder: Path, own: Mapping[str, Any]) -> Experim
     return Experiment(world, folder, replace(world.settings, **settings))
 
 
-def _open_desk(cell: Cell, folder: Path, settings: Mapping[str, Any]) -> Experiment:
+def _open_desk(folder: Path, settings: Mapping[str, Any]) -> Experiment:
     sys.path.insert(0, str(HERE.parent / "support_desk"))
     from glue import SETTINGS, create_gym
     from old_policy import write_traces
+    from story import MANY_HELD_OUT, SECOND_TRIES, imputed_dream
     from tickets import Shop, create_shop
 
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = create_shop(folder / "shop.db", seed=cell.seed, train=TRACES)
-    shop = Shop(folder / "shop.db")
+    seed = settings["seed"]
+    tasks = create_shop(folder / "shop.db", seed=seed, train=EPISODES["desk"], **MANY_HELD_OUT)
+    shop, held_out = Shop(folder / "shop.db"), [task for task in tasks if task.split != "train"]
     if not (folder / "traces.jsonl").exists():
-        write_traces(folder / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=cell.seed)
-    # recorded successes judge: as a judge its experience model is refused
-    chosen: Settings = replace(SETTINGS, references_only=cell.place != "real", **settings)
-    return create_gym(shop, [task for task in tasks if task.split != "train"], folder, settings=chosen).experiment
+        write_traces(folder / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
+    chosen: Settings = replace(SETTINGS, **{**SECOND_TRIES, **settings})
+    return create_gym(shop, held_out, folder, dream=imputed_dream(folder, shop, seed), settings=chosen).experiment
+
+
+def _open_library(folder: Path, settings: Mapping[str, Any]) -> Experiment:
+    sys.path.insert(0, str(HERE.parent / "desks"))
+    from glue import SECOND_TRIES, Desk, compile_dream, read_logs
+
+    desk, seed = Desk("library", folder), settings["seed"]
+    buffer = read_logs(desk, EPISODES["library"], seed)
+    return desk.create_gym(buffer, compile_dream(desk, buffer), settings=Settings(**{**SECOND_TRIES, **settings})).experiment
 
 
 def run_cell(cell: Cell, runs: Path, results: Path, own: Mapping[str, Any]) -> None:
     """Everything of a cell that is not done yet; writes `results/CELL.json`. Killed at any moment, the same call goes on.
 
-    Data, experience model and baselines are those of all places of a world and a seed.
+    Data, experience model and baselines are those of all cells of a world and a seed.
     """
-    shared, folder = (runs / f"{cell.world}-seed{cell.seed}" / name for name in ("shared", cell.place))
+    shared, folder = (runs / f"{cell.world}-seed{cell.seed}" / name for name in ("shared", f"{cell.learner}-{cell.place}"))
     if not folder.exists():
-        first = open_experiment(cell._replace(place="dream"), shared, own)
+        first = open_experiment(cell._replace(learner=LEARNERS[cell.world][0], place="dream"), shared, own)
         first.prepare()
         first.replay_buffer.close()
         draft = folder.with_name(f"{folder.name}.draft")  # made whole or not at all
@@ -117,7 +140,7 @@ def run_cell(cell: Cell, runs: Path, results: Path, own: Mapping[str, Any]) -> N
         draft.rename(folder)
     run = open_experiment(cell, folder, own)
     run.train()
-    figures = {"cell": str(cell), "place": cell.place, **run.prove()}
+    figures = {"cell": str(cell), **cell._asdict(), **run.prove(), "world": cell.world}
     run.replay_buffer.close()
     results.mkdir(parents=True, exist_ok=True)
     (draft := results / f"{cell}.draft").write_text(json.dumps(figures, indent=1) + "\n")
@@ -128,14 +151,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells that are not done yet; returns the exit status, 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="show the cells in their order, and which are done")
-    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells by name, like 'twc.*'")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells by name, like 'desk.*'")
     parser.add_argument("--minutes", type=float, help="start no new cell after so many minutes")
-    parser.add_argument("--worlds", nargs="+", default=WORLDS[:-1], choices=WORLDS, help="default: all but alfworld")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="default: 0 1 2")
+    parser.add_argument("--worlds", nargs="+", default=[*EPISODES], choices=LEARNERS, help="default: desk library")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[2, 3, 4], metavar="SEED", help="default: 2 3 4; the recipes were found on 1"
+    )
     parser.add_argument("--model", default=Settings.model, help="start of policy and experience model")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where folders are")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where figures go")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.quick:
         options.runs, options.results = options.runs / "quick", options.runs / "quick" / "results"
@@ -145,28 +171,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DreamGymError as error:
         print(f"error: {error}")
         return 2
+    if options.cell:
+        return _run_one(next(cell for cell in cells if str(cell) == options.cell), options, own)
     todo = [cell for cell in cells if not (options.results / f"{cell}.json").exists()]
     if options.list:
         print(*(f"{'' if cell in todo else 'done':5}{cell}" for cell in cells), sep="\n")
-    print(f"{len(cells) - len(todo)} of {len(cells)} cells are done")
-    return 0 if options.list else _run(todo, options, own)
+    print(f"{len(cells) - len(todo)} of {len(cells)} cells are done", flush=True)
+    return 0 if options.list else _run(todo, options.minutes, sys.argv[1:] if arguments is None else arguments)
 
 
-def _run(todo: Sequence[Cell], options: argparse.Namespace, own: Mapping[str, Any]) -> int:
+def _run(todo: Sequence[Cell], at_most: float | None, arguments: Sequence[str]) -> int:
+    """Each in a process of its own: the desks have modules of the same names."""
     begun, failed = time.monotonic(), 0
     for number, cell in enumerate(todo):
         minutes = (time.monotonic() - begun) / 60
-        if options.minutes is not None and minutes >= options.minutes:
+        if at_most is not None and minutes >= at_most:
             print(f"{minutes:.0f} minutes are over: {len(todo) - number} cells are left, and the same command goes on")
             break
         print(f"{number + 1} of {len(todo)}: {cell}, after {minutes:.0f} minutes", flush=True)
-        try:
-            run_cell(cell, options.runs, options.results, own)
-            write_tables(options.results)
-        except DreamGymError as error:
-            print(f"{cell} failed, and the next command tries it again: {error}")
-            failed = 1
-    return failed
+        failed |= subprocess.run([sys.executable, __file__, *arguments, "--cell", str(cell)]).returncode != 0
+    return int(failed)
+
+
+def _run_one(cell: Cell, options: argparse.Namespace, own: Mapping[str, Any]) -> int:
+    try:
+        run_cell(cell, options.runs, options.results, own)
+        write_tables(options.results)
+    except DreamGymError as error:
+        print(f"{cell} failed, and the next command tries it again: {error}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

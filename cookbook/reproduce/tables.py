@@ -20,7 +20,13 @@ BASELINES = {
     **{"start": "start, untrained", "base": "SFT, successes", "filtered": "SFT, filtered", "offline_rl": "offline RL"},
     "drawn": "SFT, drawn tasks too",
 }
-TRAINED = {"dream": "dream", "s2r": "dream + real", "real": "real"}
+LEARNERS = {"rft": "second tries", "grpo": "GRPO"}
+PLACES = {
+    **{"dream": "in the dream", "s2r": "in the dream, then real"},
+    **{"dream+real": "in the dream and real by turns", "real": "real"},
+}
+TRAINED = [f"{learner}, {place}" for learner in LEARNERS.values() for place in PLACES.values()]
+ASSISTED = ", assisted by the world's rules"
 _DRAWS = 4000
 NOTE = """\
 Real success on held-out tasks. Of several seeds: the mean, with the 95 % interval of a bootstrap over seeds and over the tasks
@@ -82,13 +88,17 @@ def rows_of(cells: Iterable[Figures], mode: str) -> dict[str, Outcomes]:
     rows: dict[str, dict[int, Mapping[str, bool]]] = {}
     for cell in cells:
         for name, modes in cell["real"].items():
-            title = TRAINED[cell["place"]] if name == "trained" else BASELINES.get(name, name)
-            if name == "trained" and cell["assisted"] and cell["place"] != "real":  # reality has rules of its own
-                title += ", assisted by the world's rules"
+            title = title_of(cell) if name == "trained" else BASELINES.get(name, name)
             if outcomes := modes.get(mode, {}).get("outcomes"):
                 rows.setdefault(title, {}).setdefault(cell["seed"], outcomes)
-    order = [*BASELINES.values(), *TRAINED.values()]
-    return dict(sorted(rows.items(), key=lambda row: next((i for i, t in enumerate(order) if row[0].startswith(t)), 3)))
+    order = [*BASELINES.values(), *TRAINED]
+    return dict(sorted(rows.items(), key=lambda row: [*order, row[0]].index(row[0].removesuffix(ASSISTED))))
+
+
+def title_of(cell: Figures) -> str:
+    """The row of the policy that the cell trained."""
+    assisted = cell["assisted"] and cell["place"] != "real"  # reality has rules of its own
+    return f"{LEARNERS[cell['learner']]}, {PLACES[cell['place']]}{ASSISTED if assisted else ''}"
 
 
 def write_tables(folder: Path) -> Path:
@@ -111,12 +121,12 @@ def _world(cells: Sequence[Figures]) -> list[str]:
     rows, compared = [], []
     for title in dict.fromkeys(title for found in by_mode.values() for title in found):
         shown = [_success(by_mode[mode][title]) if title in by_mode[mode] else "–" for mode in MODES]
-        own = [cell for cell in cells if title.partition(",")[0] == TRAINED[cell["place"]]]
-        spent = sum(cell["real_steps"]["train"] for cell in own) / max(len(own), 1)
-        minutes = sum((cell["seconds"]["train"] or 0) / 60 for cell in own) / max(len(own), 1)
-        rows.append((title, *shown, f"{spent:,.0f}", f"{minutes:.0f}"))
+        own = [cell for cell in cells if title == title_of(cell)]
+        spent = f"{np.mean([cell['real_steps']['train'] for cell in own]):,.0f}" if own else "0"
+        seconds = [cell["seconds"]["train"] for cell in own if cell["seconds"]["train"] is not None]
+        rows.append((title, *shown, spent, f"{np.mean(seconds) / 60:.0f}" if seconds else "–"))
     for mode, found in by_mode.items():
-        trained = [title for title in found if title.partition(",")[0] in TRAINED.values()]
+        trained = [title for title in found if title.removesuffix(ASSISTED) in TRAINED]
         without = {title: _success(each).value for title, each in found.items() if title not in trained}
         best = max(without, key=lambda title: without[title], default="")
         for title in trained if best else ():
@@ -126,7 +136,8 @@ def _world(cells: Sequence[Figures]) -> list[str]:
                 compared.append((f"{title} − {best}", MODES[mode], text, f"{only}, {other}", f"{mcnemar(only, other):.2g}"))
     head = ("row", *MODES.values(), "real steps", "training, minutes")
     against = ("against the best row without a dream", "mode", "difference", "tasks that only one solves", "p")
-    return [*_table(head, rows), *_table(against, compared)]
+    notes = [f"* `{cell['cell']}`: {cell['note']}" for cell in cells if "note" in cell]
+    return [*_table(head, rows), *_table(against, compared), *notes, *[""][: len(notes)]]
 
 
 def _success(outcomes: Outcomes) -> Estimate:

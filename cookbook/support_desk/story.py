@@ -34,6 +34,11 @@ HELD_OUT = {"validation": 8, "test": 20}
 MANY_HELD_OUT = {"validation": 60, "test": 150}
 BASELINES = ("sft", "sft-filtered")
 """What the dream has to beat here. The others take the demo's time again: `--all-baselines`."""
+SECOND_TRIES: dict[str, Any] = {
+    **{"learner": "rft", "references_only": False, "iterations": 1, "num_generations": 8, "synthetic_share": 0.0},
+    **{"base_steps": 120, "policy_tokens": 96, "evaluate_tasks": 60, "proof_tasks": 150},
+}
+"""Settings of second tries: every ticket that no trace solved, eight times."""
 DESK_TOOLS = [StructuredTool.from_function(tool) for tool in TOOLS]
 say = partial(print, flush=True)
 
@@ -110,10 +115,7 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
     # for what else an experience model answers, a short training and one similar recorded step are enough
     options |= {"experience_steps": 60, "retrieved": 1}
     options |= {"iterations": arguments.iterations, "num_tasks": 4, "num_generations": 6}
-    if arguments.second_tries:  # every ticket that no trace solved, eight times
-        options |= {"learner": "rft", "references_only": False, "base_steps": 120, "policy_tokens": 96, "iterations": 1}
-        options |= {"num_tasks": arguments.traces, "num_generations": 8, "evaluate_tasks": 60, "proof_tasks": 150}
-        options |= {"synthetic_share": 0.0}
+    options |= {**SECOND_TRIES, "num_tasks": arguments.traces} if arguments.second_tries else {}
     if arguments.quick:  # enough to see every part work; nothing is validated in between
         options |= {"base_steps": 3, "experience_steps": 30, "iterations": 1, "num_tasks": 2, "num_generations": 2}
         options |= {"real_budget": 0, "max_false_success": None, "max_gap": None}
