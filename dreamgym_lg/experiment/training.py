@@ -87,6 +87,7 @@ def train_policy(
     if not (work.models / "base").exists():
         policy.save(work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
+    _tell_shared_entities(work)
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training = create_training(work, policy, create_learner, real=real)
@@ -205,6 +206,11 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
+    if real or s.environment in WITH_REAL_PART or (s.real_budget != 0 and work.validation_tasks()):
+        work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations
+
+
+def _tell_shared_entities(work: Workspace) -> None:
     tasks = work.tasks("train")
     if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
         work.say(
@@ -212,8 +218,6 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             f"the same, such as {shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks "
             "together"
         )
-    if real or s.environment in WITH_REAL_PART or (s.real_budget != 0 and work.validation_tasks()):
-        work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations
 
 
 def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
