@@ -17,7 +17,8 @@ from langchain_core.tools import BaseTool
 
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.chat_writer import ChatWriter
-from dreamgym_lg.compiled.enumerate_rules import CallRecord, find_rules
+from dreamgym_lg.compiled.enumerate_rules import find_rules
+from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.recordings import Documents, Recordings, Trace
 from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled

@@ -1,73 +1,36 @@
 """Finds, without any model, the rule by which each writing tool answers and changes documents."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
+from dreamgym_lg.compiled.examples import (
+    Binding,
+    CallRecord,
+    Example,
+    Keys,
+    examples_of,
+    find_ids,
+    kept_tools,
+    place_of,
+    recorded_keys,
+    same,
+    spreads_of,
+)
 from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
-from dreamgym_lg.compiled.runtime import check_seen, key_of, values_in, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.runtime import check_seen, with_keys
+from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
 MIN_EXAMPLES = 4
 FOLDS = 3
-MIN_KEPT = 10
-"""Documents of a reading tool that were the same behind a writing call, if those that no rule is about are to be kept."""
 MAX_KINDS, MAX_SINGLE = 10, 0.1
 """Texts, and the share of those that occur with one entity alone, at most, where no further ones are to be expected."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
-
-
-class CallRecord(NamedTuple):
-    """A recorded call: its arguments and its answer, parsed where it is JSON."""
-
-    tool: str
-    arguments: Mapping[str, Any]
-    answer: Any
-
-
-class Binding(NamedTuple):
-    """A document that a call is about. It has a reading tool, and the place of each of its arguments."""
-
-    name: str
-    tool: str
-    sources: tuple[tuple[str, Ref], ...]
-
-
-@dataclass
-class Example:
-    """A writing call with the documents known before it, and those read again behind it."""
-
-    trace: int
-    arguments: Mapping[str, Any]
-    answer: Any
-    known: Mapping[tuple[str, str], Any]
-    mentioned: Mapping[str, bool]
-    """By argument that names an entity, whether a known document names it too."""
-    after: dict[tuple[str, str], Any] = field(default_factory=dict)
-
-    def around(self, bindings: Sequence[Binding]) -> Surroundings | None:
-        """The arguments and bound documents; None where one of them is not known."""
-        around = Surroundings(self.arguments, {MENTIONED: self.mentioned})
-        for binding in bindings:
-            if (place := place_of(binding, around)) is None or place not in self.known:
-                return None
-            around = Surroundings(self.arguments, {**around.documents, binding.name: self.known[place]})
-        return around
-
-
-def place_of(binding: Binding, around: Surroundings) -> tuple[str, str] | None:
-    """The reading call whose answer the binding is; None where its arguments are not there."""
-    try:
-        return binding.tool, key_of({name: evaluate(ref, around) for name, ref in binding.sources})
-    except LookupError:
-        return None
 
 
 class Case(NamedTuple):
@@ -122,101 +85,16 @@ def find_rules(
 
     Args: `traces`, the calls of each, in their order; `looked_up`, tools that answer only about what was read before.
     """
-    keys, ids = _recorded_keys(traces, writes), find_ids(traces, writes)
-    examples = _examples(traces, writes, ids)
+    keys, ids = recorded_keys(traces, writes), find_ids(traces, writes)
+    examples = examples_of(traces, writes, ids)
     rules = {
         tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys, looked_up=tool in looked_up)
         for tool in sorted(writes)
     }
-    spreads = _spreads(traces, writes, ids)
-    kept = {
-        tool: _kept(examples[tool], rule.bindings, spreads.get(tool, ())) for tool, rule in rules.items() if rule is not None
-    }
+    spreads = spreads_of(traces, writes, ids)
+    learned = [(tool, rule) for tool, rule in rules.items() if rule is not None]
+    kept = {tool: kept_tools(examples[tool], rule.bindings, spreads.get(tool, ())) for tool, rule in learned}
     return TraceRules({tool: rule and rule._replace(keeps=kept[tool]) for tool, rule in rules.items()}, spreads)
-
-
-def _spreads(
-    traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
-) -> dict[str, list[str]]:
-    spreads: dict[str, set[str]] = {}
-    for trace in traces:
-        known = dict[tuple[str, str], tuple[Any, list[CallRecord]]]()
-        for call in trace:
-            place = (call.tool, key_of(call.arguments))
-            if call.tool in writes:
-                for _, behind in known.values():
-                    behind.append(call)
-                continue
-            before, behind = known.get(place, (call.answer, []))
-            if not _same(before, call.answer):
-                for each in behind:
-                    named = {canonical(each.arguments[name]) for name in ids[each.tool] if name in each.arguments}
-                    spreads.setdefault(each.tool, set()).update(() if named & _values(place, before) else (call.tool,))
-            known[place] = (call.answer, [])
-    return {tool: sorted(readers) for tool, readers in sorted(spreads.items()) if readers}
-
-
-Keys = Mapping[str, Mapping[str, Collection[str]]]
-"""By reading tool and argument, the values with which it was called, in JSON."""
-
-
-def _recorded_keys(traces: Iterable[Iterable[CallRecord]], writes: Collection[str]) -> Keys:
-    keys: dict[str, dict[str, set[str]]] = {}
-    for call in (call for trace in traces for call in trace if call.tool not in writes):
-        own = keys.setdefault(call.tool, {})
-        for name, value in call.arguments.items():
-            own.setdefault(name, set()).add(canonical(value))
-    return keys
-
-
-def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """By writing tool, the arguments that name entities."""
-    keys = _recorded_keys(traces, writes)
-    return {tool: _id_arguments(tool, traces, keys) for tool in sorted(writes)}
-
-
-def _id_arguments(tool: str, traces: Iterable[Iterable[CallRecord]], keys: Keys) -> tuple[str, ...]:
-    """The arguments of a writing tool with which reading tools were called, too."""
-    known = {value for own in keys.values() for values in own.values() for value in values if len(values) > 1}
-    calls = [call for trace in traces for call in trace if call.tool == tool]
-    counts = Counter(name for call in calls for name, value in call.arguments.items() if canonical(value) in known)
-    return tuple(sorted(name for name, number in counts.items() if number >= 2))
-
-
-def _examples(
-    traces: Sequence[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
-) -> dict[str, list[Example]]:
-    examples: dict[str, list[Example]] = {}
-    for number, trace in enumerate(traces):
-        known, pending = dict[tuple[str, str], Any](), dict[tuple[str, str], Example]()
-        for call in trace:
-            place = (call.tool, key_of(call.arguments))
-            if call.tool not in writes:
-                if (example := pending.pop(place, None)) is not None:
-                    example.after[place] = call.answer
-                known[place] = call.answer
-                continue
-            values = {value for place, document in known.items() for value in _values(place, document, with_key=False)}
-            mentioned = {name: canonical(call.arguments[name]) in values for name in ids[call.tool] if name in call.arguments}
-            example = Example(number, call.arguments, call.answer, dict(known), mentioned)
-            examples.setdefault(call.tool, []).append(example)
-            named = {canonical(call.arguments[name]) for name in ids[call.tool] if name in call.arguments}
-            for place in [place for place, document in known.items() if named & _values(place, document)]:
-                del known[place]
-                pending[place] = example
-            for place in [
-                place
-                for place, earlier in pending.items()
-                if earlier is not example and named & _values(place, earlier.known[place])
-            ]:
-                del pending[place]
-    return examples
-
-
-def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> set[str]:
-    """The values of a document and of the arguments of its reading call, in JSON."""
-    key = json.loads(place[1]).values() if with_key else ()
-    return {canonical(value) for value in (*values_in(document), *key)}
 
 
 def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
@@ -269,13 +147,9 @@ def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str,
 def _is_exact(answer: Callable[[Surroundings], Any], example: Example, around: Surroundings) -> bool | None:
     """None where no answer is known."""
     try:
-        return _same(answer(around), example.answer)
+        return same(answer(around), example.answer)
     except LookupError:
         return None
-
-
-def _same(one: Any, other: Any) -> bool:
-    return canonical(one) == canonical(other)
 
 
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
@@ -387,17 +261,3 @@ def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Ex
     if not (shared := [key for key in document if key in answer]) or any(list(old) != list(document) for _, old in pairs):
         return Ref(binding.name)
     return Build(tuple(document), tuple(Ref("answer" if key in shared else binding.name, (key,)) for key in document))
-
-
-def _kept(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
-    """Reading tools whose other documents never changed. These name the call's ids, and were often read again."""
-    unchanged: Counter[str] = Counter()
-    changed = {*spreads}
-    for example in examples:
-        around = example.around(bindings)
-        bound = {place_of(binding, around) for binding in bindings} if around is not None else set()
-        for place, document in example.after.items():
-            if place not in bound:
-                unchanged[place[0]] += 1
-                changed |= set() if _same(document, example.known[place]) else {place[0]}
-    return tuple(sorted(tool for tool, number in unchanged.items() if number >= MIN_KEPT and tool not in changed))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.compiled.enumerate_rules import CallRecord, find_ids
+from dreamgym_lg.compiled.examples import CallRecord, find_ids
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson

@@ -22,7 +22,8 @@ from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.enumerate_rules import CallRecord, find_rules
+from dreamgym_lg.compiled.enumerate_rules import find_rules
+from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
