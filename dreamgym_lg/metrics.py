@@ -201,10 +201,7 @@ METRICS: Mapping[str, str] = {
     "seconds/update": "seconds_update_policy",
     **{
         f"policy/{name}": name
-        for name in (
-            *("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped"),
-            *("new_successes", "solved_tasks"),
-        )
+        for name in (*("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped", "solved_tasks"),)
     },
     **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},

@@ -20,7 +20,7 @@ from dreamgym_lg.errors import AccessBlocked, ConfigurationError, ContextExceede
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Source, Step, Task, Trajectory, is_missing
+from dreamgym_lg.types import Source, Step, Task, Trajectory, is_missing, is_unanswered
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +117,11 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
     """
     if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
-        unreadable = "Train the experience model longer or on more traces, or take another one"
-        mend = "Mend that" if any(is_missing(episode.error) for episode in missing) else unreadable
+        mend = "Train the experience model longer or on more traces, or take another one"
+        if any(is_missing(episode.error) for episode in missing):
+            mend = "Mend that"
+        elif all(is_unanswered(episode.error) for episode in missing):
+            mend = "Take tasks about what the traces looked up, play these in reality (real=True), or add an experience model"
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
             f"without them; the first causes: {causes}. {mend}; then {again} plays only these {len(missing)} again"

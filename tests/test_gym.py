@@ -354,7 +354,7 @@ def test_unreadable_answers_in_an_evaluation_are_told(agent: Agent, buffer: Repl
     two = [replace(task, split="test") for task in tasks()[:2]]
     gym = gym_of(agent, buffer, tasks=two, experience_model=Mumbles(), say=said.append)
     assert gym.evaluate(Says())[0].successes == 1
-    assert len(said) == 1 and said[0].startswith("1 of 2 dreamed episodes ended in an answer of the experience model")
+    assert len(said) == 1 and said[0].startswith("1 of 2 dreamed episodes could not be played to their end")
 
 
 def test_a_dream_of_ones_own_is_recorded_by_its_version(agent: Agent, buffer: ReplayBuffer) -> None:

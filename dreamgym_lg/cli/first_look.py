@@ -99,7 +99,10 @@ def _play(gym: DreamGym, policy: BaseChatModel, number: int) -> list[Trajectory]
     judged = gym.tasks("validation") or tasks
     if not dream.language_models:
         judged = [task for task in tasks if dream.decides_by_traces(task)]
-        say(f"{len(judged)} of {len(tasks)} tasks are judged by a recorded success; --experience-model judges the others too")
+        say(
+            f"{len(judged)} of {len(tasks)} tasks are judged by a recorded success that called a writing tool; "
+            "--experience-model, or verify_dream= in code, judges the others too"
+        )
     if not judged:
         raise ConfigurationError(
             "no recorded success judges any task, and there is no experience model that could: import traces with their "
@@ -139,7 +142,9 @@ def _say_gate(gym: DreamGym) -> None:
     """Say how the gate before training judges this dream, and why."""
     judgement, limit = gym.fidelity(limit=LIMIT), gym.experiment.settings.max_false_success
     causes = list(gate.refusals(judgement, 1.0 if limit is None else limit))
-    say(f"\nthe gate would {'refuse to train' if causes else 'let you train'} in this dream", "bold")
+    judged = any(part.role == "judge" and part.errors for part in judgement.parts)
+    unknown = "" if judged else "; no judge could be measured, so it is not known whether this dream rewards failures"
+    say(f"\nthe gate would {'refuse to train' if causes else 'let you train'} in this dream{unknown}", "bold")
     say(f"    measured: {gate.summary(judgement)}")
     for cause in causes:
         say(f"    it refuses because {cause}", "yellow")
@@ -189,4 +194,4 @@ def init(
         )
         with writing(to):
             to.write_text(text)
-    say(f"{to} is written. Check `writes=` there; then: python {to}")
+    say(f"{to} is written. Check `WRITES` there; then: python {to}")

@@ -1,4 +1,4 @@
-"""Writing calls of traces, with the documents that were known before them and read again behind them."""
+"""Writing calls of traces, with the documents known before and read again behind them."""
 
 import json
 from collections import Counter
@@ -128,7 +128,7 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
 def spreads_of(
     traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """By writing tool, the reading tools whose answers changed behind a call that names nothing of theirs."""
+    """By writing tool, readers whose answers changed behind a call that names nothing of theirs."""
     spreads: dict[str, set[str]] = {}
     for trace in traces:
         known = dict[tuple[str, str], tuple[Any, list[CallRecord]]]()

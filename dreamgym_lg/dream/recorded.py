@@ -5,7 +5,18 @@ from collections.abc import Sequence
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Votes, facts, message_text, unordered, worlds_of
+from dreamgym_lg.dream.trace_index import (
+    Call,
+    Effects,
+    Success,
+    TraceIndex,
+    Votes,
+    facts,
+    message_text,
+    numbers,
+    unordered,
+    worlds_of,
+)
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import words
 from dreamgym_lg.tasks import described, first_observation, is_tool_task, schemas
@@ -139,7 +150,7 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     if not message.strip() and all(map(str.strip, recorded)):
         return "the message is empty, and that of a recorded success is not"
     stated = facts(message)
-    if missing := frozenset.intersection(*(each.facts for each in successes)) - stated:
+    if missing := frozenset.intersection(*(each.facts for each in successes)) - stated - numbers(message):
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
     seen = [described(episode.task), first_observation(episode.task), *recorded]
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]

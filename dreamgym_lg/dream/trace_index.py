@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.splits import entities
+from dreamgym_lg.splits import entities, words
 from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -54,7 +54,10 @@ class Success(NamedTuple):
     message: str
     """The action that ended it."""
     facts: frozenset[str]
-    """Ids and amounts that are new in that message. Neither the request nor an answer to a writing call gave them."""
+    """Ids and amounts that are new in that message, and numbers that a look-up gave.
+
+    Neither the request nor an answer to a writing call gave them.
+    """
     turns: int
     """Messages of the agent in it: 1 where no user replied."""
 
@@ -152,12 +155,15 @@ class TraceIndex:
 
     def success(self, task: Task, steps: Sequence[Step]) -> Success:
         """The steps of a successful episode as a reference."""
-        writing = [step for step in steps if (call := self.call(step.action)) and self.writes(call.tool)]
+        calling = [(step, self.writes(call.tool)) for step in steps if (call := self.call(step.action))]
+        writing = [step for step, writes in calling if writes]
         effects = self.effects((self.call(step.action), step.valid) for step in steps)
         turns, last = sum(is_answer(step.action) for step in steps), steps[-1].action
-        answers = (step.next_observation for step in writing)
-        own = facts(message_text(last)) - facts(rules(task), task.instruction, steps[0].observation, *answers)
-        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, own, turns)
+        before = [rules(task), task.instruction, steps[0].observation, *(step.next_observation for step in writing)]
+        # a price of 88 looks like a count, unless a look-up gave it
+        looked_up = numbers(*(step.next_observation for step, writes in calling if not writes)) - numbers(*before)
+        told = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
+        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, told, turns)
 
     def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
         """The answer to a look-up of what nobody named `before`, as most recorded ones."""
@@ -282,6 +288,11 @@ def message_text(action: str) -> str:
 def facts(*texts: str) -> frozenset[str]:
     """The ids, amounts and addresses in texts: `entities` with a digit or an `@`."""
     return frozenset(each for text in texts for each in entities(text) if any(sign.isdigit() or sign == "@" for sign in each))
+
+
+def numbers(*texts: str) -> frozenset[str]:
+    """The words with a digit in texts, counts too."""
+    return frozenset(each for text in texts for each in words(text) if any(map(str.isdigit, each)))
 
 
 def _is_text(value: Any) -> bool:

@@ -282,9 +282,9 @@ def dream_of_traces(
     Args: `agent` and `options`, of `AgentWorld`; `folder`, of the code, written anew; `say`, told who answers.
     """
     world = AgentWorld(agent, **options)
-    index = world.index(replay_buffer)
+    index, writes = world.index(replay_buffer), world.writing_tools(replay_buffer)
     try:
-        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=world.writing_tools(replay_buffer))
+        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
     except ConfigurationError as error:
         say(f"recorded answers alone answer: nothing could be compiled from the traces ({error})")
         return Dream([Schemas(index.tools), Recorded(index)], judges=[References(index)])

@@ -330,11 +330,11 @@ def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajector
 
 
 def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
-    """Report dreamed episodes that failed by an unreadable answer or by the user's fault."""
+    """Report dreamed episodes that could not be played to their end."""
     if failed := [str(episode.error) for episode in episodes if episode.error]:
         work.say(
-            f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not be "
-            f"read, or by the user's fault, and count as no success; the first: {failed[0]}"
+            f"{len(failed)} of {len(episodes)} dreamed episodes could not be played to their end, and count as no success; the "
+            f"first: {failed[0]}"
         )
 
 

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,9 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-_MOST = 2
-"""Different successes of a task that are imitated, so that easy tasks do not crowd out the others."""
 _DONE = "stage/train/rft"
 """Record of finished updates, the folder of the weights, the imitated successes, and the last metrics."""
-_METRICS = ("skipped", "new_successes", "solved_tasks")
+_METRICS = ("skipped", "solved_tasks")
 
 
 class RejectionLearner:
@@ -57,7 +54,7 @@ class RejectionLearner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the last update: `new_successes`, imitated beside the recorded ones; `solved_tasks`; `skipped`."""
+        """Of the last update: `skipped`, and `solved_tasks`. One success of each is imitated beside the recorded ones."""
         done = self._work.record(_DONE)
         return {name: done[name] for name in _METRICS if name in done}
 
@@ -69,14 +66,13 @@ class RejectionLearner:
         new = [replace(each, segments=()) for each in tokenized(work, chosen, start)] if chosen else []
         digest = sha256(repr(sorted((each.task.id, _actions(each)) for each in new)).encode()).hexdigest()
         folder, skipped = done.get("folder"), not new or digest == done.get("digest")
-        solved = len({each.task.id for each in new})
         same = "; none is new, and the weights stay" if skipped else ""
-        work.say(f"{len(new)} episodes beside the recorded ones, of {solved} tasks without a recorded success{same}")
+        work.say(f"{len(new)} tasks without a recorded success are solved, and imitated beside the recorded ones{same}")
         if not skipped:
             imitate(work, folder := f"rft{iteration}", [*recorded_successes(work), *new], start)
             self._load(folder)
         figures = {"finished": iteration + 1, "folder": folder, "digest": digest}
-        work.keep_record(_DONE, {**figures, "skipped": int(skipped), "new_successes": len(new), "solved_tasks": solved})
+        work.keep_record(_DONE, {**figures, "skipped": int(skipped), "solved_tasks": len(new)})
         if not skipped and (before := done.get("folder")):
             shutil.rmtree(work.models / before, ignore_errors=True)
         return self.metrics
@@ -94,9 +90,12 @@ def _actions(episode: Trajectory) -> tuple[str, ...]:
 
 
 def new_successes(played: Iterable[Trajectory]) -> list[Trajectory]:
-    """The shortest different successes of each task, `_MOST` at most, without an invalid action."""
-    by_task = defaultdict[str, dict[tuple[str, ...], Trajectory]](dict)
-    for each in sorted(played, key=lambda each: len(each.steps)):
+    """The most frequent success of each task, of those without an invalid action.
+
+    One that is rare among the tries of its task is more often luck, such as a change that was made without a look.
+    """
+    by_task = defaultdict[str, defaultdict[tuple[str, ...], list[Trajectory]]](lambda: defaultdict(list))
+    for each in played:
         if each.success and not each.invalid_actions:
-            by_task[each.task.id].setdefault(_actions(each), each)
-    return [each for successes in by_task.values() for each in islice(successes.values(), _MOST)]
+            by_task[each.task.id][_actions(each)].append(each)
+    return [max(successes.values(), key=len)[0] for successes in by_task.values()]

@@ -54,7 +54,7 @@ def test_an_agent_is_tried_before_anybody_trains(folder: Path, monkeypatch: pyte
     assert "60 traces read: " in output and "tasks are judged by a recorded success" in output
     assert "in the dream: success " in output and "on 8 tasks" in output
     assert output.count("what happened") == 3
-    assert "answered by: " in output and "the gate would let you train in this dream measured: the responder" in output
+    assert "answered by: " in output and "the gate would let you train in this dream; no judge could be measured" in output
     assert "cost: the agent's model " in output and "the dream asked no hosted model" in output
     named = " ".join(f"--writes {tool}" for tool in WRITES)
     assert f"next: dreamgym init my_app.py:graph traces.jsonl {named}" in output
@@ -83,6 +83,13 @@ def test_without_the_tools_that_write_recorded_answers_alone_are_tried(folder: P
     assert result.exit_code == 0, output
     assert "recorded answers alone answer: nothing could be compiled" in output and "(--writes)" in output
     assert "in the dream: success " in output and "on 4 tasks" in output
+
+
+@pytest.mark.slow
+def test_a_writing_tool_that_there_is_not_ends_the_try_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(folder, monkeypatch, "try", "--out", "runs/typo", "--isolation", "guard", writes=("refunds",))
+    output = " ".join(result.output.split())
+    assert result.exit_code == 2 and "Did you mean 'refund'?" in output and "compiled" not in output
 
 
 @pytest.mark.slow

@@ -264,6 +264,18 @@ def test_what_a_write_made_need_not_be_told_and_a_message_without_facts_may_be_a
     assert rewards == [1, 1, 0, 0]
 
 
+def test_a_small_number_of_a_look_up_has_to_be_told(buffer: ReplayBuffer) -> None:
+    of = order_task("k", "Refund order K12 and 2 more, please.")
+    lookup, paid = render_call("get_order", {"order_id": "K12"}), '{"id": "K12", "price": 88, "pieces": 3, "more": 2}'
+    buffer.add(trace(of, (lookup, paid), (K12, "ok"), render_answer("K12 and 2 more: you get 88 euros, for 1 lamp.")))
+    dream = Dream([Recorded(Index(buffer))], judges=[References(Index(buffer))])
+    rewards = [
+        play(dream.create_environment(), of, lookup, K12, render_answer(text))[-1].reward
+        for text in ("88 euros go back to you.", "You get EUR 88.00.", "It is refunded.", "You get 89 euros, for 1 lamp.")
+    ]
+    assert rewards == [1, 1, 0, 0]
+
+
 REFUSAL = render_answer("I will NOT refund K12.")
 
 

@@ -176,7 +176,7 @@ def test_a_turn_against_the_goal_ends_the_episode_which_teaches_nothing_and_is_c
     assert (rate.successes, rate.episodes) == (2, 4)
     assert {each.task.id for each in episodes if each.error} == lies
     assert all(each.error is None or each.error.startswith("UserFault: the user tells w999") for each in episodes)
-    assert "2 of 4 dreamed episodes ended in" in said[-1] and "or by the user's fault" in said[-1]
+    assert "2 of 4 dreamed episodes could not be played to their end" in said[-1] and "UserFault: " in said[-1]
     figures = describe([episodes])
     assert (figures["user_faults"], figures["unreadable_episodes"], figures["train_success"]) == (2, 0, 1.0)
     tokens = Segment(token_ids=[1], sampled=[1], logprobs=[-1.0], temperature=1.0)

@@ -294,7 +294,8 @@ def _unpickled(options: bytes) -> dict[str, Any]:
     except Exception as error:
         raise ConfigurationError(
             f"a worker cannot import the functions that it was given ({type(error).__name__}: {error}): let them be of a "
-            "module that can be imported without touching anything, such as the agent's own, or take isolation='guard'"
+            "module that can be imported without touching anything, such as the agent's own (not of the script that opens the "
+            "replay buffer), or take isolation='guard'"
         ) from error
 
 
