@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -27,6 +27,8 @@ MIN_LOOKED_UP = 0.25
 """Share of the successes with the same writing tools that looked first, from which on the others count as guesses."""
 NEAREST = 10
 """Recorded entities, those of the most similar requests, among which the state of an unknown one is drawn."""
+MIN_ALIKE = 3
+"""Entities in two documents of which a field is always the same, if it is to be so in drawn ones."""
 REQUEST = ("", "{}")
 """The place of the request among the documents of an episode."""
 
@@ -111,6 +113,7 @@ class Records:
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
         self.looked_up = frozenset(place for each in self.all for place in each.documents)
+        self._shared = self._shared_fields()
         successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
         looked = Counter(_writing_tools(each) for each in successes if self._knew_all(each))
         whole = Counter(map(_writing_tools, successes))
@@ -146,9 +149,43 @@ class Records:
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
         return {(place, spot): value for place, each in documents.items() for spot, value in ids_in(self.identifiers, each)}
 
+    def _shared_fields(self) -> Mapping[tuple[Any, ...], bool]:
+        """By place that names an entity, tool that looks it up, and field: True if both documents have the field alike."""
+        equal = defaultdict[tuple[Any, ...], list[bool]](list)
+        for record in self.all:
+            for (place, spot), value in record.spots.items():
+                node = _around(record.documents[place], spot)
+                for type in self.identifiers.types_of(value):
+                    other = self.identifiers.place(type, value)
+                    document = record.documents.get(other)
+                    if other != place and isinstance(document, Mapping):
+                        for field in node.keys() & document.keys():
+                            equal[_kind(place, spot), type[0], field].append(node[field] == document[field])
+        return {key: len(each) >= MIN_ALIKE and all(each) for key, each in equal.items()}
+
+    def known_fields(self, documents: Mapping[Place, Any], value: str, type: Type) -> dict[str, Any]:
+        """The fields of an entity's document that the documents naming it already tell."""
+        known = dict[str, Any]()
+        for (place, spot), id in self.spots(documents).items():
+            node = _around(documents[place], spot) if id == value else {}
+            known |= {name: node[name] for name in node if self._shared.get((_kind(place, spot), type[0], name))}
+        return known
+
     def text(self, tool: str, document: Any) -> str:
         """A parsed answer as its tool writes it."""
         return document if isinstance(document, str) else json.dumps(document, **self.recordings.styles[tool])
+
+
+def _around(document: Any, spot: Sequence[Any]) -> Mapping[str, Any]:
+    """The object of a document that holds the text at this place; empty for none."""
+    for key in spot[:-2]:
+        document = document[key]
+    return document if isinstance(document, Mapping) else {}
+
+
+def _kind(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
+    """A tool and keys: the place in its answers, whichever element of a list it is in."""
+    return place[0], *(each for each in spot if isinstance(each, str))
 
 
 def _arguments(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -230,7 +267,8 @@ def complete(
         for type in sorted(ids.types_of(origins[value].value)) if value in origins else ():
             place = ids.place(type, value)
             donor = _same_entity(records, origins[value], type)
-            donor = donor or _donor(records, base, documents, value, type, rng, alike)
+            known = {} if donor else records.known_fields(documents, value, type)
+            donor = donor or _donor(records, base, documents, value, type, rng, alike, known)
             if place in documents or donor is None:
                 continue
             document = donor.record.documents[ids.place(type, donor.value)]
@@ -238,7 +276,8 @@ def complete(
                 if old not in donor.renaming and (new := ids.fresh(old, donor.renaming, rng)) is not None:
                     donor.renaming.update(new)
                     origins |= {id: _Origin(donor.record, one, donor.renaming) for one, id in new.items()}
-            documents[place] = donor.renaming(document)
+            renamed = donor.renaming(document)
+            documents[place] = {**renamed, **known} if isinstance(renamed, dict) else renamed
             pending += [each for _, each in ids_in(ids, documents[place])]
 
 
@@ -250,9 +289,16 @@ def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | Non
 
 
 def _donor(
-    records: Records, base: Record, documents: Mapping[Place, Any], value: str, type: Type, rng: Random, alike: bool
+    records: Records,
+    base: Record,
+    documents: Mapping[Place, Any],
+    value: str,
+    type: Type,
+    rng: Random,
+    alike: bool,
+    known: Mapping[str, Any],
 ) -> _Origin | None:
-    """An entity of another episode at the same place, with the ids around it.
+    """An entity of another episode at the same place, with the ids around it; of those with most of the `known` fields.
 
     With `alike` the nearest one: of successes that made the same writing calls, then of those with the same tools, each by the
     words of the request. Else one of the `NEAREST` by these words alone, so that nothing ties the state to what was done.
@@ -265,10 +311,13 @@ def _donor(
         near = (*(alike and record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
-                donors.append((near, rng.random(), record, old, where, stands[where[0], spot]))
+                document = record.documents[records.identifiers.place(type, old)]
+                fitting = sum(isinstance(document, dict) and document.get(name) == each for name, each in known.items())
+                donors.append(((fitting, near), rng.random(), record, old, where, stands[where[0], spot]))
     if not donors:
         return None
     donors.sort(key=lambda each: each[:2], reverse=True)
+    donors = [each for each in donors if each[0][0] == donors[0][0][0]]
     _, _, record, old, theirs, here = donors[0] if alike else rng.choice(donors[:NEAREST])
     renaming = Renaming({old: value})
     for (where, spot), each in record.spots.items():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from compiled_shop import Shop, walled
 from dreamgym_lg import Dream, ReplayBuffer, Step, Task, Trajectory, Verify
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.drawing import draw_tasks
+from dreamgym_lg.compiled.drawing import Records, draw, draw_tasks
 from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
@@ -155,6 +156,46 @@ def test_what_does_not_verify_is_dropped_with_its_reason(shop: Any) -> None:
     with ReplayBuffer(":memory:") as failures, pytest.raises(ConfigurationError, match="none of the 9 .* nothing to draw"):
         failures.extend([each for each in map(_episode, range(1000, 1100)) if not each.success][:9])
         draw_tasks(world, TraceIndex(failures, writes=["refund"]), 1)
+
+
+def _listed(number: int, *, looks: bool) -> Trajectory:
+    """A request of a customer whose orders are listed; `looks`, and the order is looked up, too."""
+    customer, order, status = f"C{number}", f"K{number}", ("open", "sent", "paid")[number % 3]
+    listed = json.dumps({"orders": [{"id": order, "status": status, "asked": 1}]})
+    document = json.dumps({"id": order, "status": status, "total": number % 97, "asked": 1 + number % 5})
+    calls = [(render_call("list_orders", {"customer_id": customer}), listed)]
+    calls += [(render_call("get_order", {"order_id": order}), document)] if looks else []
+    calls += [(render_call("refund", {"order_id": order}), "ok")]
+    instruction = f"Pay the order of {customer} back."
+    observations = [instruction, *(answer for _, answer in calls)]
+    steps = [
+        Step(observation=before, action=call, next_observation=answer)
+        for before, (call, answer) in zip(observations, calls, strict=False)
+    ]
+    last = Step(
+        observation="ok", action=render_answer(f"{order} is paid back."), next_observation="", reward=1, terminated=True
+    )
+    tools = ["list_orders", "get_order", "refund"]
+    task = Task(id=f"list/{number}", instruction=instruction, environment="shop", tools=tools)
+    return Trajectory(task=task, steps=[*steps, last], success=True)
+
+
+def test_documents_of_one_entity_agree_where_recorded_ones_do(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(tmp_path / "replay.db")
+    buffer.extend([_listed(number, looks=number % 2 == 0) for number in range(1000, 1040)])
+    (index := TraceIndex(buffer, writes=["refund"])).refresh()
+    records = Records(index, list(buffer.real_trajectories()), None)
+    statuses, asked = set[str](), Counter[bool]()
+    for base in (each for each in records.all if len(each.documents) == 2):  # the request and the list
+        drawn = draw(records, base, Random(1))
+        assert isinstance(drawn, Task)
+        documents = {tool: json.loads(answer) for tool, _, answer in drawn.drawn["documents"]}
+        (listed,), order = documents["list_orders"]["orders"], documents["get_order"]
+        assert (order["id"], order["status"]) == (listed["id"], listed["status"])
+        statuses.add(order["status"])
+        asked[order["asked"] == listed["asked"]] += 1
+    assert statuses == {"open", "sent", "paid"} and asked[False], "a field that differs in some recorded ones is the donor's"
+    buffer.close()
 
 
 def test_a_renaming_changes_whole_ids_alone_and_knows_what_it_left() -> None:
