@@ -168,8 +168,12 @@ class Records:
         known = dict[str, Any]()
         for (place, spot), id in self.spots(documents).items():
             node = _around(documents[place], spot) if id == value else {}
-            known |= {name: node[name] for name in node if self._shared.get((_kind(place, spot), type[0], name))}
+            known |= {name: node[name] for name in node if self.is_shared(place, spot, type, name)}
         return known
+
+    def is_shared(self, place: Place, spot: Sequence[Any], type: Type, field: str) -> bool:
+        """True if what names an entity there and the entity's own document have the field alike."""
+        return self._shared.get((_kind(place, spot), type[0], field), False)
 
     def text(self, tool: str, document: Any) -> str:
         """A parsed answer as its tool writes it."""
@@ -278,7 +282,20 @@ def complete(
                     origins |= {id: _Origin(donor.record, one, donor.renaming) for one, id in new.items()}
             renamed = donor.renaming(document)
             documents[place] = {**renamed, **known} if isinstance(renamed, dict) else renamed
+            if place not in records.looked_up:
+                _make_agree(records, documents, place, origins)
             pending += [each for _, each in ids_in(ids, documents[place])]
+
+
+def _make_agree(records: Records, documents: Mapping[Place, Any], place: Place, origins: Mapping[str, _Origin]) -> None:
+    """Give what a new document says of entities the fields of the documents that are there."""
+    ids = records.identifiers
+    for spot, value in list(ids_in(ids, documents[place])):
+        for type in ids.types_of(origins[value].value) if value in origins else ():
+            node, other = _around(documents[place], spot), documents.get(ids.place(type, value))
+            if isinstance(other, dict) and isinstance(node, dict) and ids.place(type, value) != place:
+                shared = (name for name in node.keys() & other.keys() if records.is_shared(place, spot, type, name))
+                node.update({name: other[name] for name in shared})
 
 
 def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | None:

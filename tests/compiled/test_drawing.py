@@ -158,15 +158,16 @@ def test_what_does_not_verify_is_dropped_with_its_reason(shop: Any) -> None:
         draw_tasks(world, TraceIndex(failures, writes=["refund"]), 1)
 
 
-def _listed(number: int, *, looks: bool) -> Trajectory:
-    """A request of a customer whose orders are listed; `looks`, and the order is looked up, too."""
-    customer, order, status = f"C{number}", f"K{number}", ("open", "sent", "paid")[number % 3]
+def _listed(number: int) -> Trajectory:
+    """A request about an order, which is listed among its customer's, looked up, or both."""
+    customer, order, status = f"C{number}", f"K{number}", ("open", "sent", "paid")[number % 7 % 3]
     listed = json.dumps({"orders": [{"id": order, "status": status, "asked": 1}]})
-    document = json.dumps({"id": order, "status": status, "total": number % 97, "asked": 1 + number % 5})
-    calls = [(render_call("list_orders", {"customer_id": customer}), listed)]
-    calls += [(render_call("get_order", {"order_id": order}), document)] if looks else []
-    calls += [(render_call("refund", {"order_id": order}), "ok")]
-    instruction = f"Pay the order of {customer} back."
+    document = json.dumps({"id": order, "customer": customer, "status": status, "asked": 1 + number % 5})
+    look, both = (render_call("get_order", {"order_id": order}), document), number % 3 == 2
+    calls = [(render_call("list_orders", {"customer_id": customer}), listed)] if both or number % 2 else [look]
+    calls += [*([look] if both else []), (render_call("refund", {"order_id": order}), "ok")]
+    instruction = f"Pay {order} of {customer} back." if both else f"Pay the order of {customer} back."
+    instruction = instruction if both or number % 2 else f"Pay {order} back."
     observations = [instruction, *(answer for _, answer in calls)]
     steps = [
         Step(observation=before, action=call, next_observation=answer)
@@ -182,11 +183,11 @@ def _listed(number: int, *, looks: bool) -> Trajectory:
 
 def test_documents_of_one_entity_agree_where_recorded_ones_do(tmp_path: Path) -> None:
     buffer = ReplayBuffer(tmp_path / "replay.db")
-    buffer.extend([_listed(number, looks=number % 2 == 0) for number in range(1000, 1040)])
+    buffer.extend([_listed(number) for number in range(1000, 1060)])
     (index := TraceIndex(buffer, writes=["refund"])).refresh()
     records = Records(index, list(buffer.real_trajectories()), None)
     statuses, asked = set[str](), Counter[bool]()
-    for base in (each for each in records.all if len(each.documents) == 2):  # the request and the list
+    for base in (each for each in records.all if len(each.documents) == 2):  # the request, and a list or an order
         drawn = draw(records, base, Random(1))
         assert isinstance(drawn, Task)
         documents = {tool: json.loads(answer) for tool, _, answer in drawn.drawn["documents"]}
