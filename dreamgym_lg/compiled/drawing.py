@@ -2,38 +2,29 @@
 
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from random import Random
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import is_answer, parse_call, render_answer, render_call
-from dreamgym_lg.compiled.identifiers import Identifiers, Renaming, Type, ids_in
-from dreamgym_lg.compiled.recordings import Recordings, Trace
+from dreamgym_lg.actions import parse_call, render_answer, render_call
+from dreamgym_lg.compiled.entities import REQUEST, Place, Record, Records, object_at, writing_tools
+from dreamgym_lg.compiled.identifiers import Renaming, Type, ids_in
 from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
 from dreamgym_lg.dream.trace_index import TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.splits import common_entities, words
+from dreamgym_lg.splits import words
 from dreamgym_lg.tasks import first_observation
-from dreamgym_lg.types import Drawn, Task, Trajectory
+from dreamgym_lg.types import Drawn, Task
 
 MAX_DOCUMENTS = 40
 """Look-ups of a drawn task's entities."""
-MIN_LOOKED_UP = 0.25
-"""Share of the successes with the same writing tools that looked first, from which on the others count as guesses."""
 NEAREST = 10
 """Recorded entities, those of the most similar requests, among which the state of an unknown one is drawn."""
-MIN_ALIKE = 3
-"""Entities in two documents of which a field is always the same, if it is to be so in drawn ones."""
-REQUEST = ("", "{}")
-"""The place of the request among the documents of an episode."""
-
-Place = tuple[str, str]
-"""A reading tool and its arguments, as JSON."""
 
 
 class Drawing(NamedTuple):
@@ -82,123 +73,6 @@ def draw_tasks(
         else:
             drawing.dropped[drawn] += 1
     return drawing
-
-
-class Record(NamedTuple):
-    """A recorded episode, with its first documents parsed."""
-
-    trajectory: Trajectory
-    trace: Trace
-    documents: Mapping[Place, Any]
-    """The request is one of them."""
-    spots: Mapping[tuple[Place, tuple[Any, ...]], str]
-    """The ids in documents, by document and place in it."""
-    writes: tuple[Any, ...]
-    """Writing calls without what few calls of their tools have in common."""
-    words: frozenset[str]
-    """Of the request, without ids."""
-
-
-class Records:
-    """The training episodes of a buffer, and what is known of their entities."""
-
-    def __init__(self, index: TraceIndex, chosen: Sequence[Trajectory], environment: str | None) -> None:
-        writes = frozenset(filter(index.writes, index.uses))
-        self.recordings = Recordings.of(index.replay_buffer, tools=index.tools, writes=writes, environment=environment)
-        texts = (text for each in chosen for step in each.steps for text in (step.action, step.next_observation))
-        requests = (first_observation(task) for task in index.replay_buffer.tasks())
-        self.identifiers = Identifiers(self.recordings, "\n".join([*requests, *texts]))
-        calls = [call for trace in self.recordings.traces for call in trace.calls if call[0] in writes]
-        self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
-        train = [each for each in chosen if each.task.split == "train"]
-        self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
-        self.looked_up = frozenset(place for each in self.all for place in each.documents)
-        self._shared = self._shared_fields()
-        successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
-        looked = Counter(_writing_tools(each) for each in successes if self._knew_all(each))
-        whole = Counter(map(_writing_tools, successes))
-        # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
-        unread = {tools for tools, number in whole.items() if looked[tools] < MIN_LOOKED_UP * number}
-        self.successes = [each for each in successes if self._knew_all(each) or _writing_tools(each) in unread]
-        self.guesses = len(successes) - len(self.successes)
-
-    def record(self, trajectory: Trajectory, trace: Trace) -> Record:
-        request = first_observation(trajectory.task)
-        first = self.recordings.first_documents(trace, is_name=self.identifiers.types_of)
-        documents = {REQUEST: request, **{place: json.loads(text) for place, text in first.items()}}
-        writes = tuple(
-            (tool, *(each for each in _arguments(own) if (tool, *each) in self._usual))
-            for tool, own, _ in trace.calls
-            if tool in self.recordings.writes
-        )
-        named = {word for value in self.identifiers.find(request) for word in words(value)}
-        own = frozenset(words(request)) - named
-        return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), own)
-
-    def _knew_all(self, record: Record) -> bool:
-        """True where reading calls had named all entities of the writing calls before."""
-        known = set[str]()
-        for tool, arguments, _ in record.trace.calls:
-            ids = {each for value in values_in(arguments) for each in self.identifiers.find(str(value))}
-            if tool not in self.recordings.writes:
-                known |= ids
-            elif not ids <= known:
-                return False
-        return True
-
-    def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
-        return {(place, spot): value for place, each in documents.items() for spot, value in ids_in(self.identifiers, each)}
-
-    def _shared_fields(self) -> Mapping[tuple[Any, ...], bool]:
-        """By place that names an entity, tool that looks it up, and field: True if both documents have the field alike."""
-        equal = defaultdict[tuple[Any, ...], list[bool]](list)
-        for record in self.all:
-            for (place, spot), value in record.spots.items():
-                node = _around(record.documents[place], spot)
-                for type in self.identifiers.types_of(value):
-                    other = self.identifiers.place(type, value)
-                    document = record.documents.get(other)
-                    if other != place and isinstance(document, Mapping):
-                        for field in node.keys() & document.keys():
-                            equal[_kind(place, spot), type[0], field].append(node[field] == document[field])
-        return {key: len(each) >= MIN_ALIKE and all(each) for key, each in equal.items()}
-
-    def known_fields(self, documents: Mapping[Place, Any], value: str, type: Type) -> dict[str, Any]:
-        """The fields of an entity's document that the documents naming it already tell."""
-        known = dict[str, Any]()
-        for (place, spot), id in self.spots(documents).items():
-            node = _around(documents[place], spot) if id == value else {}
-            known |= {name: node[name] for name in node if self.is_shared(place, spot, type, name)}
-        return known
-
-    def is_shared(self, place: Place, spot: Sequence[Any], type: Type, field: str) -> bool:
-        """True if what names an entity there and the entity's own document have the field alike."""
-        return self._shared.get((_kind(place, spot), type[0], field), False)
-
-    def text(self, tool: str, document: Any) -> str:
-        """A parsed answer as its tool writes it."""
-        return document if isinstance(document, str) else json.dumps(document, **self.recordings.styles[tool])
-
-
-def _around(document: Any, spot: Sequence[Any]) -> Mapping[str, Any]:
-    """The object of a document that holds the text at this place; empty for none."""
-    for key in spot[:-2]:
-        document = document[key]
-    return document if isinstance(document, Mapping) else {}
-
-
-def _kind(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
-    """A tool and keys: the place in its answers, whichever element of a list it is in."""
-    return place[0], *(each for each in spot if isinstance(each, str))
-
-
-def _arguments(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, json.dumps(value, sort_keys=True)) for name, value in sorted(arguments.items())]
-
-
-def _is_single(trajectory: Trajectory) -> bool:
-    """True for an episode that ends with the agent's first message."""
-    return [is_answer(step.action) for step in trajectory.steps].count(True) == 1 and is_answer(trajectory.steps[-1].action)
 
 
 def draw(records: Records, base: Record, rng: Random) -> Task | str:
@@ -288,11 +162,11 @@ def complete(
 
 
 def _make_agree(records: Records, documents: Mapping[Place, Any], place: Place, origins: Mapping[str, _Origin]) -> None:
-    """Give what a new document says of entities the fields of the documents that are there."""
+    """Take over the fields of known entities into a new document that names them."""
     ids = records.identifiers
     for spot, value in list(ids_in(ids, documents[place])):
         for type in ids.types_of(origins[value].value) if value in origins else ():
-            node, other = _around(documents[place], spot), documents.get(ids.place(type, value))
+            node, other = object_at(documents[place], spot), documents.get(ids.place(type, value))
             if isinstance(other, dict) and isinstance(node, dict) and ids.place(type, value) != place:
                 shared = (name for name in node.keys() & other.keys() if records.is_shared(place, spot, type, name))
                 node.update({name: other[name] for name in shared})
@@ -315,16 +189,17 @@ def _donor(
     alike: bool,
     known: Mapping[str, Any],
 ) -> _Origin | None:
-    """An entity of another episode at the same place, with the ids around it; of those with most of the `known` fields.
+    """An entity of another episode at the same place, with the ids around it.
 
-    With `alike` the nearest one: of successes that made the same writing calls, then of those with the same tools, each by the
-    words of the request. Else one of the `NEAREST` by these words alone, so that nothing ties the state to what was done.
+    Of those with most of the `known` fields, with `alike` the nearest one: of successes that made the same writing calls, then
+    of those with the same tools, each by the words of the request. Else one of the `NEAREST` by these words alone, so that
+    nothing ties the state to what was done.
     """
     ours = records.spots(documents)
     stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
     donors = list[tuple[Any, ...]]()
     for record in records.all:
-        same = record.writes == base.writes, _writing_tools(record) == _writing_tools(base)
+        same = record.writes == base.writes, writing_tools(record) == writing_tools(base)
         near = (*(alike and record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
             if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
@@ -343,10 +218,6 @@ def _donor(
     for one, other in zip(json.loads(theirs[1]).values(), json.loads(here[1]).values(), strict=False):
         renaming.setdefault(str(one), str(other))
     return _Origin(record, old, renaming)
-
-
-def _writing_tools(record: Record) -> tuple[str, ...]:
-    return tuple(tool for tool, *_ in record.writes)
 
 
 def _similarity(one: frozenset[str], other: frozenset[str]) -> float:

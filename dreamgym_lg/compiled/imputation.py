@@ -5,7 +5,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import parse_call
-from dreamgym_lg.compiled.drawing import REQUEST, Record, Records, complete
+from dreamgym_lg.compiled.drawing import complete
+from dreamgym_lg.compiled.entities import REQUEST, Record, Records
 from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.compiled.responder import Compiled, steps_of

@@ -209,11 +209,6 @@ def trainable_tasks(work: Workspace, *, real: bool = False) -> list[Task]:
         return [task for task in tasks if not task.drawn]
     if not work.settings.references_only:
         return tasks
-    if not work.world.judged_by_dream:
-        raise ConfigurationError(
-            "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
-            "verify_dream=), never by the experience model: leave references_only away"
-        )
     dream = work.dream()
     judged = [task for task in tasks if dream.decides_by_traces(task)]
     if not judged:

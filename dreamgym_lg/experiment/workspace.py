@@ -133,8 +133,14 @@ class Workspace:
     def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
         """The content of the folder's `settings.json`. Args: `settings`, other ones; `free`, names that may differ.
 
-        Raises `ConfigurationError` if the folder was made with another world or other settings.
+        Raises `ConfigurationError` if the folder was made with another world or other settings, and for settings that this
+        world contradicts.
         """
+        if (settings or self.settings).references_only and not self.world.judged_by_dream:
+            raise ConfigurationError(
+                "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
+                "verify_dream=), never by recorded successes: leave references_only away"
+            )
         world = {"world": self.world.name, "arguments": dict(self.world.arguments)}
         current = dict(json.loads(json.dumps({**world, **asdict(settings or self.settings)})))
         check_same(self.out, read_settings(self.out) or current, current, free)

@@ -14,7 +14,8 @@ from compiled_shop import Shop, walled
 from dreamgym_lg import Dream, ReplayBuffer, Step, Task, Trajectory, Verify
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.drawing import Records, draw, draw_tasks
+from dreamgym_lg.compiled.drawing import draw, draw_tasks
+from dreamgym_lg.compiled.entities import Records
 from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream

@@ -369,7 +369,7 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
         gate.trainable_tasks(work)
     monkeypatch.setattr(work.world, "judged_by_dream", False)
     with pytest.raises(ConfigurationError, match="verify_dream=.*leave references_only away"):
-        gate.trainable_tasks(work)
+        work.train_base()  # before hours of it
 
 
 def test_after_a_restart_tasks_that_the_dream_could_not_answer_are_still_avoided(make: Make) -> None:
