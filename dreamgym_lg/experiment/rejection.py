@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START
+from dreamgym_lg.experiment.evaluation import START, start_baseline, validated
 from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, tokenized
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
@@ -28,7 +28,8 @@ class RejectionLearner:
     """Imitates recorded successes and the training's, each time from the start weights.
 
     This is ReST-EM (Singh et al. 2023) with recorded episodes beside the policy's own. The training plays the tasks that have
-    no recorded success (`gate.trainable_tasks`). An update without another success than before leaves the weights as they are.
+    no recorded success (`gate.trainable_tasks`). An update leaves the weights as they are without another success than before,
+    and where its imitation wins fewer validation tasks than they do.
 
     Args: `policy`, a baseline of this folder, whose weights are replaced; `path`, not used.
 
@@ -65,17 +66,29 @@ class RejectionLearner:
         start, chosen = start_weights(work), new_successes(each for each in played if each.iteration <= iteration)
         new = [replace(each, segments=()) for each in tokenized(work, chosen, start)] if chosen else []
         digest = sha256(repr(sorted((each.task.id, _actions(each)) for each in new)).encode()).hexdigest()
-        folder, skipped = done.get("folder"), not new or digest == done.get("digest")
+        folder, skipped, unused = done.get("folder"), not new or digest == done.get("digest"), None
         same = "; none is new, and the weights stay" if skipped else ""
         work.say(f"{len(new)} tasks without a recorded success are solved, and imitated beside the recorded ones{same}")
         if not skipped:
-            imitate(work, folder := f"rft{iteration}", [*recorded_successes(work), *new], start)
-            self._load(folder)
+            imitate(work, name := f"rft{iteration}", [*recorded_successes(work), *new], start)
+            skipped = self._is_worse(name, than=folder or start_baseline(work))
+            unused = name if skipped else folder
+            folder = folder if skipped else name
+            if not skipped:
+                self._load(name)
         figures = {"finished": iteration + 1, "folder": folder, "digest": digest}
         work.keep_record(_DONE, {**figures, "skipped": int(skipped), "solved_tasks": len(new)})
-        if not skipped and (before := done.get("folder")):
-            shutil.rmtree(work.models / before, ignore_errors=True)
+        if unused:
+            shutil.rmtree(work.models / unused, ignore_errors=True)
         return self.metrics
+
+    def _is_worse(self, name: str, *, than: str) -> bool:
+        """True for an imitation that wins fewer validation tasks."""
+        own, before = validated(self._work, name), validated(self._work, than)
+        if own is None or before is None or own >= before:
+            return False
+        self._work.say(f"it wins {own} validation tasks, and the policy before it {before}: the weights before it stay")
+        return True
 
     def _load(self, folder: str) -> None:
         """Put an imitation's weights in the place of the policy's."""

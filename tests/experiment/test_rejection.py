@@ -41,7 +41,7 @@ class Work:
     def __init__(self, folder: Path) -> None:
         self.out, self.models = folder, folder / "models"
         self.replay_buffer, self.records = ReplayBuffer(folder / "replay.db"), {"stage/base/start": {"path": "start"}}
-        self.imitated, self.said = list[list[str]](), list[str]()
+        self.imitated, self.said, self.validation = list[list[str]](), list[str](), dict[str, int]()
 
     def record(self, name: str) -> dict[str, Any]:
         return {"iteration": 0, **self.records[name]} if name in self.records else {}
@@ -82,6 +82,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     monkeypatch.setattr(rejection, "tokenized", without_cut)
     monkeypatch.setattr(rejection, "recorded_successes", lambda _: [played("recorded", "a", source="offline")])
     monkeypatch.setattr(rejection, "start_weights", lambda _: "start")
+    monkeypatch.setattr(rejection, "start_baseline", lambda _: "base")
+    monkeypatch.setattr(rejection, "validated", lambda work, name: work.validation.get(name))
     monkeypatch.setattr(loading, "load_model", load)
     monkeypatch.setattr(adapters, "wants_adapters", lambda model, lora: bool(lora))
     return work
@@ -104,6 +106,23 @@ def test_successes_of_all_iterations_are_imitated_beside_the_recorded(work: Work
     assert [each.name for each in work.models.iterdir()] == ["rft1"]
     restarted = weights(0)
     assert create(work, restarted).iteration == 2 and restarted.model.weight.item() == 3
+
+
+def test_an_imitation_that_does_worse_on_validation_leaves_the_weights(work: Work) -> None:
+    policy, (one, two, three) = weights(7), ([played(task, "a", iteration=n)] for n, task in enumerate(("one", "two", "three")))
+    learner = create(work, policy)
+    work.validation = {"base": 9, "rft0": 8, "rft1": 9, "rft2": 8}
+    work.replay_buffer.extend(one)
+    assert learner.update([one]) == {"skipped": 1, "solved_tasks": 1} and policy.model.weight.item() == 7
+    assert work.said[-1] == "it wins 8 validation tasks, and the policy before it 9: the weights before it stay"
+    assert not [*work.models.iterdir()] and create(work, weights(5)).iteration == 1
+    work.replay_buffer.extend(two)
+    assert learner.update([two])["skipped"] == 0 and policy.model.weight.item() == 3
+    work.replay_buffer.extend(three)
+    assert learner.update([three])["skipped"] == 1 and policy.model.weight.item() == 3
+    assert [each.name for each in work.models.iterdir()] == ["rft1"]
+    create(work, restarted := weights(0))
+    assert restarted.model.weight.item() == 3
 
 
 def test_an_update_killed_before_its_record_is_repeated(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
