@@ -197,7 +197,8 @@ def import_traces(
 
 def say_rejected(rejected: "Sequence[Rejected]", most: int = 20) -> None:
     """Say how many rows were rejected, and the reasons of the first."""
-    say("\n    ".join([f"{len(rejected):,} rejected", *(f"line {each.line}: {each.reason}" for each in rejected[:most])]))
+    if rejected:
+        say("\n    ".join([f"{len(rejected):,} rejected", *(f"line {each.line}: {each.reason}" for each in rejected[:most])]))
 
 
 def is_replay_buffer(path: Path) -> bool:
