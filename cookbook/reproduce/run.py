@@ -4,7 +4,7 @@ Run: python cookbook/reproduce/run.py --list                            (every c
      python cookbook/reproduce/run.py --minutes 60                      (run cells; start no new one after an hour)
      python cookbook/reproduce/run.py --only 'library.rft.*' --seeds 4  (by pattern; --only may be given several times)
      python cookbook/reproduce/run.py --worlds twc                      (a text game, trained by GRPO)
-     python cookbook/reproduce/run.py --quick --only library.rft.dream.seed1   (minutes, in folders of its own; proves nothing)
+     python cookbook/reproduce/run.py --quick --only library.rft.dream.seed2   (minutes, in folders of its own; proves nothing)
 
 A cell is a world, a learner, the place of its training and a seed. Its folders are under --runs, its figures in
 results/CELL.json, from which results/RESULTS.md is made anew after each. README.md says what is compared and how.
