@@ -8,6 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -319,6 +320,8 @@ def show_episode(episode: Trajectory, *, lines: bool = True) -> None:
     else:
         outcome = "success" if episode.success else "cut short" if episode.steps[-1].truncated else "failure"
         say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
+        if why := shorten(episode.steps[-1].reasoning, 200):
+            say(f"    {why}", "dim")
 
 
 def _payload(task: Task) -> Any:
