@@ -19,6 +19,7 @@ PAGE = """# Replay of left-out traces
 
 Each trace was replayed on a world made from traces that share no entity with it. *Refused* calls are left to the next
 responder. *Not knowable* are those among them about an entity that the trace had not looked up before; the others lack a rule.
+A reading tool answers what the other traces looked up, which is seldom what a left-out trace asks for: it is admitted unless it is wrong.
 
 | tool | use | exact | refused | not knowable | wrong | lower bound | admitted |
 |---|---|---|---|---|---|---|---|
@@ -73,7 +74,7 @@ class Replay:
             each.wrong += own not in (None, recorded)
             if own not in (None, recorded) and not each.difference:
                 call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
-                each.difference = f"{call}: {own!r} instead of {recorded!r}"
+                each.difference = f"{call}: the world answers {own!r}, and the trace {recorded!r}"
             if tool not in self.writes:
                 looked_up |= {*looks_up, *map(canonical, arguments.values())}
 
