@@ -157,6 +157,6 @@ for cell in run.matching(["desk"], [1], ["*.dream.*"]):
 """
     done = subprocess.run([sys.executable, "-c", program, FOLDER, tmp_path], capture_output=True, text=True, timeout=280)
     assert done.stdout.splitlines()[-2:] == [
-        "desk.rft.dream.seed1 rft 200 1 120 False",
-        "desk.grpo.dream.seed1 grpo 16 12 120 False",
+        "desk.rft.dream.seed1 rft 200 1 None False",
+        "desk.grpo.dream.seed1 grpo 16 12 None False",
     ], done.stderr[-2000:]

@@ -3,7 +3,7 @@
 Run: python cookbook/support_desk/run.py                 (code compiled from the traces answers: no further model)
      python cookbook/support_desk/run.py --dreamed       (an experience model trained from the traces answers what they do not)
      python cookbook/support_desk/run.py --second-tries  (tickets that the traces lost are played in the dream; what the shop's
-                                                          check accepts is imitated too: two hours)
+                                                          check accepts is imitated too: three hours)
      python cookbook/support_desk/run.py --truthful      (the tools' own code answers, on private copies: no dream can lie here)
 
 With `--talking` customers leave things out, and the desk asks, reads back and waits for a yes (`customers.py`).
@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     arguments.out = arguments.out or Path("runs") / f"desk-seed{arguments.seed}{'-quick' if arguments.quick else ''}"
-    minutes = 3 if arguments.quick else 120 if arguments.second_tries else 15
+    minutes = 3 if arguments.quick else 180 if arguments.second_tries else 15
     print(f"A support desk, seed {arguments.seed}, in {arguments.out}: about {minutes} minutes on two quiet cores.", flush=True)
     from story import tell  # not before the first line: it loads for some seconds
 
