@@ -19,7 +19,7 @@ PAGE = """# Replay of left-out traces
 
 Each trace was replayed on a world made from traces that share no entity with it. *Refused* calls are left to the next
 responder. *Not knowable* are those among them about an entity that the trace had not looked up before; the others lack a rule.
-A reading tool answers what the other traces looked up, which is seldom what a left-out trace asks for: it is admitted unless it is wrong.
+A reading tool knows what the other traces looked up, seldom what a left-out trace asks for: it is admitted unless it is wrong.
 
 | tool | use | exact | refused | not knowable | wrong | lower bound | admitted |
 |---|---|---|---|---|---|---|---|
