@@ -50,7 +50,7 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
-TAUGHT_NOTHING = "all episodes of a task had the same reward (of rft: no success is new)"
+TAUGHT_NOTHING = "all episodes of a task had the same reward (of rft: no success is new or helped)"
 """Why a learner skips an iteration, for messages."""
 
 

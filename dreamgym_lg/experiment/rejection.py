@@ -83,9 +83,10 @@ class RejectionLearner:
         return self.metrics
 
     def _is_worse(self, name: str, *, than: str) -> bool:
-        """True for an imitation that wins fewer validation tasks."""
+        """True for an imitation that wins fewer of the same validation tasks."""
         own, before = validated(self._work, name), validated(self._work, than)
-        if own is None or before is None or own >= before:
+        played, others = (self._work.record(f"stage/{each}/best").get("validation") for each in (name, than))
+        if own is None or before is None or own >= before or played != others:
             return False
         self._work.say(f"it wins {own} validation tasks, and the policy before it {before}: the weights before it stay")
         return True

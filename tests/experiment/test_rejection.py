@@ -119,6 +119,11 @@ def test_an_imitation_that_does_worse_on_validation_leaves_the_weights(work: Wor
     work.replay_buffer.extend(two)
     assert learner.update([two])["skipped"] == 0 and policy.model.weight.item() == 3
     work.replay_buffer.extend(three)
+    work.records["stage/rft1/best"] = {"validation": "real 20"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(work.records, "stage/rft2/best", {"validation": "real 60"})
+        assert not learner._is_worse("rft2", than="rft1"), "other validation tasks are not compared"
+    work.records["stage/rft2/best"] = {"validation": "real 20"}
     assert learner.update([three])["skipped"] == 1 and policy.model.weight.item() == 3
     assert [each.name for each in work.models.iterdir()] == ["rft1"]
     create(work, restarted := weights(0))

@@ -186,10 +186,10 @@ def test_iterations_that_teach_nothing_are_told_as_they_happen_and_at_the_end(pr
     one.training.say = said.append
     one.run(tmp_path)
     assert said[0].startswith(
-        "iteration 0 taught nothing: all episodes of a task had the same reward (of rft: no success is new). It will"
+        "iteration 0 taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped). It will"
     )
     assert [text for text in said[1:] if "invalid" not in text] == [
-        "4 of 4 iterations taught nothing: all episodes of a task had the same reward (of rft: no success is new)"
+        "4 of 4 iterations taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped)"
     ]
 
 
