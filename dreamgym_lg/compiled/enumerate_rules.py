@@ -98,14 +98,16 @@ def find_rules(
 
 
 def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
-    """The rule over the smallest set of documents that answers left-out examples."""
+    """The rule over the smallest set of documents that answers left-out examples, without arithmetic if there is one."""
     best: tuple[int, Rule | None] = (0, None)
-    for bindings in _binding_sets(examples, keys) if not looked_up else filter(None, _binding_sets(examples, keys)):
+    sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
+    for arithmetic, bindings in product((False, True), sets):
         bound = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
         alike = _alike(bound, bindings)
         for usable in (bound, alike) if len(alike) < len(bound) else (bound,):
-            if exact := _exact_left_out(usable, bindings, ids):
-                rule = _learn_rule(usable, bindings, ids)
+            learn_rule = partial(_learn_rule, bindings=bindings, ids=ids, arithmetic=arithmetic)
+            if exact := _exact_left_out(usable, learn_rule):
+                rule = learn_rule(usable)
                 if not is_mixed(rule.tree):
                     return rule
                 best = max(best, (exact, rule), key=lambda each: each[0])
@@ -123,7 +125,7 @@ def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
     return [each for each, own in zip(usable, keys, strict=True) if own == most[0][0]]
 
 
-def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...]) -> int:
+def _exact_left_out(usable: Usable, learn_rule: Callable[[Usable], Rule]) -> int:
     """Counts what rules of other traces answer exactly. 0 if they answer others wrongly, or most not at all."""
     if len(usable) < MIN_EXAMPLES:
         return 0
@@ -132,7 +134,7 @@ def _exact_left_out(usable: Usable, bindings: Sequence[Binding], ids: tuple[str,
     whole, partly = Counter[bool | None](), Counter[bool | None]()
     for fold in range(FOLDS):
         rest = [each for each in usable if folds[each[0].trace] != fold]
-        rule = _learn_rule(rest, bindings, ids) if rest else None
+        rule = learn_rule(rest) if rest else None
         left_out = [each for each in usable if folds[each[0].trace] == fold]
         outcomes = Counter(_is_exact(rule.answer, *each) if rule is not None else None for each in left_out)
         partly += outcomes
@@ -178,8 +180,8 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
             yield Binding(f"{tool}_{label}" if label else tool, tool, tuple(sources))
 
 
-def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...]) -> Rule:
-    labels, answers = _cluster(usable)
+def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...], arithmetic: bool) -> Rule:
+    labels, answers = _cluster(usable, arithmetic)
     tree = learn([around for _, around in usable], labels, ids=ids)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
@@ -212,14 +214,14 @@ def _keys(documents: Sequence[Any]) -> list[str]:
     return first if all(isinstance(each, Mapping) and sorted(each) == first for each in documents) else []
 
 
-def _cluster(usable: Sequence[tuple[Example, Surroundings]]) -> tuple[list[int], list[Expression]]:
+def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expression]]:
     """Examples whose answers one expression gives have one label; and those expressions."""
     members: list[list[int]] = []
     answers: list[Expression] = []
     for number, (example, around) in enumerate(usable):
         for label, own in enumerate(members):
             chosen = [*own[:30], number]
-            joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen])
+            joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen], arithmetic=arithmetic)
             if joint is not None and all(_is_exact(partial(evaluate, joint), *usable[n]) for n in own):
                 own.append(number)
                 answers[label] = joint
@@ -229,8 +231,11 @@ def _cluster(usable: Sequence[tuple[Example, Surroundings]]) -> tuple[list[int],
             alone = generalize([example.answer], [around])
             assert alone is not None  # a constant gives any answer
             answers.append(alone)
-    labels = {number: label for label, own in enumerate(members) for number in own}
-    return [labels[number] for number in range(len(usable))], answers
+    # a few examples may have met in an expression that fits them by chance: the largest cluster that gives one has it
+    largest = sorted(range(len(members)), key=lambda label: -len(members[label]))
+    labels = [next(label for label in largest if _is_exact(partial(evaluate, answers[label]), *each)) for each in usable]
+    used = sorted({*labels})
+    return [used.index(label) for label in labels], [answers[label] for label in used]
 
 
 def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding]) -> Case:
@@ -242,7 +247,7 @@ def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bin
             if place in example.after:
                 again.append(example.after[place])
                 arounds.append(Surroundings(around.args, {**around.documents, "answer": example.answer}))
-        new = generalize(again, arounds) if again else _echo(group, binding)
+        new = generalize(again, arounds, arithmetic=len(again) >= MIN_EXAMPLES) if again else _echo(group, binding)
         if new is None:
             unknown.append(binding.tool)
         elif new != Ref(binding.name):

@@ -1,21 +1,24 @@
 """Answers as expressions over a call's arguments and the documents around it."""
 
 import json
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, product
+from functools import cached_property, partial
+from itertools import combinations, permutations, product
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from dreamgym_lg.compiled.runtime import later
+from dreamgym_lg.compiled.runtime import later, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
 """A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
-MAX_DATES = 400
-"""Pairs of a date and a number from which new dates are made, at most."""
+_NUMBER = re.compile(r"(?<![\w.])(?:0|[1-9]\d*)(?:\.\d+)?(?!\w)")
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+MAX_PAIRS = 400
+"""Pairs of two numbers, or of a date and a number, from which new values are made, at most."""
 MAX_SLOTS = 3
 """Values of the call's surroundings in one text, at most."""
 
@@ -49,10 +52,22 @@ class Later(NamedTuple):
     number: Ref
 
 
-class Text(NamedTuple):
-    """A text with values in it: constant pieces and references in turn."""
+class Arithmetic(NamedTuple):
+    """Two numbers of the surroundings, or one and a constant, which are added, subtracted or multiplied."""
 
-    pieces: "tuple[str | Ref | Later, ...]"
+    left: Ref
+    operator: str
+    right: "Ref | Const"
+
+
+Value: TypeAlias = Ref | Later | Arithmetic
+"""What a text may hold."""
+
+
+class Text(NamedTuple):
+    """A text with values in it: constant pieces and values in turn."""
+
+    pieces: "tuple[str | Value, ...]"
 
 
 class Build(NamedTuple):
@@ -69,7 +84,7 @@ class Extend(NamedTuple):
     values: "tuple[Expression, ...]"
 
 
-Expression: TypeAlias = Const | Ref | Sorted | Later | Text | Build | Extend
+Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend
 
 
 @dataclass(frozen=True)
@@ -107,16 +122,39 @@ class Surroundings:
         )
 
     @cached_property
+    def numbers(self) -> list[tuple[Ref, int | float]]:
+        return [(ref, n) for ref, n in self.nodes.items() if isinstance(n, (int, float)) and not isinstance(n, bool)]
+
+    @cached_property
     def later(self) -> list[tuple[str, Later]]:
         """The dates that those of the surroundings give with a number of theirs."""
         dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and _DATE.fullmatch(node)]
-        numbers = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, int) and not isinstance(node, bool)]
+        numbers = [(ref, number) for ref, number in self.numbers if isinstance(number, int)]
         moved = list[tuple[str, Later]]()
-        if len(dates) * len(numbers) <= MAX_DATES:
+        if len(dates) * len(numbers) <= MAX_PAIRS:
             for (start, day), (ref, number), unit in product(dates, numbers, ("months", "days")):
                 with suppress(LookupError):  # the 31st of February, or a year behind the last one
                     moved += [(later(day, **{unit: number}), Later(start, unit, ref))] if number else []
         return moved
+
+    @cached_property
+    def arithmetic(self) -> dict[str, list[Arithmetic]]:
+        """By number in JSON, the pairs of numbers that give it."""
+        index: dict[str, list[Arithmetic]] = {}
+        if len(self.numbers) ** 2 <= MAX_PAIRS:
+            for (left, one), (right, other) in permutations(self.numbers, 2):
+                for sign, compute in _OPERATORS.items():
+                    if sign == "-" or str(left) < str(right):  # the others have no order
+                        index.setdefault(canonical(rounded(compute(one, other))), []).append(Arithmetic(left, sign, right))
+        return index
+
+    def computed(self, number: int | float) -> list[Arithmetic]:
+        """The pairs of numbers that give this one, and each number with the constant that lacks."""
+        lacking = [(ref, rounded(number - own)) for ref, own in self.numbers]
+        return [
+            *self.arithmetic.get(canonical(number), ()),
+            *(Arithmetic(ref, "-" if rest < 0 else "+", Const(canonical(abs(rest)))) for ref, rest in lacking if rest),
+        ]
 
 
 def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
@@ -152,6 +190,11 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
             return sorted(evaluate(start, around))
         case Later(start, unit, number):
             return later(evaluate(start, around), **{unit: evaluate(number, around)})
+        case Arithmetic(left, sign, right):
+            try:
+                return rounded(_OPERATORS[sign](evaluate(left, around), evaluate(right, around)))
+            except TypeError as error:
+                raise LookupError(f"{left} and {right} are not both numbers") from error
         case Text(pieces):
             return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
         case Extend(start, values):
@@ -161,29 +204,32 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
             return built if keys is None else dict(zip(keys, built, strict=True))
 
 
-def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Expression | None:
-    """The plainest expression that gives every node in its surroundings; None if there is none."""
+def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings], *, arithmetic: bool = False) -> Expression | None:
+    """The plainest expression that gives every node in its surroundings; None if there is none.
+
+    Args: `arithmetic`, sums, differences and products too: of few examples and many numbers some fit by chance.
+    """
     common: set[Expression] = set()
     for number, (node, around) in enumerate(zip(nodes, arounds, strict=True)):
-        own = _atoms(node, around)
+        own = _atoms(node, around, arithmetic)
         common = own if not number else common & own
         if not common:
             break
     if common:
         return min(common, key=lambda each: _rank(each, len(nodes)))
-    if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, arounds)) is not None:
+    if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, arounds, arithmetic)):
         return extended
-    first = nodes[0]
+    first, again = nodes[0], partial(generalize, arounds=arounds, arithmetic=arithmetic)
     if isinstance(first, Mapping) and first and all(isinstance(node, Mapping) and list(node) == list(first) for node in nodes):
-        parts = [generalize([node[key] for node in nodes], arounds) for key in first]
+        parts = [again([node[key] for node in nodes]) for key in first]
         return None if any(part is None for part in parts) else Build(tuple(first), tuple(p for p in parts if p is not None))
     if isinstance(first, list) and first and all(isinstance(node, list) and len(node) == len(first) for node in nodes):
-        parts = [generalize([node[number] for node in nodes], arounds) for number in range(len(first))]
+        parts = [again([node[number] for node in nodes]) for number in range(len(first))]
         return None if any(part is None for part in parts) else Build(None, tuple(p for p in parts if p is not None))
     return None
 
 
-def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Extend | None:
+def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Extend | None:
     """The lists as one list of the surroundings with as many elements more."""
     starts = [
         {
@@ -194,28 +240,35 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings]) -> Extend |
         for node, around in zip(nodes, arounds, strict=True)
     ]
     for start, more in sorted(set.intersection(*starts), key=str):
-        if more and (last := generalize([node[-more:] for node in nodes], arounds)) is not None and isinstance(last, Build):
+        last = generalize([node[-more:] for node in nodes], arounds, arithmetic=arithmetic) if more else None
+        if isinstance(last, Build):
             return Extend(start, last.values)
     return None
 
 
-def _atoms(node: Any, around: Surroundings) -> set[Expression]:
+def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]:
     text = canonical(node)
     atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
     if isinstance(node, list) and all(isinstance(each, str) for each in node) and node == sorted(node):
         lists = [(ref, other) for ref, other in around.nodes.items() if isinstance(other, list) and len(other) == len(node)]
         atoms |= {Sorted(ref) for ref, other in lists if sorted(other, key=str) == node}
     if isinstance(node, str):
-        atoms |= set(_texts(node, around))
+        atoms |= set(_texts(node, around, arithmetic))
         atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
+    if arithmetic and isinstance(node, (int, float)) and not isinstance(node, bool):
+        atoms |= set(around.computed(node))
     return atoms
 
 
-def _texts(text: str, around: Surroundings) -> Iterable[Text]:
+def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
     """The templates that render `text`. Every choice of up to `MAX_SLOTS` values that stand in it as words."""
-    values: list[tuple[str, Ref | Later]] = [*around.texts]
-    if set(_DATE.findall(text)) - {value for value, _ in around.texts}:
+    values: list[tuple[str, Value]] = [*around.texts]
+    known = {value for value, _ in around.texts}
+    if set(_DATE.findall(text)) - known:
         values = [*around.later, *values]
+    if arithmetic:
+        numbers = {number: json.loads(number) for number in sorted({*_NUMBER.findall(text)} - known)}
+        values = [(text, new) for text, n in numbers.items() if str(n) == text for new in around.computed(n)] + values
     spots = [
         (match.start(), match.end(), ref)
         for value, ref in values
@@ -226,7 +279,7 @@ def _texts(text: str, around: Surroundings) -> Iterable[Text]:
     for number in range(1, MAX_SLOTS + 1):
         for chosen in combinations(sorted(spots, key=lambda spot: spot[:2]), number):
             if all(one[1] <= other[0] for one, other in zip(chosen, chosen[1:], strict=False)):
-                pieces: list[str | Ref | Later] = []
+                pieces: list[str | Value] = []
                 end = 0
                 for start, stop, ref in chosen:
                     pieces += [text[end:start], ref]
@@ -245,6 +298,8 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (1 if root == "args" else 2, len(path), str((root, path)))
         case Later() | Sorted():
             return (2.5, 0, str(expression))
+        case Arithmetic(_, _, right):
+            return (3.5, int(isinstance(right, Const)), str(expression))
         case Text(pieces):
             refs = [piece for piece in pieces if not isinstance(piece, str)]
-            return (4, len(refs), str((sum(isinstance(ref, Later) or ref.root != "args" for ref in refs), pieces)))
+            return (4, len(refs), str((sum(not isinstance(ref, Ref) or ref.root != "args" for ref in refs), pieces)))

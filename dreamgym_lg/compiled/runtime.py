@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, same, with_keys"
+IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, rounded, same, with_keys"
 """What the module of a world imports from here."""
 MEMORY = 2**30
 """Bytes of address space that a world may use."""
@@ -257,6 +257,13 @@ def later(day: Any, *, months: Any = 0, days: Any = 0) -> str:
         return (first.replace(day=min(start.day, monthrange(year, month + 1)[1])) + timedelta(days)).isoformat()
     except (TypeError, ValueError, OverflowError) as error:
         raise Unknown(f"{day!r} is no date, or the one behind it is none") from error
+
+
+def rounded(number: Any) -> int | float:
+    """A computed number, without the noise of binary fractions. Raises `Unknown` for anything else."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise Unknown(f"{number!r} is no number")
+    return round(number, 6) if isinstance(number, float) else number
 
 
 def parsed(text: str, style: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule, TraceRules
-from dreamgym_lg.compiled.expressions import Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
+from dreamgym_lg.compiled.expressions import Arithmetic, Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.runtime import IMPORTED
 from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
@@ -125,6 +125,8 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
             return f"sorted({_code(start, names)})"
         case Later(start, unit, number):
             return f"later({_code(start, names)}, {unit}={_code(number, names)})"
+        case Arithmetic(left, sign, right):
+            return f"rounded({_code(left, names)} {sign} {_code(right, names)})"
         case Text(pieces):
             return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
         case Extend(start, values):

@@ -22,13 +22,13 @@ from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.enumerate_rules import find_rules
+from dreamgym_lg.compiled.enumerate_rules import TraceRules, find_rules
 from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, key_of, later, parsed
+from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, key_of, later, parsed, rounded
 from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
 from dreamgym_lg.dream import Episode, References
@@ -532,11 +532,7 @@ def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
         traces.append([CallRecord("get", {"order": order}, document), CallRecord("close", arguments, answer)])
     (rule,) = (rules := find_rules(traces[:12], ["close"])).rules.values()
     assert rule is not None
-    source = ModuleType("world")
-    sys.modules.setdefault("runtime", runtime)
-    head = "from typing import Any\nfrom runtime import *\nfrom runtime import MISSING, State\nJSON = {'close': {}}\n\n"
-    exec(head + write_rules(rules), vars(source))
-    exact = 0
+    source, exact = _module(rules), 0
     for change in ({}, {"pay": None}, {"pay": "card"}, {"confirm": None}):
         for (_, _, document), (_, arguments, answer) in traces:
             given = {**arguments, **change}
@@ -546,6 +542,56 @@ def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
             assert written is None or change or json.loads(written) == answer
             exact += not change and written is not None
     assert exact >= 20
+
+
+def _module(rules: TraceRules) -> ModuleType:
+    """The rules as the module of a world."""
+    source = ModuleType("world")
+    sys.modules.setdefault("runtime", runtime)
+    head = "from typing import Any\nfrom runtime import *\nfrom runtime import MISSING, State\nJSON = {}\n\n"
+    exec(head + write_rules(rules), vars(source))
+    return source
+
+
+# --- numbers that a backend computes -----------------------------------------------------------------------------------
+
+
+def _paying(number: int, *, as_text: bool) -> list[CallRecord]:
+    """Coupons of a card pay for some pieces of an article; the card is looked at before and behind."""
+    rng = Random(number)
+    card = {"card": f"G{number + 100}", "coupons": rng.randint(1, 8), "points": rng.randint(0, 9)}
+    item = {"sku": f"S{number + 100}", "price": rng.choice([2.5, 9.99, 12.3])}
+    look, pieces = CallRecord("get_card", {"card": card["card"]}, {**card}), rng.randint(2, 6)
+    arguments, total = {"card": card["card"], "sku": item["sku"], "pieces": pieces}, round(pieces * item["price"], 2)
+    if pieces > card["coupons"]:
+        answer: Any = f"Only {card['coupons']} left" if as_text else {"error": "too many"}
+    else:
+        card = {**card, "coupons": card["coupons"] - pieces, "points": card["points"] + 3}
+        answer = f"{total} saved; {card['points']} points" if as_text else {"saved": total, "points": card["points"]}
+    again = CallRecord("get_card", {"card": card["card"]}, card)
+    return [look, CallRecord("get_item", {"sku": item["sku"]}, item), CallRecord("pay", arguments, answer), again]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_sums_differences_and_products_are_found_and_never_guessed(as_text: bool) -> None:
+    traces = [_paying(number, as_text=as_text) for number in range(300)]
+    source, exact = _module(find_rules(traces[:200], ["pay"])), 0
+    for *looks, (_, arguments, answer), (_, _, card) in traces[200:]:
+        state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in looks})
+        written = answer_of(source, state, "pay", arguments)
+        assert written is None or parsed(written, {}) == answer, arguments
+        assert written is None or state.read("get_card", card=arguments["card"]) == card
+        exact += written is not None
+    assert exact > 90
+
+
+def test_what_is_no_number_is_not_computed_with() -> None:
+    around = Surroundings({"one": True, "two": "2", "three": 3}, {})
+    assert around.numbers == [(Ref("args", ("three",)), 3)]
+    for wrong in ("2", True, None, [1]):
+        with pytest.raises(Unknown, match="no number"):
+            rounded(wrong)
+    assert rounded(0.1 + 0.2) == 0.3 and rounded(2**60 + 1) == 2**60 + 1
 
 
 # --- entities that tie all traces together -----------------------------------------------------------------------------
