@@ -128,7 +128,10 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
 def spreads_of(
     traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """By writing tool, readers whose answers changed behind a call that names nothing of theirs."""
+    """By writing tool, reading tools whose answers it changes without naming what they are about.
+
+    Such as a list of all open orders, behind the call that closes one.
+    """
     spreads: dict[str, set[str]] = {}
     for trace in traces:
         known = dict[tuple[str, str], tuple[Any, list[CallRecord]]]()
@@ -148,7 +151,10 @@ def spreads_of(
 
 
 def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
-    """Reading tools whose other documents never changed. These name the call's ids, and were often read again."""
+    """Reading tools whose documents a call never changed, although they name its ids.
+
+    They were read again behind it at least `MIN_KEPT` times. Args: `bindings`, documents that the call's rule is about.
+    """
     unchanged: Counter[str] = Counter()
     changed = {*spreads}
     for example in examples:

@@ -32,18 +32,15 @@ class Imputed:
         world: Answers by its rules once the state is known.
         traces: A replay buffer, or an index of one that knows which tools write. Read once.
         seed: Another one draws other states.
-        environment: Whose traces; by default all of the buffer's.
 
     Raises `Unanswered` where the world does not know what a call does to an entity that no trace looked up.
     """
 
     name = IMPUTED
 
-    def __init__(
-        self, world: Compiled, traces: ReplayBuffer | TraceIndex, *, seed: int = 0, environment: str | None = None
-    ) -> None:
+    def __init__(self, world: Compiled, traces: ReplayBuffer | TraceIndex, *, seed: int = 0) -> None:
         self.world, self.seed = world, seed
-        self._index, self._environment = TraceIndex.of(traces), environment
+        self._index = TraceIndex.of(traces)
         self._records: Records | None = None
         self._states: dict[str, _State] = {}
 
@@ -81,9 +78,7 @@ class Imputed:
 
     def _read(self) -> Records:
         self._index.refresh()
-        recorded = self._index.replay_buffer.real_trajectories()
-        chosen = [each for each in recorded if self._environment in (None, each.task.environment)]
-        return Records(self._index, chosen, self._environment)
+        return Records(self._index, list(self._index.replay_buffer.real_trajectories()), environment=None)
 
     def _record(self, records: Records, task: Task) -> Record:
         """The task's first recorded episode; one without a call where there is none."""

@@ -53,6 +53,17 @@ class ToolReplay:
         exact = self.exact >= MIN_EXACT * (self.exact + self.wrong)
         self.admitted = exact and (not self.writes or self.lower >= min_lower)
 
+    @property
+    def refusal(self) -> str:
+        """Why it is not admitted; empty for an admitted tool."""
+        if self.admitted:
+            return ""
+        if self.wrong:
+            return f"{self.wrong} of {self.exact + self.wrong} answers to left-out traces were wrong"
+        if not self.exact:
+            return f"no rule answers any of its {self.refused} calls in left-out traces"
+        return f"{self.exact} exact answers to left-out traces are too few to be sure of a tool that writes"
+
 
 class Replay:
     """Counts, by tool, what a world answers to recorded calls. Args: `recordings`, all of them."""

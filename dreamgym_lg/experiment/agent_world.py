@@ -291,6 +291,9 @@ def dream_of_traces(
     admitted = [each.tool for each in tools if each.admitted]
     names = ", ".join(admitted) or "none replays exactly"
     say(f"code compiled from the traces answers {len(admitted)} of {len(tools)} tools ({names}); recorded answers the others")
+    for each in tools:
+        if each.refusal:
+            say(f"    {each.tool} is not among them: {each.refusal} ({Path(folder) / 'REPLAY.md'})")
     return compiled_dream(folder, index)
 
 

@@ -54,6 +54,7 @@ def test_an_agent_is_tried_before_anybody_trains(folder: Path, monkeypatch: pyte
     assert "60 traces read: " in output and "tasks are judged by a recorded success" in output
     assert "in the dream: success " in output and "on 8 tasks" in output
     assert output.count("what happened") == 3 and "those of a recorded success" in output
+    assert "set_city is not among them: no rule answers any of its " in output and "REPLAY.md" in output
     assert "answered by: " in output and "the gate would let you train in this dream; no judge could be measured" in output
     assert "cost: the agent's model " in output and "the dream asked no hosted model" in output
     named = " ".join(f"--writes {tool}" for tool in WRITES)

@@ -98,6 +98,21 @@ def test_rules_of_writing_tools_answer_left_out_traces_exactly_and_none_wrongly(
     assert report["get_order"].exact > 10 and report["get_customer"].exact > 10  # read again, behind writing calls
 
 
+@pytest.mark.parametrize(
+    ("exact", "wrong", "refused", "why"),
+    [
+        (90, 9, 1, "9 of 99 answers"),
+        (0, 0, 7, "no rule answers any of its 7 calls"),
+        (4, 0, 2, "4 exact answers"),
+        (90, 0, 5, ""),
+    ],
+)
+def test_why_a_writing_tool_is_not_admitted(exact: int, wrong: int, refused: int, why: str) -> None:
+    tool = ToolReplay("refund", True, exact, refused, 0, wrong)
+    tool.admit(0.7)
+    assert tool.refusal.startswith(why) and bool(why) is not tool.admitted
+
+
 def test_the_folder_can_be_read(compiled: Any) -> None:
     folder, report = compiled
     text = (folder / "world.py").read_text()
