@@ -289,9 +289,12 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="
         )
-    if any(task.split == "train" and not task.drawn for task in tasks):
-        return []
-    return [task for task in traced if task.split == "train" and task.environment in environments]
+    training = [task for task in traced if task.split == "train" and task.environment in environments]
+    if not any(task.split == "train" and not task.drawn for task in tasks):
+        return training
+    if training:
+        say(f"{len(training)} training tasks of the traces are not in tasks=: imitated where they succeed, never played")
+    return []
 
 
 def _with_validation(

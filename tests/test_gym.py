@@ -173,6 +173,9 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     held_out = replace(recorded, id="h", instruction="Book one.", observation="", split="test")
     assert [task.id for task in gym_of(agent, buffer, tasks=[held_out], say=said.append).world.all_tasks] == ["t", "h"]
     assert len(said) == 1
+    others = [held_out, replace(recorded, id="o", instruction="Book two.", observation="")]
+    assert [task.id for task in gym_of(agent, buffer, tasks=others, say=said.append).world.all_tasks] == ["h", "o"]
+    assert said[1].startswith("1 training tasks of the traces are not in tasks=")
 
 
 def test_another_worlds_traces_in_the_buffer_are_no_data_of_this_one(agent: Agent, buffer: ReplayBuffer) -> None:

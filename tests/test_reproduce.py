@@ -152,11 +152,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import run
 for cell in run.matching(["desk"], [1], ["*.dream.*"]):
-    s = run.open_experiment(cell, Path(sys.argv[2]), {}).settings
-    print(cell, s.learner, s.num_tasks, s.iterations, s.base_steps, s.references_only)
+    s = (work := run.open_experiment(cell, Path(sys.argv[2]), {})).settings
+    print(len(work.tasks("train")), cell, s.learner, s.num_tasks, s.iterations, s.base_steps, s.references_only)
 """
     done = subprocess.run([sys.executable, "-c", program, FOLDER, tmp_path], capture_output=True, text=True, timeout=280)
     assert done.stdout.splitlines()[-2:] == [
-        "desk.rft.dream.seed1 rft 200 1 None False",
-        "desk.grpo.dream.seed1 grpo 16 12 None False",
+        "400 desk.rft.dream.seed1 rft 400 1 200 False",
+        "400 desk.grpo.dream.seed1 grpo 16 12 200 False",
     ], done.stderr[-2000:]

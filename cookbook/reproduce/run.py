@@ -16,16 +16,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from tables import write_tables
 
-from dreamgym_lg import Experiment
+from dreamgym_lg import Experiment, ReplayBuffer, Task
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experiment.settings import WITH_REAL_PART, Place, Settings
 from dreamgym_lg.learner import LearnerName
@@ -42,6 +43,10 @@ REAL_STEPS = 800
 """Of the real part of `s2r` and `dream+real`, which ends in the iteration that reaches them."""
 EPISODES = {"desk": 200, "library": 100}
 """Recorded ones, of which a third to a half succeed."""
+REQUESTS = 200
+"""Further training requests of a desk, of which nothing is recorded but what is right."""
+SECOND_TRIES: Mapping[str, Any] = {"num_generations": 4, "base_steps": 200}
+"""On the two desks, beside their own settings. Every imitation, the baselines' too, takes as many steps."""
 GRPO: Mapping[str, Any] = {"learner": "grpo", "iterations": 12, "num_tasks": 16, "evaluate_every": 4}
 """On the two desks, of all recorded tickets, judged by the desk's own check."""
 QUICK: Mapping[str, Any] = {
@@ -85,7 +90,8 @@ def open_experiment(cell: Cell, folder: Path, own: Mapping[str, Any]) -> Experim
         **{"max_false_success": None, "max_gap": None, "stop_after_uniform": 0, **own},
     }
     if cell.world in EPISODES:
-        settings = {"num_tasks": EPISODES[cell.world], **(GRPO if cell.learner == "grpo" else {}), **settings}
+        rft = {"num_tasks": EPISODES[cell.world] + REQUESTS, **SECOND_TRIES}
+        settings = {**rft, **(GRPO if cell.learner == "grpo" else {}), **settings}
         return (_open_desk if cell.world == "desk" else _open_library)(folder, settings)
     if cell.world == "alfworld":
         from dreamgym_lg.integrations.alfworld.world import ALFWorldWorld
@@ -98,30 +104,45 @@ def open_experiment(cell: Cell, folder: Path, own: Mapping[str, Any]) -> Experim
     return Experiment(world, folder, replace(world.settings, **settings))
 
 
+def _training_tasks(buffer: ReplayBuffer, tasks: Iterable[Task], seed: int) -> list[Task]:
+    """The recorded tasks, and `REQUESTS` others of these."""
+    recorded = {each.task.instruction: each.task for each in buffer.trajectories(source="offline")}
+    others = [task for task in tasks if task.split == "train" and task.instruction not in recorded]
+    return [*recorded.values(), *Random(seed).sample(others, REQUESTS)]
+
+
 def _open_desk(folder: Path, settings: Mapping[str, Any]) -> Experiment:
     sys.path.insert(0, str(HERE.parent / "support_desk"))
     from glue import SETTINGS, create_gym
     from old_policy import write_traces
-    from story import MANY_HELD_OUT, SECOND_TRIES, imputed_dream
+    from story import MANY_HELD_OUT, imputed_dream
+    from story import SECOND_TRIES as OWN
     from tickets import Shop, create_shop
 
     folder.mkdir(parents=True, exist_ok=True)
-    seed = settings["seed"]
-    tasks = create_shop(folder / "shop.db", seed=seed, train=EPISODES["desk"], **MANY_HELD_OUT)
-    shop, held_out = Shop(folder / "shop.db"), [task for task in tasks if task.split != "train"]
+    seed, episodes = settings["seed"], EPISODES["desk"]
+    tasks = create_shop(folder / "shop.db", seed=seed, train=episodes + REQUESTS, **MANY_HELD_OUT)
+    shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():
-        write_traces(folder / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
-    chosen: Settings = replace(SETTINGS, **{**SECOND_TRIES, **settings})
-    return create_gym(shop, held_out, folder, dream=imputed_dream(folder, shop, seed), settings=chosen).experiment
+        write_traces(folder / "traces.jsonl", shop, tasks[:episodes], seed=seed)
+    dream = imputed_dream(folder, shop, seed)
+    training = _training_tasks(ReplayBuffer(folder / "replay.db"), tasks, seed)
+    chosen: Settings = replace(SETTINGS, **{**OWN, **settings})
+    held_out = [task for task in tasks if task.split != "train"]
+    return create_gym(shop, [*training, *held_out], folder, dream=dream, settings=chosen).experiment
 
 
 def _open_library(folder: Path, settings: Mapping[str, Any]) -> Experiment:
     sys.path.insert(0, str(HERE.parent / "desks"))
-    from glue import SECOND_TRIES, Desk, compile_dream, read_logs
+    from glue import SECOND_TRIES as OWN
+    from glue import Desk, compile_dream, read_logs
+    from library_states import imputed_dream
 
     desk, seed = Desk("library", folder), settings["seed"]
     buffer = read_logs(desk, EPISODES["library"], seed)
-    return desk.create_gym(buffer, compile_dream(desk, buffer), settings=Settings(**{**SECOND_TRIES, **settings})).experiment
+    dream = imputed_dream(desk, compile_dream(desk, buffer), buffer, seed)
+    training = _training_tasks(buffer, desk.tasks("train"), seed)
+    return desk.create_gym(buffer, dream, training, settings=Settings(**{**OWN, **settings})).experiment
 
 
 def run_cell(cell: Cell, runs: Path, results: Path, own: Mapping[str, Any]) -> None:
