@@ -105,7 +105,7 @@ class Records:
         return {key: len(each) >= MIN_ALIKE and all(each) for key, each in equal.items()}
 
     def known_fields(self, documents: Mapping[Place, Any], value: str, type: Type) -> dict[str, Any]:
-        """Fields of an entity's own document whose values follow from the documents that name the entity."""
+        """Fields of an entity that other documents, which name it, tell already."""
         known = dict[str, Any]()
         for (place, spot), id in self.spots(documents).items():
             node = object_at(documents[place], spot) if id == value else {}
@@ -113,7 +113,7 @@ class Records:
         return known
 
     def is_shared(self, place: Place, spot: Sequence[Any], type: Type, field: str) -> bool:
-        """True if a field beside an entity's name always equals that field of the entity's own document."""
+        """True if a field beside an entity's name always equals the entity's own."""
         return self._shared.get((_kind(place, spot), type[0], field), False)
 
     def text(self, tool: str, document: Any) -> str:

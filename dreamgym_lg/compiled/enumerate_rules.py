@@ -98,7 +98,10 @@ def find_rules(
 
 
 def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
-    """The rule over the smallest set of documents that answers left-out examples, without arithmetic if there is one."""
+    """The rule over the smallest set of documents that answers left-out examples.
+
+    One without arithmetic comes first.
+    """
     best: tuple[int, Rule | None] = (0, None)
     sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
     for arithmetic, bindings in product((False, True), sets):

@@ -53,7 +53,7 @@ class Later(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """Two numbers of the surroundings, or one and a constant, which are added, subtracted or multiplied."""
+    """Two numbers of the surroundings, or one and a constant, added, subtracted or multiplied."""
 
     left: Ref
     operator: str
@@ -149,7 +149,7 @@ class Surroundings:
         return index
 
     def computed(self, number: int | float) -> list[Arithmetic]:
-        """The pairs of numbers that give this one, and each number with the constant that lacks."""
+        """The pairs of numbers that give this one. Of each number also the constant that it lacks."""
         lacking = [(ref, rounded(number - own)) for ref, own in self.numbers]
         return [
             *self.arithmetic.get(canonical(number), ()),
