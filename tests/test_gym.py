@@ -176,6 +176,8 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     others = [held_out, replace(recorded, id="o", instruction="Book two.", observation="")]
     assert [task.id for task in gym_of(agent, buffer, tasks=others, say=said.append).world.all_tasks] == ["h", "o"]
     assert said[1].startswith("1 training tasks of the traces are not in tasks=")
+    with pytest.raises(ConfigurationError, match="tasks= has 1 ids more than once, such as 'o': give each task once"):
+        gym_of(agent, buffer, tasks=[*others, others[1]])
 
 
 def test_another_worlds_traces_in_the_buffer_are_no_data_of_this_one(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -1,5 +1,6 @@
 """`AgentWorld`: an unmodified LangGraph agent as the world of an experiment."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -135,6 +136,8 @@ class AgentWorld(World):
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
+        if twice := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
+            raise ConfigurationError(f"tasks= has {len(twice)} ids more than once, such as {twice[0]!r}: give each task once")
         self.all_tasks = [self.with_tools(task) for task in tasks]
         self._refuse(examined)
 
