@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 from worlds import TASK, Answers, played
-from zoo import KINDS, Built, Kind, World, signed, view
+from zoo import KINDS, RACING, Built, Kind, World, signed, view
 from zoo.base import answered, ask, react, toolbox
 from zoo.policy import ScriptedPolicy, policy_for
 
@@ -29,8 +29,6 @@ from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, wi
 from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
-"""Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
 OWN_THREADS = ("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing")
 """Kinds whose node asks a model in a thread or pool of its own."""

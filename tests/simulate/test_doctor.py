@@ -12,9 +12,9 @@ from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 from pydantic import BaseModel, Field
-from test_zoo_dreamed import RACING, dream, the_graph
+from test_zoo_dreamed import dream, the_graph
 from worlds import TASK, Answers, slow_unless
-from zoo import KINDS, Kind, World
+from zoo import KINDS, RACING, Kind, World
 from zoo.base import ask, react, toolbox
 from zoo.hostile import HOSTILE, PLAIN, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import policy_for

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from langgraph.pregel import Pregel
 from worlds import TASK, Answers
-from zoo import KINDS, Built, Kind, World, signed, view
+from zoo import KINDS, RACING, Built, Kind, World, signed, view
 from zoo.policy import policy_for
 
 from dreamgym_lg.simulate import SimulatedEpisode, simulated
-
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
-"""Kinds in which threads act at once: whose call comes first is open, so the world must answer all the same."""
 
 MODES = [(kind, mode) for kind in KINDS for mode in ("sync", "async")]
 

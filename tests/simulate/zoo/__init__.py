@@ -28,4 +28,7 @@ if find_spec("langchain") and find_spec("deepagents"):
 
         KINDS += PACKAGES
 
-__all__ = ["KINDS", "Built", "Kind", "World", "signed", "view"]
+RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
+"""Kinds in which threads act at once: whose call comes first is open, so a world must answer all the same."""
+
+__all__ = ["KINDS", "RACING", "Built", "Kind", "World", "signed", "view"]
