@@ -15,8 +15,10 @@ from dreamgym_lg.compiled.runtime import later, rounded
 Key: TypeAlias = str | int | tuple[str, ...]
 """A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
-_NUMBER = re.compile(r"(?<![\w.])(?:0|[1-9]\d*)(?:\.\d+)?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.])(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+MAX_NUMBER = 2**53
+"""Larger numbers are not computed with: JSON readers disagree about them, and a float cannot hold them."""
 MAX_PAIRS = 400
 """Pairs of two numbers, or of a date and a number, from which new values are made, at most."""
 MAX_SLOTS = 3
@@ -123,7 +125,8 @@ class Surroundings:
 
     @cached_property
     def numbers(self) -> list[tuple[Ref, int | float]]:
-        return [(ref, n) for ref, n in self.nodes.items() if isinstance(n, (int, float)) and not isinstance(n, bool)]
+        """The parts that are computed with."""
+        return [(ref, node) for ref, node in self.nodes.items() if _is_number(node)]
 
     @cached_property
     def later(self) -> list[tuple[str, Later]]:
@@ -155,6 +158,10 @@ class Surroundings:
             *self.arithmetic.get(canonical(number), ()),
             *(Arithmetic(ref, "-" if rest < 0 else "+", Const(canonical(abs(rest)))) for ref, rest in lacking if rest),
         ]
+
+
+def _is_number(node: Any) -> bool:
+    return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
 def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
@@ -193,8 +200,8 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
         case Arithmetic(left, sign, right):
             try:
                 return rounded(_OPERATORS[sign](evaluate(left, around), evaluate(right, around)))
-            except TypeError as error:
-                raise LookupError(f"{left} and {right} are not both numbers") from error
+            except (TypeError, OverflowError) as error:
+                raise LookupError(f"{left} and {right} are not both numbers, or too large") from error
         case Text(pieces):
             return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
         case Extend(start, values):
@@ -255,7 +262,7 @@ def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]
     if isinstance(node, str):
         atoms |= set(_texts(node, around, arithmetic))
         atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
-    if arithmetic and isinstance(node, (int, float)) and not isinstance(node, bool):
+    if arithmetic and _is_number(node):
         atoms |= set(around.computed(node))
     return atoms
 
@@ -268,7 +275,7 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
         values = [*around.later, *values]
     if arithmetic:
         numbers = {number: json.loads(number) for number in sorted({*_NUMBER.findall(text)} - known)}
-        values = [(text, new) for text, n in numbers.items() if str(n) == text for new in around.computed(n)] + values
+        values = [(word, new) for word, n in numbers.items() if str(n) == word for new in around.computed(n)] + values
     spots = [
         (match.start(), match.end(), ref)
         for value, ref in values

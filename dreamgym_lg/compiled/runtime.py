@@ -164,7 +164,7 @@ def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[st
     try:
         answer = getattr(source, tool)(state, **arguments)
         return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
-    except (Unknown, LookupError, TypeError, ValueError, AttributeError):
+    except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
 
 

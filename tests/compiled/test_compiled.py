@@ -24,7 +24,7 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import TraceRules, find_rules
 from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
+from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings, generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
@@ -598,11 +598,18 @@ def test_sums_differences_and_products_are_found_and_never_guessed(as_text: bool
         assert written is None or state.read("get_card", card=arguments["card"]) == card
         exact += written is not None
     assert exact > 90
+    assert answer_of(source, State(), "pay", {**arguments, "pieces": 10**400}) is None
+    state = State({(tool, key_of(own)): json.dumps({**document, "coupons": 10**401}) for tool, own, document in looks[:1]})
+    state.learn("get_item", looks[1].answer, **looks[1].arguments)
+    assert answer_of(source, state, "pay", {**arguments, "pieces": 10**400}) is None, "no float holds it"
 
 
 def test_what_is_no_number_is_not_computed_with() -> None:
     around = Surroundings({"one": True, "two": "2", "three": 3}, {})
     assert around.numbers == [(Ref("args", ("three",)), 3)]
+    large = Surroundings({"a": 10**400, "b": 1.5, "c": float("nan"), "d": float("inf")}, {})
+    assert large.numbers == [(Ref("args", ("b",)), 1.5)]
+    assert generalize([f"it is {10**400}", "9" * 5000], [large, large], arithmetic=True) is None
     for wrong in ("2", True, None, [1]):
         with pytest.raises(Unknown, match="no number"):
             rounded(wrong)
