@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from random import Random
@@ -65,16 +65,18 @@ def split_tasks(
     return [replace(task, split=splits.get(number, "train")) for number, task in enumerate(tasks)]
 
 
-def entities(text: str) -> frozenset[str]:
+def entities(text: str, small: Collection[str] = ()) -> frozenset[str]:
     """The ids, amounts, email addresses, names and quotes of a text.
 
     In lower case, and in one form however they are written: `#A-17` and `a17`, `$1,000.00` and `1000`. A number of one or two
     digits is a count, unless decimals or a currency sign say otherwise. Names are runs of capitalised words (Anna Berg); one
     alone is none at the beginning of a sentence, nor as an abbreviation of up to three capitals.
+
+    Args: `small`, the words that texts like this one also write without a capital: no name is made of them alone.
     """
     numbered = (match for match in _WORD.finditer(text) if re.search(r"[\d@]", match.group()))
     ids = {_normal(match.group()) for match in numbered if not _is_count(match)}
-    return frozenset(ids.union(_names(text), (" ".join(words(quote)) for quote in _QUOTE.findall(text))) - {""})
+    return frozenset(ids.union(_names(text, small), (" ".join(words(quote)) for quote in _QUOTE.findall(text))) - {""})
 
 
 def words(text: str) -> list[str]:
@@ -88,12 +90,13 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
     return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
 
 
-def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> list[Task]:
-    """The tasks that share an uncommon entity or all words with the others. A seed's world names nothing."""
+def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
+    """The ids of tasks that share something with the others: an uncommon entity, or all words. A seed's world names nothing."""
     mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
     keys = _tying_keys([*mine, *theirs])
     known = frozenset[Hashable]().union(*keys[len(mine) :])
-    return [task for task, own in zip(mine, keys, strict=False) if own & known]
+    shared = {task.id: own & known for task, own in zip(mine, keys, strict=False)}
+    return {id: min(" ".join(key) if isinstance(key, tuple) else str(key) for key in own) for id, own in shared.items() if own}
 
 
 def _normal(word: str) -> str:
@@ -109,14 +112,16 @@ def _is_count(match: re.Match[str]) -> bool:
     return len(match.group()) < 3 and match.group().isdigit() and not (before and category(before) == "Sc")
 
 
-def _names(text: str) -> Iterator[str]:
+def _names(text: str, small: Collection[str]) -> Iterator[str]:
     for phrase in _PHRASE.finditer(text):
         first, *rest = phrase.group().split(" ")
         runs = _capitalised([first, *rest])
         # at the beginning of a sentence the first word's capital says nothing
         if _SENTENCE_START.search(text, max(0, phrase.start() - 9), phrase.start()):
-            runs = [*(run for run in runs if run != [first]), *_capitalised(rest)]
-        yield from (" ".join(map(_normal, run)) for run in runs if len(run) > 1 or len(run[0]) > 3 or not run[0].isupper())
+            runs = [*(run for run in runs if run != [first] and first.lower() not in small), *_capitalised(rest)]
+        for run in runs:
+            if not all(word.lower() in small or (len(word) < 4 and word.isupper()) for word in run):
+                yield " ".join(map(_normal, run))
 
 
 def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
@@ -133,7 +138,8 @@ def _tying_keys(tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] 
     if by is not None:
         return [_keys(by, task) for task in tasks]
     texts = [first_observation(task) for task in tasks]
-    named = [entities(text) for text in texts]
+    small = {word for text in texts for word in _WORD.findall(text) if word.islower()}
+    named = [entities(text, small) for text in texts]
     common = common_entities(named)
     return [keys - common | {tuple(words(text))} for keys, text in zip(named, texts, strict=True)]
 

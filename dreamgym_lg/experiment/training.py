@@ -213,10 +213,10 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
 def _tell_shared_entities(work: Workspace) -> None:
     tasks = work.tasks("train")
     if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
+        example = next(f"{id!r}, {text[:80]!r}" for id, text in shared.items())
         work.say(
             f"{len(shared)} of {len(tasks)} training tasks name an id, amount or name that a held-out task names too, or say "
-            f"the same, such as {shared[0].id!r}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks "
-            "together"
+            f"the same, such as {example}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks together"
         )
 
 
