@@ -216,7 +216,7 @@ def _tell_shared_entities(work: Workspace) -> None:
         example = next(f"{id!r}, {text[:80]!r}" for id, text in shared.items())
         work.say(
             f"{len(shared)} of {len(tasks)} training tasks name an id, amount or name that a held-out task names too, or say "
-            f"the same, such as {example}: its result is not that of an unseen one; split_tasks(tasks) keeps such tasks together"
+            f"the same, such as {example}: its result is not that of an unseen one; split_tasks(tasks) keeps them together"
         )
 
 
