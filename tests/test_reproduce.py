@@ -39,9 +39,9 @@ def test_cells_by_pattern(reproduce: Any) -> None:
     assert cells[:5] == [
         "twc.grpo.dream.seed0", "twc.grpo.s2r.seed0", "twc.grpo.dream+real.seed0", "twc.grpo.real.seed0",
         "desk.rft.dream.seed0",
-    ] and len(cells) == 2 * (4 + 7)  # fmt: skip
+    ] and len(cells) == 2 * (4 + 8)  # fmt: skip
     assert [str(cell) for cell in matching(["twc", "desk"], [1], ["desk.rft.*", "twc.grpo.real.seed1"])] == [
-        "twc.grpo.real.seed1", "desk.rft.dream.seed1", "desk.rft.s2r.seed1", "desk.rft.real.seed1",
+        "twc.grpo.real.seed1", "desk.rft.dream.seed1", "desk.rft.model.seed1", "desk.rft.s2r.seed1", "desk.rft.real.seed1",
     ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="--only 'dream' fits none"):
         matching(["twc"], [0], ["dream"])
@@ -151,12 +151,14 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import run
-for cell in run.matching(["desk"], [1], ["*.dream.*"]):
-    s = (work := run.open_experiment(cell, Path(sys.argv[2]), {})).settings
-    print(len(work.tasks("train")), cell, s.learner, s.num_tasks, s.iterations, s.base_steps, s.references_only)
+for cell in run.matching(["desk"], [1], ["*.dream.*", "*.model.*"]):
+    s = (work := run.open_experiment(cell, Path(sys.argv[2]) / cell.place, {})).settings
+    dream = [part.name for part in work.dream("").responders]
+    print(len(work.tasks("train")), cell, s.learner, s.num_tasks, s.iterations, s.base_steps, *dream)
 """
     done = subprocess.run([sys.executable, "-c", program, FOLDER, tmp_path], capture_output=True, text=True, timeout=280)
-    assert done.stdout.splitlines()[-2:] == [
-        "400 desk.rft.dream.seed1 rft 400 1 200 False",
-        "400 desk.grpo.dream.seed1 grpo 16 12 200 False",
+    assert done.stdout.splitlines()[-3:] == [
+        "400 desk.rft.dream.seed1 rft 400 1 200 schema imputed recorded compiled",
+        "400 desk.rft.model.seed1 rft 400 1 200 schema recorded model",
+        "400 desk.grpo.dream.seed1 grpo 16 12 200 schema imputed recorded compiled",
     ], done.stderr[-2000:]

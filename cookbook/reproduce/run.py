@@ -22,11 +22,11 @@ from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tables import write_tables
 
-from dreamgym_lg import Experiment, ReplayBuffer, Task
+from dreamgym_lg import Experiment, ReplayBuffer, Task, load_traces
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experiment.settings import WITH_REAL_PART, Place, Settings
 from dreamgym_lg.learner import LearnerName
@@ -37,8 +37,13 @@ LEARNERS: Mapping[str, tuple[LearnerName, ...]] = {
     **{"twc": ("grpo",), "peckingorder": ("grpo",), "alfworld": ("grpo",)},
 }
 """By world."""
-PLACES: Mapping[str, tuple[Place, ...]] = {"rft": ("dream", "s2r", "real"), "grpo": ("dream", "s2r", "dream+real", "real")}
-"""By learner. One iteration of second tries leaves nothing to alternate."""
+CellPlace = Place | Literal["model"]
+PLACES: Mapping[str, tuple[CellPlace, ...]] = {
+    "rft": ("dream", "model", "s2r", "real"),
+    "grpo": ("dream", "s2r", "dream+real", "real"),
+}
+"""By learner. `model`: the usual dream, of recorded answers and the experience model, which judges too. One iteration of
+second tries leaves nothing to alternate."""
 REAL_STEPS = 800
 """Of the real part of `s2r` and `dream+real`, which ends in the iteration that reaches them."""
 EPISODES = {"desk": 200, "library": 100}
@@ -60,7 +65,7 @@ class Cell(NamedTuple):
 
     world: str
     learner: LearnerName
-    place: Place
+    place: CellPlace
     seed: int
 
     def __str__(self) -> str:
@@ -86,13 +91,14 @@ def open_experiment(cell: Cell, folder: Path, own: Mapping[str, Any]) -> Experim
     No training ends early and no dream is refused: that it lies is a result here.
     """
     settings = {
-        **{"seed": cell.seed, "environment": cell.place, "real_steps": REAL_STEPS if cell.place in WITH_REAL_PART else None},
+        **{"seed": cell.seed, "environment": "dream" if cell.place == "model" else cell.place},
+        **{"real_steps": REAL_STEPS if cell.place in WITH_REAL_PART else None},
         **{"max_false_success": None, "max_gap": None, "stop_after_uniform": 0, **own},
     }
     if cell.world in EPISODES:
         rft = {"num_tasks": EPISODES[cell.world] + REQUESTS, **SECOND_TRIES}
         settings = {**rft, **(GRPO if cell.learner == "grpo" else {}), **settings}
-        return (_open_desk if cell.world == "desk" else _open_library)(folder, settings)
+        return (_open_desk if cell.world == "desk" else _open_library)(folder, settings, compiled=cell.place != "model")
     if cell.world == "alfworld":
         from dreamgym_lg.integrations.alfworld.world import ALFWorldWorld
 
@@ -111,7 +117,7 @@ def _training_tasks(buffer: ReplayBuffer, tasks: Iterable[Task], seed: int) -> l
     return [*recorded.values(), *Random(seed).sample(others, REQUESTS)]
 
 
-def _open_desk(folder: Path, settings: Mapping[str, Any]) -> Experiment:
+def _open_desk(folder: Path, settings: Mapping[str, Any], *, compiled: bool) -> Experiment:
     sys.path.insert(0, str(HERE.parent / "support_desk"))
     from glue import SETTINGS, create_gym
     from old_policy import write_traces
@@ -125,14 +131,16 @@ def _open_desk(folder: Path, settings: Mapping[str, Any]) -> Experiment:
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():
         write_traces(folder / "traces.jsonl", shop, tasks[:episodes], seed=seed)
-    dream = imputed_dream(folder, shop, seed)
-    training = _training_tasks(ReplayBuffer(folder / "replay.db"), tasks, seed)
+    replay_buffer = ReplayBuffer(folder / "replay.db")
+    replay_buffer.extend(load_traces(folder / "traces.jsonl", environment="desk"))
+    dream = imputed_dream(folder, shop, seed) if compiled else None
+    training = _training_tasks(replay_buffer, tasks, seed)
     chosen: Settings = replace(SETTINGS, **{**OWN, **settings})
     held_out = [task for task in tasks if task.split != "train"]
     return create_gym(shop, [*training, *held_out], folder, dream=dream, settings=chosen).experiment
 
 
-def _open_library(folder: Path, settings: Mapping[str, Any]) -> Experiment:
+def _open_library(folder: Path, settings: Mapping[str, Any], *, compiled: bool) -> Experiment:
     sys.path.insert(0, str(HERE.parent / "desks"))
     from glue import SECOND_TRIES as OWN
     from glue import Desk, compile_dream, read_logs
@@ -140,7 +148,7 @@ def _open_library(folder: Path, settings: Mapping[str, Any]) -> Experiment:
 
     desk, seed = Desk("library", folder), settings["seed"]
     buffer = read_logs(desk, EPISODES["library"], seed)
-    dream = imputed_dream(desk, compile_dream(desk, buffer), buffer, seed)
+    dream = imputed_dream(desk, compile_dream(desk, buffer), buffer, seed) if compiled else None
     training = _training_tasks(buffer, desk.tasks("train"), seed)
     return desk.create_gym(buffer, dream, training, settings=Settings(**{**OWN, **settings})).experiment
 

@@ -22,7 +22,7 @@ BASELINES = {
 }
 LEARNERS = {"rft": "second tries", "grpo": "GRPO"}
 PLACES = {
-    **{"dream": "in the dream", "s2r": "in the dream, then real"},
+    **{"dream": "in the dream", "model": "in a dream of the experience model", "s2r": "in the dream, then real"},
     **{"dream+real": "in the dream and real by turns", "real": "real"},
 }
 TRAINED = [f"{learner}, {place}" for learner in LEARNERS.values() for place in PLACES.values()]
