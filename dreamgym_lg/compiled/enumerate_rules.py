@@ -185,7 +185,7 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
 
 def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...], arithmetic: bool) -> Rule:
     labels, answers = _cluster(usable, arithmetic)
-    tree = learn([around for _, around in usable], labels, ids=ids)
+    tree = learn([around for _, around in usable], labels, ids=ids, arithmetic=arithmetic)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
     keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}

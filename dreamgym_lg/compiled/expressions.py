@@ -126,7 +126,7 @@ class Surroundings:
     @cached_property
     def numbers(self) -> list[tuple[Ref, int | float]]:
         """The parts that are computed with."""
-        return [(ref, node) for ref, node in self.nodes.items() if _is_number(node)]
+        return [(ref, node) for ref, node in self.nodes.items() if is_number(node)]
 
     @cached_property
     def later(self) -> list[tuple[str, Later]]:
@@ -160,7 +160,7 @@ class Surroundings:
         ]
 
 
-def _is_number(node: Any) -> bool:
+def is_number(node: Any) -> bool:
     return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
@@ -262,7 +262,7 @@ def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]
     if isinstance(node, str):
         atoms |= set(_texts(node, around, arithmetic))
         atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
-    if arithmetic and _is_number(node):
+    if arithmetic and is_number(node):
         atoms |= set(around.computed(node))
     return atoms
 

@@ -103,6 +103,9 @@ def _condition(condition: Condition, names: Mapping[str, str]) -> str:
             return f"{left} is not MISSING"
         case "equals":
             return f"same({left}, {json.loads(condition.right)!r})"
+    if isinstance(condition.right, Arithmetic):
+        pair = [_code(condition.left, names), _code(condition.right, names)]
+        return f"at_most({', '.join(pair if condition.kind == 'below' else reversed(pair))})"
     if condition.kind == "below" and not isinstance(condition.right, Ref):
         return f"below({left}, {condition.right[0]!r}, {condition.right[1]!r})"
     if condition.kind == "named":

@@ -3,23 +3,28 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations, product
 from typing import Any, NamedTuple, cast
 
 from dreamgym_lg.compiled import runtime
-from dreamgym_lg.compiled.expressions import Ref, Surroundings, canonical
+from dreamgym_lg.compiled.expressions import Arithmetic, Ref, Surroundings, canonical, evaluate, is_number
 
 MAX_DEPTH = 6
 MAX_PATH = 3
 """Steps into a document that a condition may look."""
 MIN_EXAMPLES = 2
 """Examples on each side of a condition on a constant: one example proves no rule."""
+MAX_NUMBERS = 8
+"""Numbers around a call of which two are computed with and compared to a third, at most."""
 
 
 class Condition(NamedTuple):
     """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit.
 
     `named` is true of an argument where a document holds it, or each of its list. A limit is two numbers, the last that was
-    seen below it and the first above: nothing is known of a value between them.
+    seen below it and the first above: nothing is known of a value between them. `below` and `above` also compare with a sum or
+    product, and raise `LookupError` where it has no numbers.
     """
 
     kind: str
@@ -31,6 +36,9 @@ class Condition(NamedTuple):
         if self.kind == "exists":
             return self.left in around.nodes
         right = around.nodes.get(self.right) if isinstance(self.right, Ref) else self.right
+        if isinstance(right, Arithmetic):
+            pair = (evaluate(self.left, around), evaluate(right, around))
+            return runtime.at_most(*(pair if self.kind == "below" else reversed(pair)))
         if left is None or right is None:
             return False
         if self.kind in ("equals", "same"):
@@ -67,17 +75,25 @@ def decide(tree: Tree, around: Surroundings) -> int:
     return tree
 
 
-def learn(arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collection[str] = (), depth: int = MAX_DEPTH) -> Tree:
+def learn(
+    arounds: Sequence[Surroundings],
+    labels: Sequence[int],
+    *,
+    ids: Collection[str] = (),
+    arithmetic: bool = False,
+    depth: int = MAX_DEPTH,
+) -> Tree:
     """A small tree that gives every example its label or `MIXED`.
 
-    Args: `ids`, arguments that name entities: no condition is about one of their values.
+    Args: `ids`, arguments that name entities: no condition is about one of their values; `arithmetic`, conditions about a sum
+    or product too.
     """
     if len(set(labels)) == 1:
         return labels[0]
     if not depth:
         return MIXED
     best, others = None, list[tuple[Condition, bool]]()
-    for condition in _conditions(arounds, ids):
+    for condition in _conditions(arounds, ids, arithmetic):
         holds = [condition.holds(around) for around in arounds]
         if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind in ("equals", "exists") else 1):
             continue
@@ -90,7 +106,8 @@ def learn(arounds: Sequence[Surroundings], labels: Sequence[int], *, ids: Collec
     if best is None:
         return MIXED
     parts = [[number for number, value in enumerate(best[2]) if value is side] for side in (True, False)]
-    yes, no = (learn([arounds[n] for n in part], [labels[n] for n in part], ids=ids, depth=depth - 1) for part in parts)
+    again = partial(learn, ids=ids, arithmetic=arithmetic, depth=depth - 1)
+    yes, no = (again([arounds[n] for n in part], [labels[n] for n in part]) for part in parts)
     return Branch(best[1], yes, no, tuple(others))
 
 
@@ -105,7 +122,7 @@ def is_mixed(tree: Tree) -> bool:
     return is_mixed(tree.yes) or is_mixed(tree.no) if isinstance(tree, Branch) else tree == MIXED
 
 
-def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterator[Condition]:
+def _conditions(arounds: Sequence[Surroundings], ids: Collection[str], arithmetic: bool) -> Iterator[Condition]:
     """Conditions that the examples suggest, the plainest first."""
     scalars: dict[Ref, Counter[str]] = {}
     for around in arounds:
@@ -130,6 +147,17 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str]) -> Iterat
     holders = dict.fromkeys([*documents, *(ref for ref in own if scalars[ref][""] and ref.root != "args")])
     for name in sorted({name for around in arounds for name in around.args}):
         yield from (Condition("named", Ref("args", (name,)), ref) for ref in holders if ref.root != MENTIONED)
+    if arithmetic:
+        numbers = [ref for ref in plain if all(is_number(around.nodes.get(ref)) for around in arounds)]
+        yield from _computed([ref for ref in numbers if ref.root != "args" or ref.path[0] not in ids])
+
+
+def _computed(numbers: Sequence[Ref]) -> Iterator[Condition]:
+    """Each number against the sum and the product of two others."""
+    pairs = combinations(numbers if len(numbers) <= MAX_NUMBERS else (), 2)
+    for (one, other), sign, left, kind in product(pairs, "+*", numbers, ("below", "above")):
+        if left not in (one, other):
+            yield Condition(kind, left, Arithmetic(one, sign, other))
 
 
 def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:

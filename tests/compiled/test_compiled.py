@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -602,6 +603,30 @@ def test_sums_differences_and_products_are_found_and_never_guessed(as_text: bool
     state = State({(tool, key_of(own)): json.dumps({**document, "coupons": 10**401}) for tool, own, document in looks[:1]})
     state.learn("get_item", looks[1].answer, **looks[1].arguments)
     assert answer_of(source, state, "pay", {**arguments, "pieces": 10**400}) is None, "no float holds it"
+
+
+def _claiming(number: int, *, by_price: bool) -> list[CallRecord]:
+    """A claim is paid as long as the year's limit lasts, or as long as the balance pays for all pieces."""
+    rng = Random(number)
+    year = {"year": f"Y{number + 100}", "limit": rng.randint(300, 900), "spent": rng.randint(0, 400)}
+    price, pieces = rng.randint(10, 99), rng.randint(2, 12)
+    arguments = {"year": year["year"], "price": price, "pieces": pieces}
+    enough = price * pieces <= year["limit"] if by_price else year["spent"] + price <= year["limit"]
+    answer = {"paid": year["year"]} if enough else {"error": "over the limit"}
+    return [CallRecord("get_year", {"year": year["year"]}, year), CallRecord("claim", arguments, answer)]
+
+
+@pytest.mark.parametrize("by_price", [False, True])
+def test_a_sum_or_product_is_compared_with_a_limit_and_never_guessed(by_price: bool) -> None:
+    traces = [_claiming(number, by_price=by_price) for number in range(900)]
+    source, outcomes = _module(find_rules(traces[:300], ["claim"])), Counter[str | None]()
+    for look, (_, arguments, answer) in traces[300:]:
+        state = State({("get_year", key_of(look.arguments)): json.dumps(look.answer)})
+        written = answer_of(source, state, "claim", arguments)
+        outcomes["unknown" if written is None else "right" if parsed(written, {}) == answer else "wrong"] += 1
+    assert outcomes["right"] > 570 and outcomes["wrong"] <= 6, outcomes
+    state = State({("get_year", key_of(look.arguments)): json.dumps({**look.answer, "spent": None, "limit": "much"})})
+    assert answer_of(source, state, "claim", arguments) is None
 
 
 def test_what_is_no_number_is_not_computed_with() -> None:
