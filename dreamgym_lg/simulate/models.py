@@ -178,7 +178,7 @@ def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) 
 
 def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The `parsed` form of a structured answer, for ChatOpenAI's parser, where the policy gave none."""
-    if "response_format" in kwargs and "parsed" not in message.additional_kwargs:
+    if "response_format" in kwargs and message.additional_kwargs.get("parsed") is None:  # ChatOpenAI may say None
         with contextlib.suppress(ValueError):
             return {"parsed": json.loads(message.text)}
     return {}

@@ -3,15 +3,18 @@
 import json
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
-from dreamgym_lg.dream import Model, usual_dream
+from dreamgym_lg.dream import Dream, Model, usual_dream
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.simulate import SimulatedAgent, simulated
 from dreamgym_lg.types import Task
 
 
@@ -82,3 +85,17 @@ def test_connections_outlive_an_evaluation(serve: Any, chat_model: Any, tmp_path
             rate, episodes = gym.evaluate(policy, real=True, concurrency=2)
             assert [episode.error for episode in episodes] == [None] * 4
             assert rate.successes == 4
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_hosted_policy_gives_structured_answers(serve: Any, chat_model: Any, way: str) -> None:
+    """ChatOpenAI's own `parsed` is None where nobody asked its client for a class."""
+
+    class Route(BaseModel):
+        desk: str
+
+    policy = chat_model(serve(lambda messages: json.dumps({"desk": "cards"})))
+    async with simulated(None, policy=policy, environment=Dream([]).create_environment()) as episode:
+        router = ChatOpenAI(model="production", api_key="x").with_structured_output(Route)
+        route = router.invoke("My card is lost") if way == "invoke" else await router.ainvoke("My card is lost")
+    assert route == Route(desk="cards") and episode.calls
