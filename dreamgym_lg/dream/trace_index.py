@@ -197,7 +197,8 @@ class TraceIndex:
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
         """The recorded successes of the task's id, else of its words. Of a drawn task its own reference.
 
-        Of the same words under another system message (of another customer, say) are none, unless the task names no messages.
+        Of the same words under another system message (of another customer, say) are none, unless the task names no messages;
+        nor are another task's conversations, in which the user said more than these words.
 
         Args: `own_traces`, False to leave out those of the task's own id.
         """
@@ -206,7 +207,8 @@ class TraceIndex:
         same_words = _words_key(task.environment, task.instruction, task.split)
         keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
         own, alike = (self.successes.get(key, []) for key in keys)
-        return own or alike if own_traces else [each for each in alike if each.task_id != task.id]
+        others = [each for each in alike if each.task_id != task.id and each.turns < 2]
+        return own or others if own_traces else others
 
 
 def unnamed_values(call: Call, before: str) -> dict[str, str]:

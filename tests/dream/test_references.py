@@ -139,6 +139,8 @@ def test_successes_of_several_turns_judge_a_dream_with_a_user_alone(buffer: Repl
     dream = Dream([Says(Answer("ok"))], user, [References(Index(buffer), conversations=True)])
     for actions, reward in (((which, REFUND, DONE), 1), ((which, DONE), 0), ((REFUND, DONE), 1)):
         assert play(dream.create_environment(), order_task(), *actions)[-1].reward == reward
+    another = order_task("t2", order_task().instruction)  # its customer may have named another order
+    assert not dream.judges[0].references(another) and dream.judges[0].references(order_task())  # type: ignore[attr-defined]
 
 
 def test_measured_on_its_traces_a_task_is_judged_by_those_of_the_same_words_alone(buffer: ReplayBuffer, desk: Desk) -> None:
