@@ -14,6 +14,7 @@ from dreamgym_lg.compiled.examples import (
     examples_of,
     find_ids,
     kept_tools,
+    label_of,
     place_of,
     recorded_keys,
     same,
@@ -21,7 +22,7 @@ from dreamgym_lg.compiled.examples import (
 )
 from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
 from dreamgym_lg.compiled.runtime import check_seen, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
@@ -49,8 +50,12 @@ class Rule(NamedTuple):
     bindings: tuple[Binding, ...]
     tree: Tree
     cases: tuple[Case, ...]
-    ids: tuple[str, ...]
+    ids: tuple[Ref, ...]
     """Arguments that name documents."""
+    named: tuple[Ref, ...]
+    """Those that a known document named in every example: nothing is known of others."""
+    answered: tuple[Ref, ...]
+    """The same of any earlier answer, whatever changed since."""
     keeps: tuple[str, ...]
     """Reading tools whose other documents stayed the same behind such a call. Those of others are forgotten."""
     keys: Mapping[str, Sequence[str]]
@@ -64,6 +69,8 @@ class Rule(NamedTuple):
             with_keys(around.documents[name], keys)
         for ref, values in self.seen.items():
             check_seen(around.nodes.get(ref), values)
+        if not all(around.documents[MENTIONED].get(label_of(ref)) for ref in self.named):
+            raise LookupError("no known document names what the call is about")
         if (label := decide(self.tree, around)) == MIXED:
             raise LookupError("nothing tells which of several answers it is")
         return evaluate(self.cases[label].answer, around)
@@ -97,7 +104,7 @@ def find_rules(
     return TraceRules({tool: rule and rule._replace(keeps=kept[tool]) for tool, rule in rules.items()}, spreads)
 
 
-def _find_rule(examples: Sequence[Example], ids: tuple[str, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
+def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
     """The rule over the smallest set of documents that answers left-out examples.
 
     One without arithmetic comes first.
@@ -183,27 +190,30 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
             yield Binding(f"{tool}_{label}" if label else tool, tool, tuple(sources))
 
 
-def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[str, ...], arithmetic: bool) -> Rule:
+def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[Ref, ...], arithmetic: bool) -> Rule:
     labels, answers = _cluster(usable, arithmetic)
     tree = learn([around for _, around in usable], labels, ids=ids, arithmetic=arithmetic)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
     keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}
-    return Rule(tuple(bindings), tree, cases, ids, (), keys, _seen([around for _, around in usable], tree, ids))
+    named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
+    answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
+    seen = _seen([around for _, around in usable], tree, ids)
+    return Rule(tuple(bindings), tree, cases, ids, named, answered, (), keys, seen)
 
 
-def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[str, ...]) -> dict[Ref, list[str]]:
+def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
     """The words of arguments, and texts that all documents share. A rule knows of no others."""
     refs = {ref for around in arounds for ref in around.nodes if len(ref.path) <= MAX_PATH}
     tested = {condition.left for condition in conditions_of(tree)}
     seen: dict[Ref, list[str]] = {}
     for ref in sorted(refs, key=str):
         named = {
-            (node, canonical([a.args.get(name) for name in ids])) for a in arounds if isinstance(node := a.nodes.get(ref), str)
+            (node, canonical([a.nodes.get(each) for each in ids])) for a in arounds if isinstance(node := a.nodes.get(ref), str)
         }
         counts = Counter(text for text, _ in named)
         if ref.root == "args":
-            few = ref.path[0] not in ids and sum(n == 1 for n in counts.values()) <= max(1, MAX_SINGLE * len(named))
+            few = ref not in ids and sum(n == 1 for n in counts.values()) <= max(1, MAX_SINGLE * len(named))
         else:
             few = ref not in tested and len(named) >= MIN_EXAMPLES and len(counts) == 1
         if few and 0 < len(counts) <= MAX_KINDS:

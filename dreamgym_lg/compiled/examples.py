@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dreamgym_lg.compiled.expressions import Ref, Surroundings, canonical, evaluate
-from dreamgym_lg.compiled.runtime import key_of, values_in
+from dreamgym_lg.compiled.expressions import DATE, Ref, Surroundings, canonical, evaluate
+from dreamgym_lg.compiled.runtime import MISSING, at, key_of, values_in
 from dreamgym_lg.compiled.trees import MENTIONED
 
 MIN_KEPT = 10
@@ -40,6 +40,8 @@ class Example:
     known: Mapping[tuple[str, str], Any]
     mentioned: Mapping[str, bool]
     """By argument that names an entity, whether a known document names it too."""
+    answered: frozenset[str]
+    """Those of these arguments that an earlier answer of the trace names, known or changed since."""
     after: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def around(self, bindings: Sequence[Binding]) -> Surroundings | None:
@@ -74,39 +76,67 @@ def recorded_keys(traces: Iterable[Iterable[CallRecord]], writes: Collection[str
     return keys
 
 
-def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """By writing tool, the arguments that name entities."""
-    keys = recorded_keys(traces, writes)
-    return {tool: _id_arguments(tool, traces, keys) for tool in sorted(writes)}
+def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> dict[str, tuple[Ref, ...]]:
+    """By writing tool, the arguments that name entities, of objects also their parts.
+
+    Reading tools are called with their values, or most values are texts that an answer gave before, and few calls share one.
+    """
+    own = recorded_keys(traces, writes).values()
+    known = {value for values in (each for keys in own for each in keys.values()) if len(values) > 1 for value in values}
+    values: dict[tuple[str, Ref], list[tuple[str, bool]]] = {}
+    for trace in traces:
+        answered = set[str]()
+        for call in trace:
+            if call.tool not in writes:
+                answered |= set(map(canonical, values_in(call.answer)))
+                continue
+            for ref, value in Surroundings(call.arguments, {}).nodes.items():
+                if not any(isinstance(step, int) for step in ref.path):
+                    text = canonical(value)
+                    is_given = isinstance(value, str) and not DATE.fullmatch(value) and text in answered
+                    values.setdefault((call.tool, ref), []).append((text, is_given))
+    ids: dict[str, list[Ref]] = {tool: [] for tool in sorted(writes)}
+    for (tool, ref), own_values in values.items():
+        given = [text for text, is_given in own_values if is_given]
+        differ = len(given) > 1 and len(own_values) < 2 * min(len(given), len({*given}))
+        if differ or sum(text in known for text, _ in own_values) >= 2:
+            ids[tool].append(ref)
+    return {tool: tuple(sorted(refs)) for tool, refs in ids.items()}
 
 
-def _id_arguments(tool: str, traces: Iterable[Iterable[CallRecord]], keys: Keys) -> tuple[str, ...]:
-    """The arguments of a writing tool with which reading tools were called, too."""
-    known = {value for own in keys.values() for values in own.values() for value in values if len(values) > 1}
-    calls = [call for trace in traces for call in trace if call.tool == tool]
-    counts = Counter(name for call in calls for name, value in call.arguments.items() if canonical(value) in known)
-    return tuple(sorted(name for name, number in counts.items() if number >= 2))
+def label_of(ref: Ref) -> str:
+    """The name of an argument or of its part, such as `order.card`."""
+    return ".".join(map(str, ref.path))
+
+
+def ids_in(arguments: Mapping[str, Any], ids: Iterable[Ref]) -> dict[str, str]:
+    """The values of these arguments that are there, in JSON, by their labels."""
+    values = ((label_of(ref), at(arguments, *ref.path)) for ref in ids)
+    return {label: canonical(value) for label, value in values if value is not MISSING}
 
 
 def examples_of(
-    traces: Sequence[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
+    traces: Sequence[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[Ref]]
 ) -> dict[str, list[Example]]:
     """By writing tool, its calls. A document is read again behind the last call that named it."""
     examples: dict[str, list[Example]] = {}
     for number, trace in enumerate(traces):
-        known, pending = dict[tuple[str, str], Any](), dict[tuple[str, str], Example]()
+        known, pending, answered = dict[tuple[str, str], Any](), dict[tuple[str, str], Example](), set[str]()
         for call in trace:
             place = (call.tool, key_of(call.arguments))
             if call.tool not in writes:
                 if (example := pending.pop(place, None)) is not None:
                     example.after[place] = call.answer
                 known[place] = call.answer
+                answered |= _values(place, call.answer, with_key=False)
                 continue
             values = {value for place, document in known.items() for value in _values(place, document, with_key=False)}
-            mentioned = {name: canonical(call.arguments[name]) in values for name in ids[call.tool] if name in call.arguments}
-            example = Example(number, call.arguments, call.answer, dict(known), mentioned)
+            own = ids_in(call.arguments, ids[call.tool])
+            mentioned = {label: value in values for label, value in own.items()}
+            before = frozenset(label for label, value in own.items() if value in answered)
+            example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
             examples.setdefault(call.tool, []).append(example)
-            named = {canonical(call.arguments[name]) for name in ids[call.tool] if name in call.arguments}
+            named = {*own.values()}
             for place in [place for place, document in known.items() if named & _values(place, document)]:
                 del known[place]
                 pending[place] = example
@@ -126,7 +156,7 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
 
 
 def spreads_of(
-    traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[str]]
+    traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[Ref]]
 ) -> dict[str, list[str]]:
     """By writing tool, reading tools whose answers it changes without naming what they are about.
 
@@ -144,7 +174,7 @@ def spreads_of(
             before, behind = known.get(place, (call.answer, []))
             if not same(before, call.answer):
                 for each in behind:
-                    named = {canonical(each.arguments[name]) for name in ids[each.tool] if name in each.arguments}
+                    named = {*ids_in(each.arguments, ids[each.tool]).values()}
                     spreads.setdefault(each.tool, set()).update(() if named & _values(place, before) else (call.tool,))
             known[place] = (call.answer, [])
     return {tool: sorted(readers) for tool, readers in sorted(spreads.items()) if readers}

@@ -14,7 +14,7 @@ from dreamgym_lg.compiled.runtime import later, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
 """A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
-_DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _NUMBER = re.compile(r"(?<![\w.])(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
@@ -131,7 +131,7 @@ class Surroundings:
     @cached_property
     def later(self) -> list[tuple[str, Later]]:
         """The dates that those of the surroundings give with a number of theirs."""
-        dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and _DATE.fullmatch(node)]
+        dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and DATE.fullmatch(node)]
         numbers = [(ref, number) for ref, number in self.numbers if isinstance(number, int)]
         moved = list[tuple[str, Later]]()
         if len(dates) * len(numbers) <= MAX_PAIRS:
@@ -261,7 +261,7 @@ def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]
         atoms |= {Sorted(ref) for ref, other in lists if sorted(other, key=str) == node}
     if isinstance(node, str):
         atoms |= set(_texts(node, around, arithmetic))
-        atoms |= {moved for day, moved in around.later if day == node} if _DATE.fullmatch(node) else set()
+        atoms |= {moved for day, moved in around.later if day == node} if DATE.fullmatch(node) else set()
     if arithmetic and is_number(node):
         atoms |= set(around.computed(node))
     return atoms
@@ -271,7 +271,7 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
     """The templates that render `text`. Every choice of up to `MAX_SLOTS` values that stand in it as words."""
     values: list[tuple[str, Value]] = [*around.texts]
     known = {value for value, _ in around.texts}
-    if set(_DATE.findall(text)) - known:
+    if set(DATE.findall(text)) - known:
         values = [*around.later, *values]
     if arithmetic:
         numbers = {number: json.loads(number) for number in sorted({*_NUMBER.findall(text)} - known)}

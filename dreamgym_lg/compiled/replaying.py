@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.compiled.examples import CallRecord, find_ids
+from dreamgym_lg.compiled.examples import CallRecord, find_ids, ids_in
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson
@@ -77,7 +77,7 @@ class Replay:
         looked_up = set[str]()
         for (tool, arguments, recorded), own in zip(trace.calls, answers, strict=True):
             looks_up = {canonical([tool, dict(arguments)])}
-            named = {canonical(arguments.get(name)) for name in self.ids[tool]} if tool in self.writes else looks_up
+            named = {*ids_in(arguments, self.ids[tool]).values()} if tool in self.writes else looks_up
             each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
             each.exact += own == recorded
             each.refused += own is None

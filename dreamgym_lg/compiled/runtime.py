@@ -80,6 +80,12 @@ class State:
         name = json.dumps(value)
         return any(text is not None and name in text for text in self.documents.values())
 
+    def check_mentions(self, value: Any, *, changed: bool = False) -> None:
+        """Raises `Unknown` for a value that no known document names, nor one that has `changed` since."""
+        texts = (text for layer in self._layers[1:] for text in layer.values())
+        if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
+            raise Unknown(f"no known document names {value!r}")
+
     def forget_answers(self, *tools: str) -> None:
         """All documents of these reading tools are unknown from now on."""
         for place in self.documents:

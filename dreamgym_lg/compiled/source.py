@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule, TraceRules
+from dreamgym_lg.compiled.examples import label_of
 from dreamgym_lg.compiled.expressions import Arithmetic, Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.runtime import IMPORTED
@@ -52,13 +53,15 @@ def _writing(tool: str, rule: Rule | None) -> str:
         return head + '    raise Unknown("no rule was found")'
     names = {binding.name: _identifier(binding.name) for binding in rule.bindings}
     mentioned = {condition.left.path[0] for condition in conditions_of(rule.tree) if condition.left.root == MENTIONED}
-    flags = ", ".join(f"{name!r}: state.mentions(args[{name!r}])" for name in sorted(map(str, mentioned)))
+    flags = ", ".join(f"{label_of(ref)!r}: state.mentions({_code(ref, {})})" for ref in rule.ids if label_of(ref) in mentioned)
     first = [f"    {MENTIONED} = {{{flags}}}"]
     lines = (first if mentioned else []) + [
         f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, {_arguments(b.sources, names)})', rule.keys.get(b.name))}"
         for b in rule.bindings
     ]
     lines += [f"    check_seen({_at(ref, names)}, {list(values)!r})" for ref, values in rule.seen.items()]
+    lines += [f"    state.check_mentions({_code(ref, names)})" for ref in rule.named]
+    lines += [f"    state.check_mentions({_code(ref, names)}, changed=True)" for ref in rule.answered]
     return head + "\n".join([*lines, *_branches(rule.tree, rule, names, "    ")])
 
 
@@ -83,7 +86,7 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
     sources = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
     if rule.ids:
-        named = ", ".join(f"args.get({name!r})" for name in rule.ids)
+        named = ", ".join(_at(ref, names) for ref in rule.ids)
         kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - {*case.unknown})
         lines.append(f"{indent}state.forget({named}, keep={kept!r})")
     for name, document in case.effects:

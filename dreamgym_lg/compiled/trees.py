@@ -79,7 +79,7 @@ def learn(
     arounds: Sequence[Surroundings],
     labels: Sequence[int],
     *,
-    ids: Collection[str] = (),
+    ids: Collection[Ref] = (),
     arithmetic: bool = False,
     depth: int = MAX_DEPTH,
 ) -> Tree:
@@ -122,20 +122,20 @@ def is_mixed(tree: Tree) -> bool:
     return is_mixed(tree.yes) or is_mixed(tree.no) if isinstance(tree, Branch) else tree == MIXED
 
 
-def _conditions(arounds: Sequence[Surroundings], ids: Collection[str], arithmetic: bool) -> Iterator[Condition]:
+def _conditions(arounds: Sequence[Surroundings], ids: Collection[Ref], arithmetic: bool) -> Iterator[Condition]:
     """Conditions that the examples suggest, the plainest first."""
     scalars: dict[Ref, Counter[str]] = {}
     for around in arounds:
         for ref, node in around.nodes.items():
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
                 scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
-    entities = {"", *(canonical(around.args.get(name)) for around in arounds for name in ids)}
+    entities = {"", *(canonical(around.nodes.get(ref)) for around in arounds for ref in ids)}
     # what was looked up before comes last: few examples may fit it too, and a backend seldom asks
     refs = sorted(scalars, key=lambda ref: (ref.root == MENTIONED, ref.root != "args", len(ref.path), str(ref.path)))
     own = [ref for ref in refs if ref.root != MENTIONED]
     yield from (Condition("exists", ref) for ref in own if sum(scalars[ref].values()) < len(arounds))
     for ref in refs:
-        if ref.root == "args" and ref.path[0] in ids:
+        if ref in ids:
             continue
         values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
         yield from (Condition("equals", ref, value) for value in (values[:1] if ref.root == MENTIONED else values))  # a flag
@@ -149,7 +149,7 @@ def _conditions(arounds: Sequence[Surroundings], ids: Collection[str], arithmeti
         yield from (Condition("named", Ref("args", (name,)), ref) for ref in holders if ref.root != MENTIONED)
     if arithmetic:
         numbers = [ref for ref in plain if all(is_number(around.nodes.get(ref)) for around in arounds)]
-        yield from _computed([ref for ref in numbers if ref.root != "args" or ref.path[0] not in ids])
+        yield from _computed([ref for ref in numbers if ref not in ids])
 
 
 def _computed(numbers: Sequence[Ref]) -> Iterator[Condition]:

@@ -560,6 +560,31 @@ def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
     assert exact >= 20
 
 
+def _blocking(number: int) -> list[CallRecord]:
+    """Cards are listed by customer; a card is blocked, and then mostly replaced. No tool looks a card up."""
+    rng = Random(number)
+    cards = [{"id": f"C{number}-{place}", "status": "active"} for place in range(2)]
+    card, reason, city = rng.choice(cards)["id"], rng.choice(["lost", "stolen"]), rng.choice(["Bonn", "Rome"])
+    block = CallRecord("block", {"card": card, "reason": reason}, f"{card} blocked as {reason}")
+    replace = CallRecord("replace", {"order": {"card": card, "city": city}}, f"{card} goes to {city}")
+    return [CallRecord("list_cards", {"customer": f"P{number}"}, cards), block, *[replace][: rng.randint(0, 3)]]
+
+
+def test_a_call_that_looks_nothing_up_is_known_for_entities_of_earlier_answers_alone() -> None:
+    traces = [_blocking(number) for number in range(40)]
+    source = _module(find_rules(traces, ["block", "replace"]))
+    listed, (_, block, answer), (_, replace, replaced) = next(trace for trace in traces if len(trace) == 3)
+    state = State({("list_cards", key_of(listed.arguments)): json.dumps(listed.answer)})
+    assert answer_of(source, state.copy(), "block", {**block, "card": "C99-0"}) is None
+    assert answer_of(source, state.copy(), "block", {**block, "reason": "eaten"}) is None
+    assert answer_of(source, state, "block", block) == answer
+    assert answer_of(source, state, "block", block) is None, "no trace blocked a card twice"
+    with pytest.raises(Unknown):
+        state.read("list_cards", **listed.arguments)
+    assert answer_of(source, state, "replace", replace) == replaced, "its card was listed before it was blocked"
+    assert answer_of(source, state, "replace", {"order": {**replace["order"], "card": "C99-0"}}) is None
+
+
 def _module(rules: TraceRules) -> ModuleType:
     """The rules as the module of a world."""
     source = ModuleType("world")
