@@ -34,7 +34,8 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, *, talking: bool
     replay_buffer = ReplayBuffer(out / "replay.db")
     replay_buffer.extend(load_traces(out / "traces.jsonl", environment="desk"))
     if talking:  # in the dream the recorded customers talk, and then whoever `train_user` makes of them
-        options = {"user": RecordedUser(replay_buffer), "user_real": ScriptedUser(reply), **options}
+        options = {"user_real": ScriptedUser(reply), **options}
+        options |= {} if options.get("dream") else {"user": RecordedUser(replay_buffer)}
     return DreamGym(
         f"{Path(__file__).parent / 'old_policy.py'}:talking_desk" if talking else create_desk(OldPolicy()),
         replay_buffer=replay_buffer,

@@ -4,7 +4,7 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Writes, is_replay_buffer, say_rejected
 from dreamgym_lg.cli.console import errors_shown, say
 from dreamgym_lg.cli.play import show_episode
+from dreamgym_lg.dream import RecordedUser, recorded_user
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, writing
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld, dream_of_traces
@@ -57,12 +58,17 @@ def try_agent(
     meter = Meter()
     with errors_shown():
         out.mkdir(parents=True, exist_ok=True)
+        read = _read(traces)
+        _set_aside_others(out / "replay.db", read)
         with ReplayBuffer(out / "replay.db") as buffer:
-            _read(traces, buffer)
-            dream = None if experience_model else dream_of_traces(agent, buffer, out / "world", say=say, **options)
-            gym = DreamGym(
-                agent, replay_buffer=buffer, experience_model=experience_model, dream=dream, out=out, say=say, **options
-            )
+            buffer.extend(read)
+            talking = {"user": _say_user(buffer, experience_model)}
+            dream = None
+            if experience_model is None:
+                dream = dream_of_traces(agent, buffer, out / "world", say=say, **options, **talking)
+                talking = {}  # the dream brings it
+            options |= {"experience_model": experience_model, "dream": dream, **talking}
+            gym = DreamGym(agent, replay_buffer=buffer, out=out, say=say, **options)
             _say_parts(gym.examine())
             episodes = _play(gym, meter.attached(own_policy(policy, gym.world.graph)), tasks)
             for episode in sorted(episodes, key=lambda each: each.error is not None)[:3]:  # whole ones first
@@ -75,8 +81,8 @@ def try_agent(
     say(f"next: {' '.join(['dreamgym init', agent, str(traces), *named])}", "bold")
 
 
-def _read(traces: Path, buffer: ReplayBuffer) -> None:
-    """Read traces into the buffer, and say what was read and rejected. Those of another replay buffer have been read before."""
+def _read(traces: Path) -> list[Trajectory]:
+    """Read traces, and say what was read and rejected. Those of another replay buffer have been read before."""
     if is_replay_buffer(traces):
         with ReplayBuffer(traces) as imported:
             read, rejected = list(imported.trajectories(source="offline")), tuple[Rejected, ...]()
@@ -85,12 +91,38 @@ def _read(traces: Path, buffer: ReplayBuffer) -> None:
             warnings.simplefilter("ignore", UserWarning)  # said below
             loaded = load_traces(traces)
             read, rejected = list(loaded), tuple(loaded.rejected)
-    buffer.extend(read)
     successes, known = sum(each.success for each in read), sum(each.has_outcome for each in read)
     say(f"{len(read)} traces read: {successes} successes, {known - successes} failures")
     say_rejected(rejected, 3)
     if lack := lacking_rewards([outcome(each) for each in read]):
         say(lack, "bold")
+    return read
+
+
+def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
+    """Rename the buffer of an earlier try of other traces: they would answer and judge in this one."""
+
+    def identities(trajectories: Iterable[Trajectory]) -> set[Any]:
+        return {
+            (each.task.id, each.success, *((step.action, step.next_observation) for step in each.steps))
+            for each in trajectories
+        }
+
+    if not database.exists():
+        return
+    with ReplayBuffer(database) as buffer:
+        others = identities(buffer.trajectories(source="offline")) - identities(read)
+    if others:
+        database.replace(earlier := database.with_name("earlier.db"))
+        say(f"{len(others)} other traces of an earlier try are set aside, with its episodes: {earlier}")
+
+
+def _say_user(buffer: ReplayBuffer, model: str | None) -> RecordedUser | None:
+    """The user of the recorded conversations. Says that it talks, or None."""
+    if (user := recorded_user(buffer, model)) is not None:
+        then = f"then {model} replies" if model else "then its episode ends"
+        say(f"the traces are conversations: their users talk, until the agent leaves what was recorded; {then}")
+    return user
 
 
 def _play(gym: DreamGym, policy: BaseChatModel, number: int) -> list[Trajectory]:
@@ -179,7 +211,8 @@ def init(
         if to.exists():
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")
         with ReplayBuffer(":memory:") as buffer:
-            _read(traces, buffer)
+            buffer.extend(_read(traces))
+            talks = recorded_user(buffer) is not None
             names = sorted(AgentWorld(agent, isolation=isolation, writes=writes or None).writing_tools(buffer))
         stored, template = is_replay_buffer(traces), files("dreamgym_lg") / "templates" / "train.py.txt"
         text = template.read_text(encoding="utf-8").format(
@@ -189,8 +222,14 @@ def init(
             traces=traces,
             buffer=traces if stored else "replay.db",
             model=experience_model or EXAMPLE_MODEL,
+            user_model=f", {json.dumps(experience_model)}" if experience_model else "",
             only=experience_model is None,
             **{"#load": "# " * stored, "#model": "# " * (not experience_model), "#dream": "# " * bool(experience_model)},
+            **{
+                "#user": "# " * (not talks),
+                "user": ", user=user" * talks,
+                "#model_user": "# " * (not talks or not experience_model),
+            },
         )
         with writing(to):
             to.write_text(text)

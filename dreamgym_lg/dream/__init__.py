@@ -9,7 +9,7 @@ from dreamgym_lg.dream.recorded import Recorded, References
 from dreamgym_lg.dream.relative import RelativeJudge
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
-from dreamgym_lg.dream.users import Goal, ModelUser, RecordedUser, ScriptedUser, UntilHandOver
+from dreamgym_lg.dream.users import Goal, ModelUser, RecordedUser, ScriptedUser, UntilHandOver, recorded_user
 
 __all__ = [
     "Answer",
@@ -32,6 +32,7 @@ __all__ = [
     "User",
     "Verdict",
     "Verify",
+    "recorded_user",
     "usual_dream",
     "write_goals",
 ]

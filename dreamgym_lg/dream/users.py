@@ -308,6 +308,17 @@ class RecordedUser(_Behind):
         raise PredictionFailed(f"the agent has left the record of task {episode.task.id!r}, whose user is a recorded one")
 
 
+def recorded_user(replay_buffer: ReplayBuffer, model: BaseChatModel | str | None = None) -> RecordedUser | None:
+    """The user of the recorded conversations; None where no user replied.
+
+    Args: `model`, a chat model or its name that replies once the agent has left the record. None: such an episode fails.
+    """
+    recorded = replay_buffer.real_trajectories()
+    if not any(is_answer(step.action) for each in recorded for step in each.steps[:-1]):
+        return None
+    return RecordedUser(replay_buffer, otherwise=None if model is None else ModelUser(model))
+
+
 def model_user(user: object) -> ModelUser | None:
     """The language model's part of a user, if it has one."""
     while user is not None and not isinstance(user, ModelUser):

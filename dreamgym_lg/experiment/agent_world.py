@@ -112,6 +112,10 @@ class AgentWorld(World):
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         _check_arguments(tasks, writes, functions, options)
+        if dream is not None and user is not None:
+            raise ConfigurationError(
+                "user= would never talk, because dream= brings its own: give it to the Dream, Dream(..., user=)"
+            )
         if dream is not None and dream.user is not None and not dream.judges and verify_dream is None:
             raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
@@ -282,7 +286,8 @@ def dream_of_traces(
 ) -> Dream:
     """A dream without a language model. Recorded answers, then code compiled from them where there is some.
 
-    Args: `agent` and `options`, of `AgentWorld`; `folder`, of the code, written anew; `say`, told who answers.
+    Args: `agent` and `options`, of `AgentWorld`, such as the `user` of conversations; `folder`, of the code, written anew;
+        `say`, told who answers.
     """
     world = AgentWorld(agent, **options)
     index, writes = world.index(replay_buffer), world.writing_tools(replay_buffer)
@@ -290,14 +295,15 @@ def dream_of_traces(
         tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
     except ConfigurationError as error:
         say(f"recorded answers alone answer: nothing could be compiled from the traces ({error})")
-        return Dream([Schemas(index.tools), Recorded(index)], judges=[References(index)])
+        references = References(index, conversations=world.user is not None)
+        return Dream([Schemas(index.tools), Recorded(index)], world.user, [references])
     admitted = [each.tool for each in tools if each.admitted]
     names = ", ".join(admitted) or "none replays exactly"
     say(f"code compiled from the traces answers {len(admitted)} of {len(tools)} tools ({names}); recorded answers the others")
     for each in tools:
         if each.refusal:
             say(f"    {each.tool} is not among them: {each.refusal} ({Path(folder) / 'REPLAY.md'})")
-    return compiled_dream(folder, index)
+    return compiled_dream(folder, index, user=world.user)
 
 
 def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, object]:

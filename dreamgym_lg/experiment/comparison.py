@@ -19,7 +19,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
-from dreamgym_lg.dream import Dream, Model, usual_dream
+from dreamgym_lg.dream import Dream, Model, recorded_user, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -182,10 +182,11 @@ class SharedDream:
     def _dream(self, own: AgentWorld) -> Dream:
         """Schemas and recorded answers, then the compiled world, then the experience model."""
         index = own.index(self._buffer)
+        user = own.user or recorded_user(self._buffer, None if self._model is None else self._model.model)
         if self._model is None:
             assert self._world is not None
-            return compiled_dream(self._world, index, user=own.user)
-        dream = usual_dream(self._model, index, user=own.user)
+            return compiled_dream(self._world, index, user=user)
+        dream = usual_dream(self._model, index, user=user)
         *before, last = dream.responders
         middle = [] if self._world is None else [Compiled(self._world)]
         return Dream([*before, *middle, last], dream.user, dream.judges, version=dream.version)
@@ -203,7 +204,10 @@ class SharedDream:
                 "recorded successes decide %d of %d tasks; an experience model judges all", len(decided), len(stored)
             )
         if len(decided) < 10:
-            raise ConfigurationError(f"{len(decided)} tasks to compare on, and 10 are needed: import traces first")
+            raise ConfigurationError(
+                f"{len(decided)} of {len(stored)} recorded tasks can be judged, and 10 are needed: import more traces with "
+                "their outcome, or give an experience model"
+            )
         return Random(self._seed).sample(decided, min(self._wanted, len(decided)))
 
 

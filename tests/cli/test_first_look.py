@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from dreamgym_lg import DreamGym, LocalChatModel, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
+from dreamgym_lg.dream import RecordedUser
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -119,6 +120,56 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     assert {each.source for each in gym.replay_buffer.trajectories(segments=True) if each.segments} == {"synthetic"}
     again = run(folder, monkeypatch, "init", "--to", "train.py")
     assert again.exit_code == 2 and "train.py exists" in again.output
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A newcomer's folder: an agent that talks, and 30 conversations of it."""
+    folder = tmp_path_factory.mktemp("talking")
+    sys.path.insert(0, str(DESK))
+    try:
+        from old_policy import write_traces
+        from tickets import Shop, create_shop
+    finally:
+        sys.path.remove(str(DESK))
+    tasks = create_shop(folder / "shop.db", seed=2, train=60, vague=True, validation=0, test=0)
+    write_traces(folder / "traces.jsonl", Shop(folder / "shop.db"), tasks, seed=2, talking=True)
+    (folder / "my_app.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(DESK)!r})\nfrom old_policy import talking_desk as graph\n"
+    )
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_wall()), reason="a compiled world needs the wall")
+def test_the_users_of_recorded_conversations_talk(talking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(talking, monkeypatch, "try", "--tasks", "8")
+    output = " ".join(result.output.split())
+    assert result.exit_code == 0, output
+    assert "the traces are conversations: their users talk" in output and "the user" in output and "on 8 tasks" in output
+    assert run(talking, monkeypatch, "init", "--to", "train.py").exit_code == 0
+    gym = runpy.run_path("train.py")["gym"]
+    assert isinstance(gym.world.user, RecordedUser)
+    dream = gym.experiment.dream()
+    assert sum(dream.decides_by_traces(task) for task in gym.tasks("train")) > 5
+
+
+@pytest.mark.slow
+def test_a_try_of_other_traces_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (folder / "traces.jsonl").read_text().splitlines(keepends=True)
+    monkeypatch.chdir(folder)
+    outputs = []
+    for name, own in (("first", lines[:30]), ("second", lines[30:])):
+        Path(f"{name}.jsonl").write_text("".join(own))
+        options = ["--out", "runs/anew", "--isolation", "guard", "--tasks", "2"]
+        outputs.append(CliRunner().invoke(app, ["try", "my_app.py:graph", f"{name}.jsonl", *options]).output)
+    assert "are set aside" not in outputs[0] and "30 other traces of an earlier try are set aside" in " ".join(
+        outputs[1].split()
+    )
+    for name, file in (("first", "earlier.db"), ("second", "replay.db")):
+        with ReplayBuffer(folder / "runs/anew" / file) as buffer:
+            stored = {each.task.instruction for each in buffer.trajectories(source="offline")}
+        assert stored == {each.task.instruction for each in load_traces(f"{name}.jsonl")}
 
 
 @pytest.mark.slow

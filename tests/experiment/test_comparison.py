@@ -229,7 +229,7 @@ def test_policy_and_experience_model_of_one_provider_share_no_connections(house:
 def test_few_tasks_are_refused(tmp_path: Path, house: Models) -> None:
     with ReplayBuffer(":memory:") as buffer:
         shared = SharedDream(buffer, experience_model="openai:dreamer", isolation="guard")
-        with pytest.raises(ConfigurationError, match="0 tasks to compare on, and 10 are needed: import traces first"):
+        with pytest.raises(ConfigurationError, match="0 of 0 recorded tasks can be judged, and 10 are needed: import"):
             shared.play(f"{tmp_path / 'agents.py'}:graph")
 
 
