@@ -39,6 +39,7 @@ _NO_TOOLS = (
     ": the graph gives its model no tools, so that no reply is read as a call; does the bind_tools() of its own model return "
     "something without them?"
 )
+_OTHER_MODELS = " (if several models act in the graph, such as a supervisor, traces have to hold the replies of each)"
 _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
@@ -142,7 +143,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
                 pass
         except Exception as error:
             if not script.ended:
-                script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
+                script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}{_OTHER_MODELS}"
     if script.misfit is None and not script.ended and script.position < len(script.steps):
         script.misfit = f"the graph ends after {script.position} of the {len(script.steps)} recorded actions"
     return Replayed(script.actions, script.tools, recorder.segments(), script.misfit)

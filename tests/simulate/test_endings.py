@@ -10,6 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, messages_to_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import parse_action
@@ -161,6 +162,17 @@ def test_where_the_application_ended_it_the_policy_learns_no_words(tmp_path: Any
     policy = RecordedPolicy()
     replayed = asyncio.run(replay(SimulatedAgent(graph_of("thinking"), policy), trajectory, say=lambda a: asked.append(a) or a))
     assert replayed.misfit is None and asked == [trajectory.steps[0].action]
+
+
+def test_a_supervisor_whose_replies_no_trace_holds_is_named_as_a_cause(tmp_path: Any) -> None:
+    messages = [{"role": "user", "content": "What about order A7?"}, {"role": "assistant", "tool_calls": [CALLED]}, ANSWERED]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    supervisor, graph = Scripted(replies=[]).with_structured_output(Ticket), StateGraph(MessagesState)
+    graph.add_node("route", lambda state: {"messages": [supervisor.invoke(state["messages"]).order]})
+    graph.add_edge(START, "route")
+    replayed = asyncio.run(replay(SimulatedAgent(graph.compile(), RecordedPolicy()), trajectory))
+    assert replayed.misfit is not None and "such as a supervisor, traces have to hold the replies of each" in replayed.misfit
 
 
 def test_every_turn_of_a_conversation_replays(tmp_path: Any) -> None:
