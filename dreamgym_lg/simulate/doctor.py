@@ -19,6 +19,7 @@ from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
+from langgraph.types import interrupt
 from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call
@@ -216,11 +217,17 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
             problems.append(Part("node", place, "not simulated", advice))
     for function in functions:
         problems += _called_past_its_class(function, place)
+        if any(each is interrupt for each in function_references(function)):
+            yield Part("interrupt", place, "answered", _INTERRUPT)
         if makes_tools(function):
             yield Part("tool", f"made in {place}", "simulated")
     yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
 
+_INTERRUPT = (
+    "by respond=; without it LangChain's requests to approve tool calls are approved, a user hears any other, and without a user "
+    "the answer is yes"
+)
 _DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc", "pycurl")
 _DIALLING = {"connect", "Connection", "AsyncConnection", "ConnectionPool", "Curl", "CurlMulti"}
 """Names by which code opens a connection of psycopg, psycopg2 and pycurl."""

@@ -77,6 +77,12 @@ def try_node(graph: Any, **options: Any) -> list[Part]:
     return asyncio.run(try_out(SimulatedAgent(graph, TrialPolicy(), **options)))[0]
 
 
+def test_a_node_that_asks_a_person_is_shown_with_who_answers(tmp_path: Path) -> None:
+    built = next(each for each in KINDS if each.name == "raw_interrupt").build(World(folder=tmp_path))
+    (part,) = (each for each in examine(built.graph).parts if each.kind == "interrupt")
+    assert part.handling == "answered" and "a user hears any other" in part.advice
+
+
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
