@@ -81,7 +81,10 @@ class State:
         return any(text is not None and name in text for text in self.documents.values())
 
     def check_mentions(self, value: Any, *, changed: bool = False) -> None:
-        """Raises `Unknown` for a value that no known document names, nor one that has `changed` since."""
+        """Raises `Unknown` for a value that no known document names.
+
+        Args: `changed`, True where one suffices that has changed since.
+        """
         texts = (text for layer in self._layers[1:] for text in layer.values())
         if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
             raise Unknown(f"no known document names {value!r}")

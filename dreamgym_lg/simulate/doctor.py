@@ -225,7 +225,7 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
 
 
 _INTERRUPT = (
-    "by respond=; without it LangChain's requests to approve tool calls are approved, a user hears any other, and without a user "
+    "by respond=; without it LangChain's requests to approve tool calls are approved, a user hears any other, and without one "
     "the answer is yes"
 )
 _DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc", "pycurl")
