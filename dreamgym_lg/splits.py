@@ -91,9 +91,9 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
 
 
 def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
-    """Tasks that share an uncommon entity or all words with the others: by their ids, what is shared.
+    """The text that each task shares with the others: an uncommon entity, or all words.
 
-    A seed's world names nothing.
+    By the ids of tasks that share something. A seed's world names nothing.
     """
     mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
     keys = _tying_keys([*mine, *theirs])

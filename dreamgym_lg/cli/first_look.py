@@ -100,7 +100,7 @@ def _read(traces: Path) -> list[Trajectory]:
 
 
 def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
-    """Rename the buffer of an earlier try of other traces: they would answer and judge in this one."""
+    """Rename the buffer of an earlier try of other traces, which would answer and judge here."""
 
     def identities(trajectories: Iterable[Trajectory]) -> set[Any]:
         return {
