@@ -100,7 +100,7 @@ def _read(traces: Path) -> list[Trajectory]:
 
 
 def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
-    """Rename the buffer of an earlier try of other traces, which would answer and judge here."""
+    """Rename the buffer of an earlier try of other traces."""
 
     def identities(trajectories: Iterable[Trajectory]) -> set[Any]:
         return {
