@@ -33,10 +33,10 @@ from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
 from dreamgym_lg.simulate.object_graph import simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall, promises_of
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
+from dreamgym_lg.user_code import load_agent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

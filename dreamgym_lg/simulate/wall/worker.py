@@ -50,12 +50,12 @@ from dreamgym_lg.simulate.remote_episode import (
     to_line,
 )
 from dreamgym_lg.simulate.remote_messages import Message, read_error
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.resources import WATCHED_EVERY, Use, create_scratch, kill_family, remove_scratch
 from dreamgym_lg.simulate.wall.semaphore import Semaphore
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.text import printable
 from dreamgym_lg.types import Task
+from dreamgym_lg.user_code import load_agent
 
 logger = logging.getLogger(__name__)
 
