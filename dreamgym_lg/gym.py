@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream import Dream, Model, TraceIndex
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
@@ -104,6 +104,10 @@ class DreamGym:
         self.replay_buffer.add_tasks([*self.world.all_tasks, *traced])
         if self.world.writes is not None:
             self.world.writing_tools(self.replay_buffer)  # a name that no tool has is said now
+        dream = self.world.dream
+        for part in (*dream.responders, *dream.judges) if dream is not None else ():
+            if isinstance(index := getattr(part, "index", None), TraceIndex):
+                index.refresh()  # likewise
 
     def tasks(self, split: Split) -> list[Task]:
         """The tasks of a split: those given, and those of the traces."""
