@@ -323,7 +323,7 @@ def test_import_says_where_rewards_are_missing_or_all_zero(tmp_path: Path) -> No
     assert code == 0 and "none of 2 traces has a reward: give --rewards" in shown
     traces.write_text("\n".join(conversation(city, False) for city in ("Rome", "Oslo")))
     code, shown = run("import", str(traces), "--to", str(buffer))
-    assert code == 0 and "all rewards of the 2 traces are 0" in shown
+    assert code == 0 and "none of 2 traces is a success" in shown
     feedback = {"correctness": {"avg": 1}, "quality": {"avg": 0.5}}
     traces.write_text(json.dumps({"id": "r", "run_type": "chain", "outputs": rows[0], "feedback_stats": feedback}))
     code, shown = run("import", str(traces), "--to", str(buffer))
