@@ -453,6 +453,8 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     gym = gym_of(agent, buffer)
     with pytest.raises(ConfigurationError, match="no policy to evaluate"):
         gym.evaluate()
+    with pytest.raises(ConfigurationError, match="tasks holds 'h1'; each has to be a Task, such as those of DreamGym.tasks"):
+        gym.evaluate(Says(), tasks=["h1"])
     with pytest.raises(ConfigurationError, match="no policy to export"):
         gym.export()
     with pytest.raises(ConfigurationError, match="verify"):

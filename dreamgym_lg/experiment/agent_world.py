@@ -353,9 +353,14 @@ def _check_arguments(
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
+    check_tasks(tasks)
+
+
+def check_tasks(tasks: Iterable[Task]) -> None:
+    """Raise `ConfigurationError` unless each is a `Task`."""
     for task in tasks:
         if not isinstance(task, Task):
-            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task, such as those of DreamGym.tasks('test')")
 
 
 def _to_task_generator(generator: object) -> TaskGenerator | None:
