@@ -510,7 +510,10 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
     async with walled("logs", tmp_path) as agent:
-        with pytest.raises(ConfigurationError, match="logs could not be loaded: PermissionError: .*; behind the wall nothing"):
+        refused = (
+            "logs could not be loaded: PermissionError: .*; behind the wall nothing .*allow= of DreamGym.*--isolation guard "
+        )
+        with pytest.raises(ConfigurationError, match=refused):
             await played(agent, Answers())
     with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
         Workers("a.py:b", verify=lambda task, state: True)

@@ -277,7 +277,10 @@ def main() -> None:
     except Exception as error:
         failure = _failure(error)
         if _is_of_the_wall(error) or "unable to open database file" in str(error):
-            failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
+            failure["text"] += (
+                "; behind the wall nothing is written but what allow= names: do it in a tool, allow it (allow= of DreamGym or "
+                "AgentWorld), or take the guard (isolation='guard' there, --isolation guard of a command)"
+            )
         return write(to_line(**failure))
     write(to_line(ready=True))
     loop = asyncio.new_event_loop()
