@@ -51,7 +51,7 @@ class ContractBroken(DreamGymError):
 
 
 class EnvironmentFailed(DreamGymError):
-    """A real environment raised or died while an episode ran."""
+    """A real environment, or a part of a dream, raised or died while an episode ran."""
 
 
 class AccessBlocked(EnvironmentFailed):

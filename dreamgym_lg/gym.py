@@ -7,13 +7,13 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream import Dream, Model, TraceIndex
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.advice import Advice
-from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.agent_world import AgentWorld, check_tasks
 from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.imitation import BASELINES
@@ -104,6 +104,10 @@ class DreamGym:
         self.replay_buffer.add_tasks([*self.world.all_tasks, *traced])
         if self.world.writes is not None:
             self.world.writing_tools(self.replay_buffer)  # a name that no tool has is said now
+        dream = self.world.dream
+        for part in (*dream.responders, *dream.judges) if dream is not None else ():
+            if isinstance(index := getattr(part, "index", None), TraceIndex):
+                index.refresh()  # likewise
 
     def tasks(self, split: Split) -> list[Task]:
         """The tasks of a split: those given, and those of the traces."""
@@ -209,14 +213,15 @@ class DreamGym:
             tasks: Default: those of the split `test`, or of `validation` if there are none.
             run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
 
-        Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
-        `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
+        Raises `ConfigurationError` without a policy or tasks, for what is no `Task`, and with `real` if nothing verifies the
+        outcome; `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         work = self.experiment
         work.check_settings()
         played = policy or work.trained_policy()
         if played is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
+        check_tasks(tasks or ())
         held_out = self.tasks("test") or self.tasks("validation")
         chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
         if not chosen:

@@ -35,6 +35,7 @@ from dreamgym_lg import (
     load_traces,
 )
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment.gate import check_truthful
 from dreamgym_lg.gym import _label
@@ -286,6 +287,14 @@ def test_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: Repla
         gym_of(agent, buffer, writes=["boook"])
     with pytest.raises(ConfigurationError, match="writes='book': give a list"):
         gym_of(agent, buffer, writes="book")
+    with pytest.raises(ConfigurationError, match="unknown tool in writes 'boook'.*Did you mean 'book'"):
+        gym_of(agent, buffer, dream=Dream([Recorded(TraceIndex(buffer, writes=["boook"]))]))
+
+
+def test_a_writing_tool_that_no_trace_calls_may_be_named(agent: Agent, buffer: ReplayBuffer) -> None:
+    index = TraceIndex(buffer, writes=["book"])
+    gym = gym_of(agent, buffer, dream=Dream([Recorded(index), Model(World())], judges=[ModelJudge(World())]))
+    assert gym.evaluate(Says(), tasks=tasks()[:1])[1][0].error is None and index.writes("book")
 
 
 def test_a_dream_beside_an_experience_model_is_refused(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -444,6 +453,8 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     gym = gym_of(agent, buffer)
     with pytest.raises(ConfigurationError, match="no policy to evaluate"):
         gym.evaluate()
+    with pytest.raises(ConfigurationError, match="tasks holds 'h1'; each has to be a Task, such as those of DreamGym.tasks"):
+        gym.evaluate(Says(), tasks=["h1"])
     with pytest.raises(ConfigurationError, match="no policy to export"):
         gym.export()
     with pytest.raises(ConfigurationError, match="verify"):

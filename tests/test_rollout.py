@@ -219,7 +219,9 @@ def test_a_broken_environment_is_a_trajectory_with_its_cause_and_the_steps_befor
 ) -> None:
     found = play(policy, create_environment=lambda: Counting(("t1", fault)), replay_buffer=buffer)
     broken = found[1]
-    assert broken.error == f"{type(fault).__name__}: {fault}" and not broken.success
+    cause, _, line = str(broken.error).partition(" at ")
+    assert cause == f"{type(fault).__name__}: {fault}" and not broken.success
+    assert line.startswith(f"{__file__}:") != isinstance(fault, EnvironmentFailed), "this library's errors say enough"
     assert [step.next_observation for step in broken.steps] == ["t1: 1"]
     assert sum(segment.trainable for segment in broken.segments) == 2, "its tokens are known, the last call's too"
     assert all(each.success and each.error is None for each in (found[0], found[2]))
@@ -390,7 +392,7 @@ def test_a_broken_policy_is_recorded_too(scripted: Any) -> None:
         raise TimeoutError("the server is busy")
 
     (found,) = play(scripted(reply=reply), TASKS[:1])
-    assert found.error == "TimeoutError: the server is busy"
+    assert found.error is not None and found.error.startswith(f"TimeoutError: the server is busy at {__file__}:")
 
 
 def test_what_stops_the_run_is_no_episodes_error(scripted: Any, policy: Any, buffer: ReplayBuffer) -> None:

@@ -117,8 +117,8 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
     from dreamgym_lg.simulate import SimulatedAgent
     from dreamgym_lg.simulate.doctor import Part, TrialPolicy, examine, try_out
     from dreamgym_lg.simulate.episode import required_context
-    from dreamgym_lg.simulate.user_code import load_agent
     from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
+    from dreamgym_lg.user_code import load_agent
 
     workers = Workers(agent, count=1, **names) if isolation == "process" else None
     if workers is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 from rich.text import Text
 
@@ -14,7 +14,20 @@ from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.text import printable
 
-console = Console()
+_WIDEST = 10_000
+"""Columns of an output that is no terminal."""
+
+
+class _Console(Console):
+    """Its tables are as wide as their content where no terminal and no `COLUMNS` limits them."""
+
+    @property  # type: ignore[misc]  # nobody sets it
+    def size(self) -> ConsoleDimensions:
+        size = super().size
+        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_WIDEST)
+
+
+console = _Console()
 
 
 @contextmanager

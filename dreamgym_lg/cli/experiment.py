@@ -22,7 +22,7 @@ from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.simulate.user_code import load_object
+from dreamgym_lg.user_code import load_object
 
 WORLD_HELP = (
     f"A world's name ({', '.join(f'[b]{name}[/b]' for name in world_names())}), [b]FILE.py:NAME[/b] of an experiment or a "

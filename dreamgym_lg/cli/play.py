@@ -30,10 +30,10 @@ from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate.user_code import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import agent_input, is_tool_task, schemas
 from dreamgym_lg.types import DECIDERS, Act, StepResult, Task, Trajectory
+from dreamgym_lg.user_code import compiled, load_object
 
 T = TypeVar("T")
 

@@ -11,11 +11,12 @@ from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Respon
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, Unanswered
+from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed, Unanswered
 from dreamgym_lg.event_loop import wait_in_loop
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Step, StepResult, Task
+from dreamgym_lg.user_code import told
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class Dream:
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
         """The first answer to the action, and the name of its responder. Raises `Unanswered` without one."""
         for responder in self.responders:
-            answer = await awaited(responder.respond(episode))
+            answer = await ask(responder, "respond", Answer, episode)
             # what a tool really answered, an error text perhaps, is its answer whatever it promises
             if answer is not None and (isinstance(responder, Recorded) or fits_returns(episode.task, episode.action, answer)):
                 return answer, responder.name
@@ -101,7 +102,7 @@ class Dream:
         """The first final verdict, else the first one, and its judge's name. None and "" without one."""
         open_verdict: tuple[Verdict | None, str] = None, ""
         for judge in self.judges:
-            if (verdict := await awaited(judge.judge(episode, answer))) is None:
+            if (verdict := await ask(judge, "judge", Verdict, episode, answer)) is None:
                 continue
             if verdict.final:
                 return verdict, judge.name
@@ -161,7 +162,7 @@ class DreamEnvironment(Environment):
     async def _hear(self, episode: Episode) -> StepResult:
         """A message of a tool agent: the user replies, else the judges decide. No user hears an empty one: it ends."""
         user = self.dream.user if parse_action(episode.action) else None
-        if user is not None and (reply := await awaited(user.reply(episode))) is not None:
+        if user is not None and (reply := await ask(user, "reply", str, episode)) is not None:
             return self._advance(episode, Answer(reply), None, user.name, "")
         verdict, judged_by = await self.dream.judge(episode)
         if verdict is None and (self.dream.judges or self.dream.user is None):
@@ -198,6 +199,23 @@ class DreamEnvironment(Environment):
         if self._task is None:
             raise RuntimeError("step before reset, or after the episode's end: call reset(task)")
         return self._task
+
+
+async def ask(part: Responder | User | Judge, method: str, kind: type[T], *arguments: object) -> T | None:
+    """The result of a part's method, which may be asynchronous.
+
+    Raises `ConfigurationError` for a result of another kind, and `EnvironmentFailed` for an error that is not this library's.
+    """
+    asked = f"{method}() of the dream's {part.name!r} ({type(part).__name__})"
+    try:
+        result = await awaited(getattr(part, method)(*arguments))
+    except DreamGymError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"{asked} raised {told(error)}") from error
+    if result is None or isinstance(result, kind):
+        return result
+    raise ConfigurationError(f"{asked} returned {result!r}: let it return {kind.__name__} or None")
 
 
 async def awaited(value: "T | Awaitable[T]") -> T:

@@ -1,7 +1,7 @@
 """Judges of a tool agent's episode: the user's own check, and a language model."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer
-from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.dream import Dream, awaited
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import Prompter, Prompts, outgrown
@@ -42,22 +42,22 @@ class _Answer(BaseModel):
 class Verify:
     """The user's own check as a judge.
 
-    Args: `check`, (task, steps) -> the reward, 0 to 1, a success if it is 1; None where it does not know. The last step's
-    action is the message that ended the episode.
+    Args: `check`, (task, steps) -> the reward, 0 to 1, a success if it is 1; None where it does not know; may be asynchronous.
+    The last step's action is the message that ended the episode.
 
     `judge` raises `ConfigurationError` for a reward outside 0 to 1.
     """
 
     name = "verify"
 
-    def __init__(self, check: Callable[[Task, Sequence[Step]], float | bool | None]) -> None:
+    def __init__(self, check: Callable[[Task, Sequence[Step]], "float | bool | None | Awaitable[float | bool | None]"]) -> None:
         self._check = check
 
-    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+    async def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None:
             return None
         last = Step(observation=episode.observation, action=episode.action, next_observation="", terminated=True)
-        result = self._check(episode.task, [*episode.steps, last])
+        result = await awaited(self._check(episode.task, [*episode.steps, last]))
         if result is None:
             return None
         if not 0 <= (reward := float(result)) <= 1:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities, words
-from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules
+from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules, schemas
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
@@ -74,7 +74,8 @@ class TraceIndex:
         writes: As of `find_tool_uses`.
         pass_through: Tools that really run: a dream does not see their calls.
 
-    `refresh` raises `ConfigurationError` for an unknown name in `writes`.
+    `refresh` raises `ConfigurationError` for a name in `writes` that no tool has: none of `tools`, none that a trace calls, and
+    none of a stored task.
     """
 
     def __init__(
@@ -120,9 +121,11 @@ class TraceIndex:
 
     def _build(self, recorded: Sequence[Trajectory]) -> None:
         train = (step for each in recorded if each.task.split == "train" for step in each.steps if step.valid)
-        calls = (parse_call(step.action) for step in train)
+        known = {call.name for step in train if (call := parse_call(step.action)) is not None}
+        if self._writes is not None:  # which may name a tool that no trace calls
+            known |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, {call.name for call in calls if call is not None}, writes=self._writes)
+        new.uses = find_tool_uses(self.tools, known, writes=self._writes)
         new._free_text = _find_free_text(recorded, new.writes)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
@@ -15,7 +16,7 @@ from dreamgym_lg.dream.parts import Episode, User
 from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, outgrown
 from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
 from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
-from dreamgym_lg.errors import PredictionFailed, UserFault
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.retrieval import Vectors, phi
@@ -285,6 +286,8 @@ class RecordedUser(_Behind):
     Args:
         conversations: Recorded episodes, or a replay buffer with real ones; those of the episode's own task count.
         otherwise: Replies once the agent has left the record. None: the episode ends as failed (`PredictionFailed`).
+
+    Raises `ConfigurationError` for anything else, such as a path.
     """
 
     def __init__(self, conversations: Iterable[Trajectory] | ReplayBuffer, *, otherwise: User | None = None) -> None:
@@ -292,7 +295,9 @@ class RecordedUser(_Behind):
             conversations = conversations.real_trajectories()
         self.inner = otherwise
         self._recorded: dict[str, list[list[tuple[Call | None, Step]]]] = {}
-        for each in conversations:
+        for each in [conversations] if isinstance(conversations, str | Path) else conversations:
+            if not isinstance(each, Trajectory):
+                raise ConfigurationError(f"conversations= holds {each!r}; give ReplayBuffer(path), or episodes of load_traces")
             self._recorded.setdefault(each.task.id, []).append(_moves(each.steps))
 
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":

@@ -33,10 +33,10 @@ from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
 from dreamgym_lg.simulate.object_graph import simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall, promises_of
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
+from dreamgym_lg.user_code import load_agent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -359,9 +359,14 @@ def _check_arguments(
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
+    check_tasks(tasks)
+
+
+def check_tasks(tasks: Iterable[Task]) -> None:
+    """Raise `ConfigurationError` unless each is a `Task`."""
     for task in tasks:
         if not isinstance(task, Task):
-            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task, such as those of DreamGym.tasks('test')")
 
 
 def _to_task_generator(generator: object) -> TaskGenerator | None:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, cast
 
 from dreamgym_lg.actions import is_answer, parse_call
-from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.dream import Dream, ask
 from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.judges import ends_with_message
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
@@ -225,7 +225,7 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
     answers = dict[str, Answer]()
     for key, responder in zip(_keys(dream.responders, "responder"), dream.responders, strict=True):
         try:
-            answer = await awaited(responder.respond(episode))
+            answer = await ask(responder, "respond", Answer, episode)
         except PredictionFailed:
             answer = Answer("", verdict=Verdict(0.0, False, _UNREADABLE))
         if answer is not None and fits_returns(episode.task, episode.action, answer):
@@ -241,7 +241,7 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         if isinstance(judge, RelativeJudge):
             continue  # which is measured by `_compared`
         try:
-            verdict = await awaited(judge.judge(episode, answer))
+            verdict = await ask(judge, "judge", Verdict, episode, answer)
         except PredictionFailed:
             verdict = Verdict(0.0, False, _UNREADABLE)
         if verdict is not None:

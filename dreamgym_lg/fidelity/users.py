@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dreamgym_lg.actions import is_answer, parse_call
-from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.dream import Dream, ask
 from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.users import Goal, ModelUser, known_values, model_user, values
@@ -50,7 +50,7 @@ async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position
     fault, reply = "", None
     assert dream.user is not None
     try:
-        reply = await awaited(dream.user.reply(episode))
+        reply = await ask(dream.user, "reply", str, episode)
     except UserFault as error:
         fault = str(error)
     except PredictionFailed:

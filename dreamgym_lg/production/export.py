@@ -25,7 +25,7 @@ from dreamgym_lg.experiment.experience_models import load_named_policy
 from dreamgym_lg.hosted import TINKER_FILE, is_on_tinker
 from dreamgym_lg.production.provenance import model_card
 from dreamgym_lg.simulate import with_policy
-from dreamgym_lg.simulate.user_code import load_agent
+from dreamgym_lg.user_code import load_agent
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, OwnerUnknown
-from dreamgym_lg.simulate.user_code import frames, started_by, user_line, users_frame
+from dreamgym_lg.user_code import frames, started_by, user_line, users_frame
 
 logger = logging.getLogger(__name__)
 

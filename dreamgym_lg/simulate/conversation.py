@@ -1,6 +1,5 @@
 """An episode's talk with a user. The agent's messages, the user's replies, and the graph's next input."""
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from langgraph.types import Interrupt
 
 from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_malformed
 from dreamgym_lg.dream import Episode, User
+from dreamgym_lg.dream.dream import ask
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import wait_in_loop
@@ -39,8 +39,7 @@ class RealUser(Environment):
         return wait_in_loop("dreamgym-user", self.astep(action))
 
     async def astep(self, action: str) -> StepResult:
-        reply = self._user.reply(Episode(task=self._task, steps=self._steps(), action=action))
-        text = await reply if inspect.isawaitable(reply) else reply
+        text = await ask(self._user, "reply", str, Episode(task=self._task, steps=self._steps(), action=action))
         return StepResult(text or "", 0.0, text is None, False, {"decided_by": self._user.name})
 
 

@@ -38,10 +38,10 @@ from dreamgym_lg.simulate.object_graph import (
     runs_in_dream,
 )
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, state_update
-from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
 from dreamgym_lg.types import Act, StepResult, Task, Trajectory
+from dreamgym_lg.user_code import users
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
 """Fate of a part in a dream. `passes through`: it really runs, and its acts on the real world are stopped; `stopped`: it was,

@@ -23,9 +23,9 @@ from dreamgym_lg.simulate.conversation import NextPayload
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by, runs_in_dream
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
+from dreamgym_lg.user_code import users
 
 T = TypeVar("T")
 Read = Callable[[str, bool], T]

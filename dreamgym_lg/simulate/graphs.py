@@ -25,7 +25,7 @@ from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.replay.retrieval import DIMENSION, phi
 from dreamgym_lg.simulate.context import Args, Kwargs, Method, answering_episode, dispatch, subclasses
 from dreamgym_lg.simulate.episode import AgentEpisode
-from dreamgym_lg.simulate.user_code import first_line
+from dreamgym_lg.user_code import first_line
 
 METHODS = (
     *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),

@@ -42,7 +42,7 @@ from dreamgym_lg.simulate.context import (
     patch_deferred,
     run_in,
 )
-from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
+from dreamgym_lg.user_code import frames, user_line, users_frame
 
 _NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
 

@@ -25,7 +25,7 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from dreamgym_lg.simulate.user_code import users, users_class
+from dreamgym_lg.user_code import users, users_class
 
 MAX_OBJECTS = 20_000
 """Ends a search that has gone astray."""

@@ -49,8 +49,8 @@ from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
-from dreamgym_lg.simulate.user_code import raising_line
 from dreamgym_lg.types import StepResult, Task
+from dreamgym_lg.user_code import raising_line
 
 MAX_INTERRUPTS = 50
 

@@ -34,7 +34,7 @@ from dreamgym_lg.simulate.context import (
 from dreamgym_lg.simulate.episode import AgentEpisode, PendingStep
 from dreamgym_lg.simulate.object_graph import body
 from dreamgym_lg.simulate.return_types import parse_answer
-from dreamgym_lg.simulate.user_code import first_line, user_line
+from dreamgym_lg.user_code import first_line, user_line
 
 ENTRY_POINTS = ("invoke", "ainvoke", "run", "arun")
 

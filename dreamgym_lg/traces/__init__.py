@@ -53,7 +53,7 @@ class Traces(Iterable[Trajectory]):
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
-        rejected, outcomes = list[Rejected](), list[tuple[float, bool]]()
+        rejected, outcomes = list[Rejected](), list[tuple[bool, bool]]()
         for conversation in self._read():
             trajectory = conversation if isinstance(conversation, Rejected) else self._trajectory(conversation)
             if isinstance(trajectory, Rejected):
@@ -224,17 +224,17 @@ def _format_of(value: object) -> str:
     return "messages" if rows.holds_conversation(value) else ""
 
 
-def outcome(trajectory: Trajectory) -> tuple[float, bool]:
-    """The reward of a recorded trajectory, and True if its outcome is known."""
-    return trajectory.reward, trajectory.has_outcome
+def outcome(trajectory: Trajectory) -> tuple[bool, bool]:
+    """The success of a recorded trajectory, and True if its outcome is known."""
+    return trajectory.success, trajectory.has_outcome
 
 
-def lacking_rewards(outcomes: Sequence[tuple[float, bool]]) -> str:
-    """The warning for traces that have no reward above 0. "" where one has. Args: as `outcome` gives them."""
-    if not outcomes or any(reward > 0 for reward, _ in outcomes):
+def lacking_rewards(outcomes: Sequence[tuple[bool, bool]]) -> str:
+    """The warning for traces without a success. "" where there is one. Args: as `outcome` gives them."""
+    if not outcomes or any(success for success, _ in outcomes):
         return ""
     if any(known for _, known in outcomes):
-        return f"all rewards of the {len(outcomes)} traces are 0: there is no success to learn from"
+        return f"none of {len(outcomes)} traces is a success: there is none to learn from"
     return f"none of {len(outcomes)} traces has a reward: give --rewards (`dreamgym import`) or reward=, or each row one"
 
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from dreamgym_lg import ReplayBuffer
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall import wall
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
+from dreamgym_lg.user_code import load_agent
 
 APP = '''
 import os
@@ -232,7 +232,7 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dreamgym_lg.simulate import user_code
+    from dreamgym_lg import user_code
 
     monkeypatch.setattr(user_code, "LIBRARIES", (*user_code.LIBRARIES, str(folder)))
     package = folder / "installed_shop"
@@ -323,7 +323,7 @@ def test_import_says_where_rewards_are_missing_or_all_zero(tmp_path: Path) -> No
     assert code == 0 and "none of 2 traces has a reward: give --rewards" in shown
     traces.write_text("\n".join(conversation(city, False) for city in ("Rome", "Oslo")))
     code, shown = run("import", str(traces), "--to", str(buffer))
-    assert code == 0 and "all rewards of the 2 traces are 0" in shown
+    assert code == 0 and "none of 2 traces is a success" in shown
     feedback = {"correctness": {"avg": 1}, "quality": {"avg": 0.5}}
     traces.write_text(json.dumps({"id": "r", "run_type": "chain", "outputs": rows[0], "feedback_stats": feedback}))
     code, shown = run("import", str(traces), "--to", str(buffer))

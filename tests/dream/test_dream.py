@@ -1,6 +1,7 @@
 """The dream: its parts are asked in order, one loop steps them, and every caller gets the same of it."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from dreamgym_lg.dream import (
 )
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import check_environment
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task
@@ -152,9 +153,29 @@ def test_a_part_that_raises_leaves_the_episode_where_it_was() -> None:
 
     environment = Dream([Broken()]).create_environment()
     environment.reset(order_task())
-    with pytest.raises(OSError, match="away"):
+    with pytest.raises(
+        EnvironmentFailed,
+        match=r"respond\(\) of the dream's 'says' \(Broken\) raised OSError: away at .*test_dream\.py:\d+ in respond",
+    ):
         environment.step(CANCEL)
     assert environment.steps == [] and environment.step(ORDER).observation == "fine"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_part_that_returns_something_else_is_named_with_its_rule(later: bool) -> None:
+    says = SaysLater if later else Says
+    user = ScriptedUser(lambda episode: 3)  # type: ignore[arg-type, return-value]
+    for action, dream, error in (
+        (ORDER, Dream([says("fine")]), "respond() of the dream's 'says' (Says) returned 'fine': let it return Answer or None"),
+        (
+            DONE,
+            Dream([], judges=[says(0.5)]),
+            "judge() of the dream's 'says' (Says) returned 0.5: let it return Verdict or None",
+        ),
+        (DONE, Dream([], user), "reply() of the dream's 'user' (ScriptedUser) returned 3: let it return str or None"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(error.replace("(Says)", f"({says.__name__})"))):
+            play(dream.create_environment(), order_task(), action)
 
 
 RETURNS = {"type": "object", "required": ["status"], "properties": {"status": {"enum": ["paid", "sent"], "type": "string"}}}
@@ -346,7 +367,7 @@ def test_a_synchronous_part_that_steps_another_dream_is_told_instead_of_waiting_
             environment.reset(DOOR)
             return Answer((await environment.astep("look")).observation)
 
-    with pytest.raises(RuntimeError, match="waits for that loop: call the async method there"):
+    with pytest.raises(EnvironmentFailed, match="waits for that loop: call the async method there"):
         play(Dream([Nested()]).create_environment(), DOOR, "look")
     assert play(Dream([NestedLater()]).create_environment(), DOOR, "look")[0].observation == "inner"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,15 +365,23 @@ def test_it_judges_in_the_dream_of_its_model(scripted: Any) -> None:
 )
 def test_the_users_own_check_is_a_reward_or_leaves_it_to_the_next_judge(result: Any, verdict: Verdict | None) -> None:
     checked: list[Any] = []
-    check = Verify(lambda task, steps: checked.append((task, steps)) or result)
-    assert check.judge(ended(step()), None) == verdict
-    ((task, (first, last)),) = checked
+
+    def check(task: Task, steps: Sequence[Step]) -> Any:
+        checked.append((task, steps))
+        return result
+
+    async def later(task: Task, steps: Sequence[Step]) -> Any:
+        return check(task, steps)
+
+    assert [asyncio.run(Verify(each).judge(ended(step()), None)) for each in (check, later)] == [verdict, verdict]
+    (task, (first, last)), again = checked
+    assert again == (task, [first, last])
     assert task == order_task() and first == step() and (last.action, last.observation, last.terminated) == (DONE, PAID, True)
 
 
 def test_the_users_own_check_hears_messages_alone() -> None:
     check = Verify(lambda task, steps: 1)
-    assert check.judge(ended(), Answer("So.")) is None
+    assert asyncio.run(check.judge(ended(), Answer("So."))) is None
     dream = Dream([Says(Answer("ok"))], judges=[check])
     call, message = play(dream.create_environment(), order_task(), ORDER, DONE)
     assert (call.reward, message.reward, message.info["judged_by"]) == (0, 1, "verify")
@@ -381,4 +390,4 @@ def test_the_users_own_check_hears_messages_alone() -> None:
 @pytest.mark.parametrize("reward", [-0.1, 1.01, 7])
 def test_a_reward_outside_of_0_to_1_is_refused(reward: float) -> None:
     with pytest.raises(ConfigurationError, match=f"the check gave {reward:g} for task 't1'; a reward is 0 to 1"):
-        Verify(lambda task, steps: reward).judge(ended(), None)
+        asyncio.run(Verify(lambda task, steps: reward).judge(ended(), None))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from orders import ORDER, PAID, REFUND, Says, order_task, play, trace
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedUser, Verdict, write_goals
 from dreamgym_lg.dream.prompts import load_prompt
-from dreamgym_lg.errors import PredictionFailed, UserFault
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory, is_missing, is_user_fault
 
@@ -221,6 +222,12 @@ def test_an_agent_that_leaves_the_record_is_handed_over_or_has_failed(steps: lis
     with pytest.raises(PredictionFailed, match="the agent has left the record of task 't1'"):
         say(RecordedUser([TRACE]), *steps, action=action)
     assert say(RecordedUser([TRACE], otherwise=Says("Hm?")), *steps, action=action) == "Hm?"
+
+
+@pytest.mark.parametrize("conversations", ["replay.db", Path("replay.db"), ["replay.db"]])
+def test_a_recorded_user_of_a_path_is_refused(conversations: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"conversations= holds .*'replay\.db'.*; give ReplayBuffer\(path\), or"):
+        RecordedUser(conversations)
 
 
 def test_of_several_records_the_first_that_fits_speaks() -> None:

@@ -16,9 +16,9 @@ from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.comparison import Comparison, SharedDream, Version
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.statistics import Rate, mean_interval
+from dreamgym_lg.user_code import load_agent
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hosted"))
 

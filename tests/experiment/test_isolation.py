@@ -19,10 +19,10 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import agent_world
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import Allow, SimulatedAgent
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall import kernel
 from dreamgym_lg.simulate.wall.agent import WalledAgent
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
+from dreamgym_lg.user_code import load_agent
 
 walls = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 

@@ -9,6 +9,7 @@ import pytest
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Verify
 from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.fidelity import measure, report
 from dreamgym_lg.fidelity.report import Group
 from dreamgym_lg.fidelity.steps import measure_steps
@@ -161,7 +162,7 @@ def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any, text_dream
     def down(messages: Sequence[Any]) -> str:
         raise ConnectionError("refused")
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(EnvironmentFailed, match="raised ConnectionError: refused at "):
         measure(text_dream(scripted(reply=down)), [recorded(OPEN)])
 
 

@@ -195,7 +195,7 @@ async def test_a_context_that_fails_or_is_none_is_the_episodes_error(tmp_path: P
         return SimulatedAgent(graph, policy_for(world), verify=lambda *_: 1.0, real=True, reset_real=reset)
 
     (episode,) = await play(agent(away), None)
-    assert episode.error == "ConnectionError: the staging database is away" and world.effects == []
+    assert str(episode.error).startswith("ConnectionError: the staging database is away at ") and world.effects == []
     (episode,) = await play(agent(lambda task: 3), None)
     assert "reset_real returned 3" in str(episode.error)
     with pytest.raises(ConfigurationError, match="no real world to reset"):

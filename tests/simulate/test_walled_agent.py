@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -137,13 +138,16 @@ async def test_an_agent_that_streams_its_models_events_has_them_behind_the_wall_
 async def test_an_error_of_the_agent_s_own_keeps_its_name_and_ends_its_episode_alone(tmp_path: Path) -> None:
     async with walled("overspends", tmp_path) as agent:
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
-    assert episode.error == "EnvironmentFailed: in the walled worker: BudgetExceeded: the customer's"
+    raised = "EnvironmentFailed: in the walled worker: BudgetExceeded: the customer's at "
+    assert re.fullmatch(rf"{raised}\S+/walled_agent\.py:\d+ in \w+", str(episode.error))
 
 
 @pytest.mark.slow
 async def test_an_agent_s_own_permission_error_is_none_of_the_walls(tmp_path: Path) -> None:
     async with walled("own_permissions", tmp_path) as agent:
-        with pytest.raises(EnvironmentFailed, match="^in the walled worker: PermissionError: not your order$"):
+        with pytest.raises(
+            EnvironmentFailed, match=r"^in the walled worker: PermissionError: not your order at \S+:\d+ in \w+$"
+        ):
             await played(agent, Answers())
 
 
@@ -506,7 +510,10 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
     async with walled("logs", tmp_path) as agent:
-        with pytest.raises(ConfigurationError, match="logs could not be loaded: PermissionError: .*; behind the wall nothing"):
+        refused = (
+            "logs could not be loaded: PermissionError: .*; behind the wall nothing .*allow= of DreamGym.*--isolation guard "
+        )
+        with pytest.raises(ConfigurationError, match=refused):
             await played(agent, Answers())
     with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
         Workers("a.py:b", verify=lambda task, state: True)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -655,8 +656,13 @@ def test_the_verdict_around_spans_is_theirs(write: Any) -> None:
 def test_a_source_without_a_reward_says_so(write: Any) -> None:
     with pytest.warns(UserWarning, match="none of 2 traces has a reward: give --rewards"):
         list(load_traces(write({"messages": [USER, DONE]}, {"messages": [USER, DONE, USER, DONE]})))
-    with pytest.warns(UserWarning, match="all rewards of the 1 traces are 0"):
-        list(load_traces(write({"messages": [USER, DONE], "reward": 0})))
+    for reward in (0, 0.5):
+        with pytest.warns(UserWarning, match="none of 1 traces is a success: there is none to learn from"):
+            list(load_traces(write({"messages": [USER, DONE], "reward": reward, "success": False})))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (won,) = load_traces(write({"messages": [USER, DONE], "reward": 0, "success": True}))
+    assert won.success
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------

@@ -50,12 +50,12 @@ from dreamgym_lg.simulate.remote_episode import (
     to_line,
 )
 from dreamgym_lg.simulate.remote_messages import Message, read_error
-from dreamgym_lg.simulate.user_code import load_agent
 from dreamgym_lg.simulate.wall.resources import WATCHED_EVERY, Use, create_scratch, kill_family, remove_scratch
 from dreamgym_lg.simulate.wall.semaphore import Semaphore
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.text import printable
 from dreamgym_lg.types import Task
+from dreamgym_lg.user_code import load_agent
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +277,10 @@ def main() -> None:
     except Exception as error:
         failure = _failure(error)
         if _is_of_the_wall(error) or "unable to open database file" in str(error):
-            failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
+            failure["text"] += (
+                "; behind the wall nothing is written but what allow= names: do it in a tool, allow it (allow= of DreamGym or "
+                "AgentWorld), or take the guard (isolation='guard' there, --isolation guard of a command)"
+            )
         return write(to_line(**failure))
     write(to_line(ready=True))
     loop = asyncio.new_event_loop()

@@ -20,10 +20,10 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 
 T = TypeVar("T")
 
-_SIMULATION = str(Path(__file__).parent)
+_SIMULATION = (str(Path(__file__).parent / "simulate"), __file__)
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
 _PYTHON = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parents[1])})
+LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parent)})
 """Folders of code that is not the user's. Python's own, every folder that packages are installed in, and this library."""
 
 _installed: set[str] = set()
@@ -93,6 +93,12 @@ def raising_line(error: BaseException) -> str:
         elif frame.f_globals.get("__name__") in _RUNNING:
             line = ""
     return line
+
+
+def told(error: BaseException) -> str:
+    """An error with its type, and the line of the user's that raised it. This library's own say enough."""
+    line = "" if isinstance(error, DreamGymError) else raising_line(error)
+    return f"{type(error).__name__}: {error}{f' at {line}' if line else ''}"
 
 
 def _line(code: types.CodeType, number: int) -> str:
