@@ -21,7 +21,7 @@ from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Source, Step, Task, Trajectory, is_missing, is_unanswered
-from dreamgym_lg.user_code import told
+from dreamgym_lg.user_code import error_text
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class _Episodes:
                 state = {**state, "success": False, "steps": [*steps[:-1], replace(steps[-1], truncated=True)]}
                 self.outgrown.append(str(error))
             else:
-                cause = told(error)
+                cause = error_text(error)
         success = cause is None and state.get("success", False)
         return {"steps": state.get("steps", ()), "acts": state.get("acts", ()), "success": success, "error": cause}
 

@@ -95,7 +95,7 @@ def raising_line(error: BaseException) -> str:
     return line
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error with its type, and the line of the user's that raised it. This library's own say enough."""
     line = "" if isinstance(error, DreamGymError) else raising_line(error)
     return f"{type(error).__name__}: {error}{f' at {line}' if line else ''}"

@@ -16,7 +16,7 @@ from dreamgym_lg.event_loop import wait_in_loop
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Step, StepResult, Task
-from dreamgym_lg.user_code import told
+from dreamgym_lg.user_code import error_text
 
 T = TypeVar("T")
 
@@ -206,16 +206,16 @@ async def ask(part: Responder | User | Judge, method: str, kind: type[T], *argum
 
     Raises `ConfigurationError` for a result of another kind, and `EnvironmentFailed` for an error that is not this library's.
     """
-    asked = f"{method}() of the dream's {part.name!r} ({type(part).__name__})"
+    place = f"{method}() of the dream's {part.name!r} ({type(part).__name__})"
     try:
         result = await awaited(getattr(part, method)(*arguments))
     except DreamGymError:
         raise
     except Exception as error:
-        raise EnvironmentFailed(f"{asked} raised {told(error)}") from error
+        raise EnvironmentFailed(f"{place} raised {error_text(error)}") from error
     if result is None or isinstance(result, kind):
         return result
-    raise ConfigurationError(f"{asked} returned {result!r}: let it return {kind.__name__} or None")
+    raise ConfigurationError(f"{place} returned {result!r}: let it return {kind.__name__} or None")
 
 
 async def awaited(value: "T | Awaitable[T]") -> T:

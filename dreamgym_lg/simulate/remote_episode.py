@@ -42,7 +42,7 @@ from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.remote_messages import Message, read_error, read_message
 from dreamgym_lg.text import clean
 from dreamgym_lg.types import StepResult, Task
-from dreamgym_lg.user_code import told
+from dreamgym_lg.user_code import error_text
 
 
 class ParentFailed(Exception):
@@ -221,7 +221,7 @@ def failure_of(error: BaseException) -> Message:
     name = type(error).__name__
     if getattr(errors, name, None) is type(error):
         return {"failed": name, "text": str(error), "number": number}
-    return {"failed": "", "text": told(error), "number": number}
+    return {"failed": "", "text": error_text(error), "number": number}
 
 
 def errors_behind(error: BaseException) -> list[BaseException]:
