@@ -51,7 +51,7 @@ class ContractBroken(DreamGymError):
 
 
 class EnvironmentFailed(DreamGymError):
-    """A real environment, or a part of a dream, raised or died while an episode ran."""
+    """An environment, or a part of a dream, raised or died in an episode."""
 
 
 class AccessBlocked(EnvironmentFailed):

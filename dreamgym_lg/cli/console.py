@@ -19,7 +19,7 @@ _WIDEST = 10_000
 
 
 class _Console(Console):
-    """Its tables are as wide as their content where no terminal and no `COLUMNS` limits them."""
+    """Its tables are as wide as their content, unless a terminal or `COLUMNS` limits them."""
 
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
