@@ -18,11 +18,10 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.chat_writer import ChatWriter
 from dreamgym_lg.compiled.enumerate_rules import find_rules
-from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.recordings import Documents, Recordings, Trace
 from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
-from dreamgym_lg.compiled.runtime import State, follow, parsed
+from dreamgym_lg.compiled.runtime import State, follow
 from dreamgym_lg.compiled.source import write_rules, write_source
 from dreamgym_lg.errors import ConfigurationError, ProcessLost, writing
 from dreamgym_lg.hosted import Hosted
@@ -92,13 +91,8 @@ def compile_world(
 
 
 def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
-    records = [
-        [CallRecord(tool, arguments, parsed(answer, recordings.styles[tool])) for tool, arguments, answer in trace.calls]
-        for trace in recordings.traces
-    ]
-    used = {call.tool for trace in records for call in trace if call.tool in recordings.writes}
-    trace_rules = find_rules(records, used, looked_up=looked_up)
-    return write_source(recordings, write_rules(trace_rules), spreads=trace_rules.spreads)
+    used = {call.tool for trace in recordings.records for call in trace if call.tool in recordings.writes}
+    return write_source(recordings, write_rules(find_rules(recordings.records, used, looked_up=looked_up)))
 
 
 def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:

@@ -58,6 +58,8 @@ class Rule(NamedTuple):
     """The same of any earlier answer, whatever changed since."""
     keeps: tuple[str, ...]
     """Reading tools whose other documents stayed the same behind such a call. Those of others are forgotten."""
+    spreads: tuple[str, ...]
+    """Other reading tools than the bound documents', whose answers it may change without naming what they are about."""
     keys: Mapping[str, Sequence[str]]
     """By binding, the keys that its document had in every example. With others, such as an error, no rule is known."""
     seen: Mapping[Ref, Sequence[str]]
@@ -76,19 +78,10 @@ class Rule(NamedTuple):
         return evaluate(self.cases[label].answer, around)
 
 
-class TraceRules(NamedTuple):
-    """The rules of the writing tools, and how far their changes spread."""
-
-    rules: Mapping[str, Rule | None]
-    """None where no small exact rule was found."""
-    spreads: Mapping[str, Sequence[str]]
-    """Reading tools whose answers changed behind a writing call that names nothing of theirs."""
-
-
 def find_rules(
     traces: Sequence[Sequence[CallRecord]], writes: Collection[str], *, looked_up: Collection[str] = ()
-) -> TraceRules:
-    """The rules of the writing tools.
+) -> dict[str, Rule | None]:
+    """The rules of the writing tools; None where no small exact rule was found.
 
     Args: `traces`, the calls of each, in their order; `looked_up`, tools that answer only about what was read before.
     """
@@ -99,9 +92,12 @@ def find_rules(
         for tool in sorted(writes)
     }
     spreads = spreads_of(traces, writes, ids)
-    learned = [(tool, rule) for tool, rule in rules.items() if rule is not None]
-    kept = {tool: kept_tools(examples[tool], rule.bindings, spreads.get(tool, ())) for tool, rule in learned}
-    return TraceRules({tool: rule and rule._replace(keeps=kept[tool]) for tool, rule in rules.items()}, spreads)
+    for tool, rule in rules.items():
+        if rule is not None:
+            kept = kept_tools(examples[tool], rule.bindings, own := spreads.get(tool, ()))
+            others = tuple(reader for reader in own if reader not in {binding.tool for binding in rule.bindings})
+            rules[tool] = rule._replace(keeps=kept, spreads=others)
+    return rules
 
 
 def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
@@ -110,12 +106,16 @@ def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *,
     One without arithmetic comes first.
     """
     best: tuple[int, Rule | None] = (0, None)
+    direct = _direct(examples, keys)
     sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
     for arithmetic, bindings in product((False, True), sets):
-        bound = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
+        known = [each for each in examples if each.around(bindings) is not None]
+        # documents that every such call had looked up: of one in another state than these nothing is known
+        others = tuple(one for one in direct if one not in bindings and all(each.around((one,)) is not None for each in known))
+        bound = [(each, around) for each in known if (around := each.around((*bindings, *others))) is not None]
         alike = _alike(bound, bindings)
         for usable in (bound, alike) if len(alike) < len(bound) else (bound,):
-            learn_rule = partial(_learn_rule, bindings=bindings, ids=ids, arithmetic=arithmetic)
+            learn_rule = partial(_learn_rule, bindings=bindings, others=others, ids=ids, arithmetic=arithmetic)
             if exact := _exact_left_out(usable, learn_rule):
                 rule = learn_rule(usable)
                 if not is_mixed(rule.tree):
@@ -164,10 +164,15 @@ def _is_exact(answer: Callable[[Surroundings], Any], example: Example, around: S
         return None
 
 
+def _direct(examples: Sequence[Example], keys: Keys) -> list[Binding]:
+    """The documents that arguments name."""
+    return list(_bindings([(each, around) for each in examples if (around := each.around(())) is not None], keys))
+
+
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
     """Sets of documents, the smallest first. None, those that arguments name, and those that these name."""
     yield ()
-    direct = list(_bindings([(each, around) for each in examples if (around := each.around(())) is not None], keys))
+    direct = _direct(examples, keys)
     yield from ((one,) for one in direct)
     pairs = [(one, other) for one in direct for other in direct if one < other]
     for one in direct:
@@ -190,16 +195,22 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
             yield Binding(f"{tool}_{label}" if label else tool, tool, tuple(sources))
 
 
-def _learn_rule(usable: Usable, bindings: Sequence[Binding], ids: tuple[Ref, ...], arithmetic: bool) -> Rule:
-    labels, answers = _cluster(usable, arithmetic)
-    tree = learn([around for _, around in usable], labels, ids=ids, arithmetic=arithmetic)
+def _learn_rule(
+    usable: Usable, bindings: Sequence[Binding], others: Sequence[Binding], ids: tuple[Ref, ...], arithmetic: bool
+) -> Rule:
+    """The rule over the documents of `bindings`; `others` only limit what it knows."""
+    roots = {MENTIONED, *(binding.name for binding in bindings)}
+    learned = [(each, Surroundings(a.args, {root: a.documents[root] for root in roots})) for each, a in usable]
+    labels, answers = _cluster(learned, arithmetic)
+    tree = learn([around for _, around in learned], labels, ids=ids, arithmetic=arithmetic)
+    bindings = (*bindings, *others)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
-    cases = tuple(_case(answer, group, bindings) for answer, group in zip(answers, groups, strict=True))
+    cases = tuple(_case(answer, group, bindings, others) for answer, group in zip(answers, groups, strict=True))
     keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
     seen = _seen([around for _, around in usable], tree, ids)
-    return Rule(tuple(bindings), tree, cases, ids, named, answered, (), keys, seen)
+    return Rule(tuple(bindings), tree, cases, ids, named, answered, (), (), keys, seen)
 
 
 def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
@@ -251,7 +262,7 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     return [used.index(label) for label in labels], [answers[label] for label in used]
 
 
-def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bindings: Sequence[Binding]) -> Case:
+def _case(answer: Expression, group: Usable, bindings: Sequence[Binding], others: Sequence[Binding]) -> Case:
     effects, unknown = [], []
     for binding in bindings:
         again, arounds = [], []
@@ -260,7 +271,10 @@ def _case(answer: Expression, group: Sequence[tuple[Example, Surroundings]], bin
             if place in example.after:
                 again.append(example.after[place])
                 arounds.append(Surroundings(around.args, {**around.documents, "answer": example.answer}))
-        new = generalize(again, arounds, arithmetic=len(again) >= MIN_EXAMPLES) if again else _echo(group, binding)
+        if again:
+            new = generalize(again, arounds, arithmetic=len(again) >= MIN_EXAMPLES)
+        else:
+            new = None if binding in others else _echo(group, binding)
         if new is None:
             unknown.append(binding.tool)
         elif new != Ref(binding.name):

@@ -172,10 +172,10 @@ def spreads_of(
                     behind.append(call)
                 continue
             before, behind = known.get(place, (call.answer, []))
-            if not same(before, call.answer):
+            named = {value for each in behind for value in ids_in(each.arguments, ids[each.tool]).values()}
+            if not same(before, call.answer) and not named & _values(place, before):
                 for each in behind:
-                    named = {*ids_in(each.arguments, ids[each.tool]).values()}
-                    spreads.setdefault(each.tool, set()).update(() if named & _values(place, before) else (call.tool,))
+                    spreads.setdefault(each.tool, set()).add(call.tool)
             known[place] = (call.answer, [])
     return {tool: sorted(readers) for tool, readers in sorted(spreads.items()) if readers}
 

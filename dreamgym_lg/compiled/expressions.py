@@ -255,7 +255,7 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic:
 
 def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]:
     text = canonical(node)
-    atoms: set[Expression] = {Const(text), *around.by_value.get(text, ())}
+    atoms: set[Expression] = {Const(json.dumps(node)), *around.by_value.get(text, ())}
     if isinstance(node, list) and all(isinstance(each, str) for each in node) and node == sorted(node):
         lists = [(ref, other) for ref, other in around.nodes.items() if isinstance(other, list) and len(other) == len(node)]
         atoms |= {Sorted(ref) for ref, other in lists if sorted(other, key=str) == node}

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import parse_call, tool_schemas
+from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, parsed, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, naming, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -125,18 +126,56 @@ class Recordings:
         return common_entities(named)
 
     def first_documents(self, trace: Trace, *, is_name: Callable[[str], object] = bool) -> Documents:
-        """Documents of a trace's beginning. They were read before a writing call that names one of their values."""
-        documents, named = Documents(), set[str]()
+        """Documents of a trace's beginning: none that a writing call may have changed before.
+
+        It may change documents that name one of its values, those that these name, and those of tools in `spreads`.
+        """
+        documents, read, named, spread = Documents(), Documents(), set[str](), set[str]()
         for tool, arguments, answer in trace.calls:
-            place = (tool, key_of(arguments))
             if tool in self.writes:
                 values = {value for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)}
                 named |= {json.dumps(value) for value in values} - self.common_values
-            elif place not in documents:
-                stored = json.dumps(parsed(answer, self.styles[tool]))
-                if not any(name in place[1] or name in stored for name in named):
-                    documents[place] = stored
+                spread |= {*self.spreads.get(tool, ())}
+                continue
+            place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
+            read[place] = text
+            changed = naming(read, named)
+            if tool not in spread and place not in (*changed, *linked_to(changed, read, self.common_values.__contains__)):
+                documents.setdefault(place, text)
         return documents
+
+    @cached_property
+    def records(self) -> list[list[CallRecord]]:
+        """The calls of each trace, with answers parsed where they are JSON."""
+        return [
+            [CallRecord(tool, arguments, parsed(answer, self.styles[tool])) for tool, arguments, answer in trace.calls]
+            for trace in self.traces
+        ]
+
+    @cached_property
+    def spreads(self) -> Mapping[str, Sequence[str]]:
+        """As `spreads_of`."""
+        return spreads_of(self.records, self.writes, find_ids(self.records, self.writes))
+
+    @cached_property
+    def keeps(self) -> Mapping[str, Sequence[str]]:
+        """By writing tool, reading tools whose documents it may change, and never did in `MIN_KEPT` second looks."""
+        looks: dict[tuple[str, str], Counter[bool]] = {}
+        for trace in self.records:
+            read, behind = Documents(), dict[tuple[str, str], list[str]]()
+            for call in trace:
+                if call.tool in self.writes:
+                    names = {json.dumps(value) for value in values_in(dict(call.arguments)) if isinstance(value, str) and value}
+                    places = naming(read, names - self.common_values)
+                    for place in (*places, *linked_to(places, read, self.common_values.__contains__)):
+                        behind.setdefault(place, []).append(call.tool)
+                    continue
+                place, text = (call.tool, key_of(call.arguments)), json.dumps(call.answer)
+                for tool in behind.pop(place, ()):
+                    looks.setdefault((tool, call.tool), Counter())[read[place] == text] += 1
+                read[place] = text
+        kept = [pair for pair, same in looks.items() if same[True] >= MIN_KEPT and not same[False]]
+        return {tool: sorted(reader for own, reader in kept if own == tool) for tool in sorted({tool for tool, _ in kept})}
 
     def halves(self, folds: int = FOLDS) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
         """Most of the traces and those left out, in turn. No looked-up entity is in both, and every trace is left out once.

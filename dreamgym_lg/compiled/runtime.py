@@ -9,7 +9,7 @@ import resource
 import sqlite3
 import sys
 from calendar import monthrange
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
@@ -95,18 +95,21 @@ class State:
             if place[0] in tools:
                 self._changed[place] = None
 
-    def forget(self, *values: Any, keep: Iterable[str] = ()) -> None:
+    def forget(self, *values: Any, keep: Iterable[str] = (), linked: bool = False) -> None:
         """Documents whose arguments or contents name one of these values are unknown from now on.
 
         A value that more than a tenth of the documents name, and more than five, is no entity's. Args: `keep`, tools whose
-        documents stay.
+        documents stay; `linked`, True to forget also what those documents name, such as the customer of an order.
         """
         stored = {place: text for place, text in self.documents.items() if text is not None}
+
+        def is_common(name: str) -> bool:
+            return sum(name in key or name in text for (_, key), text in stored.items()) > max(5, len(stored) / 10)
+
         names = {json.dumps(value) for value in values if isinstance(value, str) and value}
-        counts = {name: sum(name in key or name in text for (_, key), text in stored.items()) for name in names}
-        names = {name for name, number in counts.items() if number <= max(5, len(stored) / 10)}
-        for place, text in stored.items():
-            if place[0] not in keep and any(name in place[1] or name in text for name in names):
+        places = naming(stored, {name for name in names if not is_common(name)})
+        for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
+            if place[0] not in keep:
                 self._changed[place] = None
 
 
@@ -126,6 +129,21 @@ def values_in(document: Any) -> list[Any]:
     if isinstance(document, list):
         return [each for value in document for each in values_in(value)]
     return [document]
+
+
+def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:
+    """The documents whose arguments or contents name one of these values, which are in JSON."""
+    return [place for place, text in documents.items() if any(name in place[1] or name in text for name in names)]
+
+
+def linked_to(
+    places: Sequence[tuple[str, str]], documents: Mapping[tuple[str, str], str], is_common: Callable[[str], bool]
+) -> list[tuple[str, str]]:
+    """The other documents all of whose arguments one of these documents holds. Args: `is_common`, of a value in JSON."""
+    held = [{json.dumps(value) for value in values_in(json.loads(documents[place]))} for place in places]
+    keys = {place: {json.dumps(value) for value in json.loads(place[1]).values()} for place in documents if place not in places}
+    linked = [place for place, own in keys.items() if own and any(own <= each for each in held)]
+    return [place for place in linked if not any(map(is_common, keys[place]))]
 
 
 class Module:
@@ -186,7 +204,7 @@ def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, 
     elif tool in source.READS:
         state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
     else:
-        state.forget(*values_in(dict(arguments)))
+        state.forget(*values_in(dict(arguments)), keep=getattr(source, "KEEPS", {}).get(tool, ()), linked=True)
         state.forget_answers(*source.SPREADS.get(tool, ()))
     return own
 

@@ -5,7 +5,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.compiled.enumerate_rules import Case, Rule, TraceRules
+from dreamgym_lg.compiled.enumerate_rules import Case, Rule
 from dreamgym_lg.compiled.examples import label_of
 from dreamgym_lg.compiled.expressions import Arithmetic, Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
 from dreamgym_lg.compiled.recordings import Recordings
@@ -28,19 +28,22 @@ JSON: dict[str, dict[str, Any]] = {{styles!r}}
 """How each tool writes JSON."""
 SPREADS: dict[str, list[str]] = {{spreads!r}}
 """Reading tools whose answers may change behind a call that names nothing of theirs."""
+KEEPS: dict[str, list[str]] = {{keeps!r}}
+"""Reading tools whose answers a call never changed, although it names what they are about."""
 '''
 
 
-def write_source(recordings: Recordings, functions: str, *, spreads: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The text of `world.py`. Args: `functions`, the code of the writing tools; `spreads`, as of `TraceRules`."""
+def write_source(recordings: Recordings, functions: str) -> str:
+    """The text of `world.py`. Args: `functions`, the code of the writing tools."""
     styles = {tool: dict(style) for tool, style in recordings.styles.items()}
-    head = HEAD.format(traces=len(recordings.traces), spreads=dict(spreads or {}), reads=dict(recordings.reads), styles=styles)
+    effects = {"spreads": dict(recordings.spreads), "keeps": dict(recordings.keeps)}
+    head = HEAD.format(traces=len(recordings.traces), reads=dict(recordings.reads), styles=styles, **effects)
     return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
 
 
-def write_rules(trace_rules: TraceRules) -> str:
+def write_rules(rules: Mapping[str, Rule | None]) -> str:
     """The functions of writing tools, as their rules say."""
-    return "\n\n\n".join(_writing(tool, rule) for tool, rule in sorted(trace_rules.rules.items()))
+    return "\n\n\n".join(_writing(tool, rule) for tool, rule in sorted(rules.items()))
 
 
 def _reading(tool: str) -> str:
@@ -89,6 +92,8 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
         named = ", ".join(_at(ref, names) for ref in rule.ids)
         kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - {*case.unknown})
         lines.append(f"{indent}state.forget({named}, keep={kept!r})")
+    if rule.spreads:
+        lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.spreads))})")
     for name, document in case.effects:
         binding = sources[name]
         lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, {_arguments(binding.sources, names)})")

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,13 +24,13 @@ from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.enumerate_rules import TraceRules, find_rules
+from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings, generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, key_of, later, parsed, rounded
+from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, follow, key_of, later, parsed, rounded
 from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
 from dreamgym_lg.dream import Episode, References
@@ -546,7 +547,7 @@ def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
         answer = {"done": order} if early else {"error": "not confirmed"}
         document = {"order": order, "days": rng.choice([0, 2, True]), "pays": ["cash"] if early else [None]}
         traces.append([CallRecord("get", {"order": order}, document), CallRecord("close", arguments, answer)])
-    (rule,) = (rules := find_rules(traces[:12], ["close"])).rules.values()
+    (rule,) = (rules := find_rules(traces[:12], ["close"])).values()
     assert rule is not None
     source, exact = _module(rules), 0
     for change in ({}, {"pay": None}, {"pay": "card"}, {"confirm": None}):
@@ -585,7 +586,66 @@ def test_a_call_that_looks_nothing_up_is_known_for_entities_of_earlier_answers_a
     assert answer_of(source, state, "replace", {"order": {**replace["order"], "card": "C99-0"}}) is None
 
 
-def _module(rules: TraceRules) -> ModuleType:
+def _rejecting(number: int) -> list[CallRecord]:
+    """The clerk looks at each claim and rejects only submitted ones; some he pays, which the employee's file tells."""
+    rng = Random(number)
+    claim = {"claim": f"L{number}", "employee": f"E{number}", "status": "submitted", "amount": rng.randint(1, 99)}
+    employee = {"employee": f"E{number}", "spent": rng.randint(100, 900)}
+    looks = [
+        CallRecord("get_claim", {"claim": f"L{number}"}, claim),
+        CallRecord("get_file", {"employee": f"E{number}"}, employee),
+    ]
+    if rng.random() < 0.6:
+        return [*looks, CallRecord("reject", {"claim": f"L{number}"}, f"L{number} is rejected")]
+    return [*looks, CallRecord("pay", {"claim": f"L{number}"}, f"slip {rng.randint(1000, 9999)}")]
+
+
+def test_a_document_in_another_state_than_all_recorded_ones_is_not_known() -> None:
+    traces = [_rejecting(number) for number in range(40)]
+    source = _module(find_rules(traces, ["reject", "pay"]))
+    look, _, (_, arguments, answer) = next(trace for trace in traces if trace[2].tool == "reject")
+
+    def state(status: str) -> State:
+        return State({("get_claim", key_of(look.arguments)): json.dumps({**look.answer, "status": status})})
+
+    assert answer_of(source, known := state("submitted"), "reject", arguments) == answer
+    assert answer_of(source, known, "reject", arguments) is None, "nobody looked at a claim again"
+    assert answer_of(source, state("paid"), "reject", arguments) is None, "the rule needs no document, and is of such alone"
+
+
+def test_a_call_of_unknown_effect_may_change_what_its_documents_name(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(":memory:")
+    for number in range(40):
+        *calls, last = _rejecting(number)
+        steps = [
+            Step(observation="", action=render_call(tool, dict(arguments)), next_observation=json.dumps(answer))
+            for tool, arguments, answer in (calls[0], last, calls[1])
+        ]
+        task = Task(id=f"claims/{number}", instruction=f"Claim L{number}", environment="claims")
+        buffer.add(
+            Trajectory(task=task, steps=[*steps, Step(observation="", action=render_answer("Done."), next_observation="")])
+        )
+    compile_world(buffer, tmp_path / "world", writes=["reject", "pay"])
+    with contextlib.closing(sqlite3.connect(tmp_path / "world" / "world.db")) as database:
+        assert not database.execute("SELECT * FROM documents WHERE tool = 'get_file'").fetchall(), "read behind the write alone"
+    state, claim, file = State(), {"claim": "L1", "employee": "E1"}, {"employee": "E1", "spent": 7}
+    for tool, document in (("get_claim", claim), ("get_file", file), ("get_file", {**file, "employee": "E2"})):
+        state.learn(tool, document, **{next(iter(document)): next(iter(document.values()))})
+    (source := _module({})).__dict__.update(READS=(), SPREADS={})
+    follow(source, state, "pay", {"claim": "L1"}, "slip 1234")
+    assert [place for place, text in state.documents.items() if text is not None] == [("get_file", '{"employee": "E2"}')]
+
+
+def test_the_order_of_an_objects_keys_is_kept() -> None:
+    answers = {"b": 1, "a": [2]}
+    traces = [
+        [CallRecord("get", {"id": f"K{n}"}, {"id": f"K{n}"}), CallRecord("close", {"id": f"K{n}"}, answers)] for n in range(9)
+    ]
+    source, state = _module(find_rules(traces, ["close"])), State({("get", '{"id": "K1"}'): '{"id": "K1"}'})
+    assert answer_of(source, state, "close", {"id": "K1"}) == '{"b": 1, "a": [2]}'
+
+
+def _module(rules: Mapping[str, Any]) -> ModuleType:
     """The rules as the module of a world."""
     source = ModuleType("world")
     sys.modules.setdefault("runtime", runtime)
