@@ -75,11 +75,12 @@ def compare(
 
 
 def _show(comparison: Comparison, prices: tuple[float, float] | None) -> None:
-    columns = ("agent", "success", "actions", "model calls", "their seconds", "tokens read", "written")
+    columns = ("agent", "success", "unanswered", "actions", "model calls", "their seconds", "tokens read", "written")
     table = Table(*columns, title="in the same dream; means of an episode", title_justify="left")
     for each in (comparison.before, comparison.after):
         tokens = (f"{count:,.0f}" if each.input_tokens else "not reported" for count in (each.input_tokens, each.output_tokens))
-        table.add_row(each.name, str(each.success), f"{each.actions:.1f}", f"{each.calls:.1f}", f"{each.seconds:.2f}", *tokens)
+        figures = (f"{each.unanswered:.0%}", f"{each.actions:.1f}", f"{each.calls:.1f}", f"{each.seconds:.2f}")
+        table.add_row(each.name, str(each.success), *figures, *tokens)
     console.print(table)
     if prices:
         costs = (
@@ -87,4 +88,6 @@ def _show(comparison: Comparison, prices: tuple[float, float] | None) -> None:
         )
         say("an episode costs {:.5f} dollars before and {:.5f} after".format(*(cost / 1e6 for cost in costs)))
     say(str(comparison), "bold" if not comparison.differs else "bold green" if comparison.interval[0] > 0 else "bold red")
+    if left_out := comparison.left_out:
+        say(f"{left_out} further tasks are left out: no episode of a version was answered to its end", "yellow")
     say(f"four in five such comparisons would show a difference of {comparison.detectable:.3f}")

@@ -30,7 +30,7 @@ from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_rate, mean_interval
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
@@ -40,13 +40,15 @@ _POWER = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(0.8)
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """How one version of an agent did. All but `success` are means of an episode."""
+    """How one version of an agent did. All but the successes are means of an episode."""
 
     name: str
     success: Rate
-    """With its 95 % interval; episodes of one task count as alike."""
-    successes: tuple[float, ...]
-    """Share of successes of each task."""
+    """With its 95 % interval, of answered episodes; those of one task count as alike."""
+    successes: tuple[float | None, ...]
+    """Share of successes of each task, of answered episodes; None without one."""
+    unanswered: float
+    """Share of episodes that ended at a call which nothing in the dream answers."""
     actions: float
     calls: float
     """Answers of the agent's chat model."""
@@ -59,13 +61,17 @@ class Version:
     @classmethod
     def of(cls, name: str, episodes: Sequence[Trajectory], meter: "Meter") -> "Version":
         """The version that played these episodes, the meter on its model. Those of a task stand together."""
-        success = clustered_rate((episode.task.id, episode.success) for episode in episodes)
-        assert success is not None  # there is a task
-        tasks = groupby(episodes, key=lambda episode: episode.task.id)
+        answered = [episode for episode in episodes if not is_unanswered(episode.error)]
+        success = clustered_rate((episode.task.id, episode.success) for episode in answered)
+        if success is None:
+            raise ConfigurationError(f"{name}: no episode was answered to its end; the first: {episodes[0].error}")
+        groups = (list(group) for _, group in groupby(episodes, key=lambda episode: episode.task.id))
+        outcomes = ([each.success for each in group if not is_unanswered(each.error)] for group in groups)
         return cls(
             name=name,
             success=success,
-            successes=tuple(mean(episode.success for episode in group) for _, group in tasks),
+            successes=tuple(mean(own) if own else None for own in outcomes),
+            unanswered=1 - len(answered) / len(episodes),
             actions=mean(len(episode.steps) for episode in episodes),
             **{key: value / len(episodes) for key, value in meter.sums.items()},
         )
@@ -73,10 +79,19 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """Success of the second version minus that of the first, paired by task."""
+    """Success of the second version minus that of the first, paired by task.
+
+    Tasks without an answered episode of one version are left out. Raises `ConfigurationError` where none is left.
+    """
 
     before: Version
     after: Version
+
+    def __post_init__(self) -> None:
+        if not self._differences:
+            raise ConfigurationError(
+                "no task was answered to its end in both versions: add an experience model, or other tasks"
+            )
 
     @property
     def difference(self) -> float:
@@ -93,6 +108,11 @@ class Comparison:
         return low > 0 or high < 0
 
     @property
+    def left_out(self) -> int:
+        """The number of tasks without an answered episode of one version."""
+        return len(self.before.successes) - len(self._differences)
+
+    @property
     def detectable(self) -> float:
         """The difference that four in five such comparisons would show, 0 to 1."""
         n = len(self._differences)
@@ -100,7 +120,8 @@ class Comparison:
 
     @property
     def _differences(self) -> list[float]:
-        return [b - a for a, b in zip(self.before.successes, self.after.successes, strict=True)]
+        pairs = zip(self.before.successes, self.after.successes, strict=True)
+        return [b - a for a, b in pairs if a is not None and b is not None]
 
     def __repr__(self) -> str:
         low, high = self.interval

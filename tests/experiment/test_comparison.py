@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from dreamgym_lg import ReplayBuffer, load_traces
+from dreamgym_lg import ReplayBuffer, Task, Trajectory, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.comparison import Comparison, SharedDream, Version
+from dreamgym_lg.experiment.comparison import Comparison, Meter, SharedDream, Version
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.statistics import Rate, mean_interval
 from dreamgym_lg.user_code import load_agent
@@ -31,10 +31,9 @@ DESK = Path(__file__).parents[2] / "cookbook" / "support_desk"
 
 
 def version(successes: Any) -> Version:
-    shares = tuple(float(each) for each in successes)
-    return Version(
-        name="v", success=Rate.of(1, 2), successes=shares, actions=1, calls=1, seconds=1, input_tokens=0, output_tokens=0
-    )
+    shares = tuple(None if each is None else float(each) for each in successes)
+    figures: Any = dict.fromkeys(("unanswered", "actions", "calls", "seconds", "input_tokens", "output_tokens"), 1)
+    return Version(name="v", success=Rate.of(1, 2), successes=shares, **figures)
 
 
 def claims(loss: float, *, tasks: int, episodes: int, runs: int, rates: tuple[float, float]) -> tuple[int, int]:
@@ -63,6 +62,19 @@ def test_an_agent_does_not_differ_from_itself(tasks: int, episodes: int, rates: 
     differ, fail = claims(0.0, tasks=tasks, episodes=episodes, runs=1000, rates=rates)
     assert differ <= 50
     assert fail <= 25, "with --fail-below 0, the strictest that a change without effect can pass"
+
+
+def test_what_no_dream_answers_counts_for_neither_version() -> None:
+    comparison = Comparison(before=version([1, 1, None, 0.5, 1]), after=version([1, 0, 0, None, None]))
+    assert comparison.difference == -0.5 and comparison.left_out == 3
+    with pytest.raises(ConfigurationError, match="no task was answered to its end in both versions"):
+        Comparison(before=version([1, None]), after=version([None, 0]))
+    task = Task(id="t", instruction="", environment="e")
+    failed, cut = (Trajectory(task=task, steps=(), success=False, error=error) for error in (None, "Unanswered: x"))
+    played = Version.of("v", [failed, cut, cut, failed], Meter())
+    assert played.success.episodes == 2 and played.unanswered == 0.5 and played.successes == (0,)
+    with pytest.raises(ConfigurationError, match="v: no episode was answered to its end; the first: Unanswered: x"):
+        Version.of("v", [cut], Meter())
 
 
 def test_ten_points_are_found_with_200_tasks() -> None:
@@ -320,7 +332,7 @@ def test_a_version_that_looks_nothing_up_is_worse(tmp_path: Path) -> None:
 
     code, output = run("good", "hasty", "process")
     assert code == 1, output
-    assert "worse: -0." in output
+    assert "worse: -" in output
     code, output = run("good", "good", "guard")
     assert code == 0, output
     assert "no difference is shown: +0.000" in output
