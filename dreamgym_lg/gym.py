@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -81,6 +81,9 @@ class DreamGym:
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
+        for name, value, kind in (("dream", dream, Dream), ("settings", settings, Settings)):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigurationError(f"{name}={value!r} is no {kind.__name__}: give {name}={kind.__name__}(...)")
         if dream is not None and experience_model is not None:
             raise ConfigurationError("dream= brings its own parts: leave experience_model= away, or put it into the dream")
         arguments: dict[str, Any] = {"replay_buffer": replay_buffer, "experience_model": experience_model, "say": say}
@@ -110,7 +113,9 @@ class DreamGym:
                 index.refresh()  # likewise
 
     def tasks(self, split: Split) -> list[Task]:
-        """The tasks of a split: those given, and those of the traces."""
+        """The tasks of a split: those given, and those of the traces. Raises `ConfigurationError` for another name."""
+        if split not in get_args(Split):
+            raise ConfigurationError.unknown("split", split, get_args(Split))
         return self.experiment.tasks(split)
 
     def examine(self) -> Examination:

@@ -597,3 +597,10 @@ def test_training_refuses_traces_without_any_reward(agent: Agent, buffer: Replay
 def test_an_evaluation_is_named_by_policy_and_mode(temperature: float, name: str) -> None:
     policy: Any = SimpleNamespace(name_or_path="runs/mine/models/base", temperature=temperature)
     assert _label(policy) == name
+
+
+def test_arguments_of_another_kind_are_named() -> None:
+    with ReplayBuffer(":memory:") as buffer:
+        for options, wrong in (({"dream": []}, r"dream=\[\] is no Dream"), ({"settings": {}}, r"settings=\{\} is no Settings")):
+            with pytest.raises(ConfigurationError, match=wrong):
+                DreamGym(object(), replay_buffer=buffer, **options)

@@ -100,13 +100,16 @@ class Traces(Iterable[Trajectory]):
     def _tools(self) -> list[Mapping[str, Any] | str]:
         """The agent's tools. Every schema in the source, and names where a conversation came without schemas.
 
-        Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it.
+        Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it, and if
+        `reward_key` names a feedback that none has.
         """
         tools: dict[str, Mapping[str, Any] | str] = {}
+        feedback = set[str]()
         unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
         for conversation in self._read():
             if isinstance(conversation, Conversation):
                 unknown.discard(conversation.id)
+                feedback |= {*(conversation.fields.get("feedback") or {})}
                 tools |= {str(tool["function"]["name"]): tool for tool in conversation.tools}
                 for name in () if conversation.tools else called_tools(conversation.messages):
                     tools.setdefault(name, name)
@@ -115,6 +118,8 @@ class Traces(Iterable[Trajectory]):
                 f"reward= has {len(unknown)} ids of no conversation in {self._name}, e.g. {min(unknown)!r}: give thread ids of "
                 "a checkpointer, trace ids of LangSmith or OpenTelemetry, or what the rows have as `id`"
             )
+        if self._key is not None and self._key not in feedback:
+            raise ConfigurationError.unknown("feedback (reward_key)", self._key, feedback)
         return [tools[name] for name in sorted(tools)]
 
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
@@ -168,7 +173,8 @@ def load_traces(
     `DreamGym` puts the schemas of its graph in their place. Its id depends on all of these but the tools, and on `environment`.
 
     Every tool call is a step, and so is what the agent said to a user who went on. The last step is the final answer and has
-    the reward: a row's `reward`, `score` or `success`, else its feedback (`reward_key`, or the only one named like a score).
+    the reward: its feedback of `reward_key`, a row's `reward`, `score` or `success`, else the only feedback or the only one
+    named like a score.
     `reward` overrides them: a function of the messages, or numbers by a conversation's id (a thread, a trace, a row's `id`).
     Above 0 is a success unless `success` says otherwise; another `reward_range` is scaled to 0 to 1. A conversation with a
     reward is over; one without is truncated: its outcome is unknown, and it counts as no failure.

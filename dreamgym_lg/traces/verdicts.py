@@ -39,7 +39,8 @@ class Verdict(NamedTuple):
 def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> Verdict | None:
     """The outcome that a row or trace has; None where it has none.
 
-    `reward` or `score` is the reward, above 0 a success where `success` does not say; else `success` alone, else `feedback`.
+    The feedback of `reward_key`, else `reward` or `score` is the reward, above 0 a success where `success` does not say; else
+    `success` alone, else `feedback`.
 
     Args: `fields`, of which `feedback` holds values by key (`feedback`); `reward_key`, the feedback to take.
 
@@ -47,11 +48,12 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
     """
     present = {key: value for key, value in fields.items() if value is not None}
     success = finite(present["success"], "success") > 0 if "success" in present else None
-    for key in ("reward", "score"):
+    named = reward_key is not None and reward_key in (present.get("feedback") or {})
+    for key in () if named else ("reward", "score"):
         if key in present:
             reward = finite(present[key], key)
             return Verdict(scaled(reward, key, reward_range), reward > 0 if success is None else success)
-    if success is not None:
+    if success is not None and not named:
         return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
     if (chosen := _chosen(present.get("feedback") or {}, reward_range, reward_key)) is None:
         return None

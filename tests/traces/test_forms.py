@@ -609,6 +609,12 @@ def test_of_several_feedbacks_one_named_like_a_score_is_the_reward(write: Any) -
 
     both = {"user_score": {"n": 1, "avg": 0}, "style": {"n": 1, "avg": 0.9}}
     assert (read(both).success, read(both, reward_key="style").reward) == (False, 0.9)
+    with pytest.raises(ConfigurationError, match="unknown feedback .* 'stile'; known: style, user_score. Did you mean 'style'"):
+        read(both, reward_key="stile")
+    row = {"messages": [USER, DONE], "reward": 1, "feedback": {"correctness": 0}}
+    for options, reward in (({}, 1), ({"reward_key": "correctness"}, 0)):
+        (trajectory,) = load_traces(write(row), **options)
+        assert trajectory.reward == reward, "the named feedback comes first"
     assert read({"user_score": {"avg": 1}, "latency": {"avg": 12.5}, "total_tokens": {"avg": 0.5}}).success
     assert read({"latency": {"avg": 0.5}}).steps[-1].truncated, "a measurement is no verdict"
     assert read({"sentiment": {"avg": 0.5}}).reward == 0.5, "the only one"
