@@ -159,7 +159,10 @@ class Recordings:
 
     @cached_property
     def keeps(self) -> Mapping[str, Sequence[str]]:
-        """By writing tool, reading tools whose documents it may change, and never did in `MIN_KEPT` second looks."""
+        """By writing tool, reading tools whose documents it may change, but never did.
+
+        Known from at least `MIN_KEPT` second looks.
+        """
         looks: dict[tuple[str, str], Counter[bool]] = {}
         for trace in self.records:
             read, behind = Documents(), dict[tuple[str, str], list[str]]()
