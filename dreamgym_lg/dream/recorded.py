@@ -84,9 +84,10 @@ class References:
     """Judges a tool agent's episode by the writes and message of recorded successes.
 
     A success needs the writing calls of one of them, those of one tool in the same order, and no others; refused calls and the
-    wording of free text do not count. Its message has to tell the ids and amounts that all those successes told (but for those of the
-    request and of answers to writing calls), and none that occurs nowhere. In other words than theirs, a success is not final: it counts only where no other judge decides. Without a
-    recorded success, or where neither side wrote anything, the next judge decides alone. A drawn task is decided either way.
+    wording of free text do not count. Its message has to tell the ids and amounts that all those successes told, but for those
+    of the request and of answers to writing calls, and none that occurs nowhere. In other words than theirs, a success is not
+    final: it counts only where no other judge decides. Without a recorded success, or where neither side wrote anything, the
+    next judge decides alone. A drawn task is decided either way.
 
     Args:
         traces: As of `Recorded`.
