@@ -140,10 +140,13 @@ def linked_to(
     places: Sequence[tuple[str, str]], documents: Mapping[tuple[str, str], str], is_common: Callable[[str], bool]
 ) -> list[tuple[str, str]]:
     """The other documents all of whose arguments one of these documents holds. Args: `is_common`, of a value in JSON."""
+    linked = list[tuple[str, str]]()
     held = [{json.dumps(value) for value in values_in(json.loads(documents[place]))} for place in places]
-    keys = {place: {json.dumps(value) for value in json.loads(place[1]).values()} for place in documents if place not in places}
-    linked = [place for place, own in keys.items() if own and any(own <= each for each in held)]
-    return [place for place in linked if not any(map(is_common, keys[place]))]
+    for place in documents if held else ():
+        own = {json.dumps(value) for value in json.loads(place[1]).values()}
+        if own and place not in places and any(own <= each for each in held) and not any(map(is_common, own)):
+            linked.append(place)
+    return linked
 
 
 class Module:

@@ -21,23 +21,29 @@ DESK = Path(__file__).parents[2] / "cookbook" / "support_desk"
 WRITES = ("refund", "cancel", "set_city", "escalate")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A newcomer's folder: an agent and 60 traces of it."""
-    folder = tmp_path_factory.mktemp("newcomer")
+def newcomer(folder: Path, agent: str, *, talking: bool = False) -> Path:
+    """A newcomer's folder: an agent, which `agent` imports and builds as `graph`, and 60 traces of it."""
     sys.path.insert(0, str(DESK))
     try:
         from old_policy import write_traces
         from tickets import Shop, create_shop
     finally:
         sys.path.remove(str(DESK))
-    tasks = create_shop(folder / "shop.db", seed=2, train=60, validation=0, test=0)
-    write_traces(folder / "traces.jsonl", Shop(folder / "shop.db"), tasks, seed=2)
-    (folder / "my_app.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(DESK)!r})\nfrom agent import create_desk\nfrom old_policy import OldPolicy\n"
-        "graph = create_desk(OldPolicy(habit='good'))\n"
-    )
+    tasks = create_shop(folder / "shop.db", seed=2, train=60, vague=talking, validation=0, test=0)
+    write_traces(folder / "traces.jsonl", Shop(folder / "shop.db"), tasks, seed=2, talking=talking)
+    (folder / "my_app.py").write_text(f"import sys\nsys.path.insert(0, {str(DESK)!r})\n{agent}\n")
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    agent = "from agent import create_desk\nfrom old_policy import OldPolicy\ngraph = create_desk(OldPolicy(habit='good'))"
+    return newcomer(tmp_path_factory.mktemp("newcomer"), agent)
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return newcomer(tmp_path_factory.mktemp("talking"), "from old_policy import talking_desk as graph", talking=True)
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, writes: Sequence[str] = WRITES) -> Any:
@@ -120,24 +126,6 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     assert {each.source for each in gym.replay_buffer.trajectories(segments=True) if each.segments} == {"synthetic"}
     again = run(folder, monkeypatch, "init", "--to", "train.py")
     assert again.exit_code == 2 and "train.py exists" in again.output
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A newcomer's folder: an agent that talks, and 30 conversations of it."""
-    folder = tmp_path_factory.mktemp("talking")
-    sys.path.insert(0, str(DESK))
-    try:
-        from old_policy import write_traces
-        from tickets import Shop, create_shop
-    finally:
-        sys.path.remove(str(DESK))
-    tasks = create_shop(folder / "shop.db", seed=2, train=60, vague=True, validation=0, test=0)
-    write_traces(folder / "traces.jsonl", Shop(folder / "shop.db"), tasks, seed=2, talking=True)
-    (folder / "my_app.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(DESK)!r})\nfrom old_policy import talking_desk as graph\n"
-    )
-    return folder
 
 
 @pytest.mark.slow
