@@ -51,7 +51,7 @@ def try_agent(
     """Play your agent in a dream of its traces, before anybody trains.
 
     Shows its score, three episodes, and how far to trust the dream. No tool runs. Without an experience model, recorded answers
-    and code compiled from the traces answer, on the tasks that recorded successes judge.
+    and code compiled from the traces answer, on the tasks that recorded successes judge. Users of recorded conversations talk.
     """
     simulated = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
     options: dict[str, Any] = {"isolation": isolation, "writes": writes or None, **simulated}
