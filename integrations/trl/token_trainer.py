@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.integrations.transformers.attention import products
 from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.shared_prefix import SharedPrefix, shared_prefix, shared_tokens
 from dreamgym_lg.learner import TrainingRow
@@ -195,20 +196,21 @@ class TokenTrainer:
     def sharing(self, segments: Sequence[Segment]) -> Iterator[None]:
         """Compute the first tokens of all segments once, for all passes in the block."""
         shared, training, reference = self._shared(segments), self.model.training, None
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
-            prefix = shared_prefix(self.model, shared)
-            if self._reference is not None and shared:
-                self._swap()
-                with torch.no_grad():
-                    reference = shared_prefix(self.model.eval(), shared)
-                self._swap()
-                self.model.train(training)
-        self._prefixes = [leaves := prefix.detached(), reference]
-        try:
-            yield
-            prefix.backward(leaves)
-        finally:
-            self._prefixes = [None, None]
+        with products(self.model):
+            with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
+                prefix = shared_prefix(self.model, shared)
+                if self._reference is not None and shared:
+                    self._swap()
+                    with torch.no_grad():
+                        reference = shared_prefix(self.model.eval(), shared)
+                    self._swap()
+                    self.model.train(training)
+            self._prefixes = [leaves := prefix.detached(), reference]
+            try:
+                yield
+                prefix.backward(leaves)
+            finally:
+                self._prefixes = [None, None]
 
     def _padded(self, length: int) -> int:
         longest = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30

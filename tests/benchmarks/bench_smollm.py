@@ -3,7 +3,8 @@
 EPISODES conversations share a system prompt of some 500 tokens, as a support desk's do; each has two turns. "Generate": the
 engine against `model.generate` on padded batches, which reads every prompt whole. "After an update": the engine again, with the
 adapters that a GRPO update has moved. "SFT", "GRPO": one optimiser step against a forward and backward pass over the padded
-rows. Processor time, because other processes do not change it; run it on a quiet machine for seconds.
+rows. "Attention by products": the SFT step against the same with PyTorch's own attention. Processor time, because other
+processes do not change it; run it on a quiet machine for seconds.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_smollm.py [EPISODES]      (default: 8, three minutes)
 """
@@ -13,15 +14,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl import token_trainer
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.rows import TokenizedConversation, labelled
@@ -108,7 +112,14 @@ def main() -> None:
     rows = [labelled(segment) for segment in played]
     plain = cost(lambda: plain_step(model, rows, tokenizer.pad_token_id))
     steps = 2
-    show("SFT step", cost(lambda: train_sft(model, rows, steps=steps, batch_size=episodes)) / steps, plain)
+
+    def supervised() -> float:
+        return cost(lambda: train_sft(model, rows, steps=steps, batch_size=episodes)) / steps
+
+    show("SFT step", supervised(), plain)
+    with patch.object(token_trainer, "products", lambda _: nullcontext()):
+        fused = supervised()
+    show("attention by products", supervised(), fused)
 
     step = Step(observation="o", action="a", next_observation="p", reward=1.0)
     task = Task(id="t", instruction="i", environment="e")

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dreamgym_lg.integrations.transformers import attention, batch
-from dreamgym_lg.integrations.transformers.attention import shared_prompt
+from dreamgym_lg.integrations.transformers.attention import products, shared_prompt
 
 ROWS, PROMPT, SIZE = 5, 70, 64
 
@@ -41,6 +42,67 @@ def test_two_sums_are_the_attention_over_all_keys(
         result, _ = attend(layer, query, key, value, seen if masked else None, scaling=0.2)
     torch.testing.assert_close(result.float(), plain.transpose(1, 2), rtol=0, atol=tolerance)
     assert attention._prompt.get() is None
+
+
+def of(name: str) -> Any:
+    return SimpleNamespace(
+        device=torch.device("cpu"), config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(_attn_implementation=name))
+    )
+
+
+@pytest.mark.parametrize(("heads", "kinds"), [(9, 3), (4, 4)])
+@pytest.mark.parametrize(("length", "keys", "masked"), [(40, 90, True), (40, 90, False), (40, 40, False)])
+def test_products_and_their_gradients_are_those_of_attention(
+    heads: int, kinds: int, length: int, keys: int, masked: bool
+) -> None:
+    torch.manual_seed(0)
+    shapes = (ROWS, heads, length, SIZE), (ROWS, kinds, keys, SIZE), (ROWS, kinds, keys, SIZE)
+    tensors: list[Any] = [torch.randn(shape).bfloat16().requires_grad_() for shape in shapes]
+    seen = torch.ones(ROWS, 1, length, keys, dtype=torch.bool).tril(keys - length)
+    if masked:
+        seen &= torch.rand(ROWS, 1, 1, keys) > 0.3
+        seen[..., 0] = True
+    exact: list[Any] = [each.detach().float().requires_grad_() for each in tensors]
+    query, key, value = exact
+    plain = scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.2, enable_gqa=True).transpose(1, 2)
+    layer = SimpleNamespace(num_key_value_groups=heads // kinds)
+    result, _ = ALL_ATTENTION_FUNCTIONS["sdpa_products"](layer, *tensors, seen if masked else None, scaling=0.2)
+    torch.testing.assert_close(result.float(), plain, rtol=0, atol=0.02)
+    upstream = torch.randn(plain.shape)
+    result.backward(upstream.bfloat16())
+    plain.backward(upstream)
+    for ours, theirs in zip(tensors, exact, strict=True):
+        assert torch.nn.functional.cosine_similarity(ours.grad.float().flatten(), theirs.grad.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "options"),
+    [
+        (torch.float32, 1 << 25, {}),
+        (torch.bfloat16, 10, {}),
+        (torch.bfloat16, 1 << 25, {"position_bias": torch.ones(1, 4, 6, 6)}),
+    ],
+)
+def test_where_products_do_not_fit_attention_is_pytorchs(
+    dtype: torch.dtype, most: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytorchs = Mock(side_effect=attention.sdpa_attention_forward)
+    monkeypatch.setattr(attention, "sdpa_attention_forward", pytorchs)
+    monkeypatch.setattr(attention, "_MOST_SCORES", most)
+    query, (key, value) = torch.randn(2, 4, 6, SIZE).to(dtype), torch.randn(2, 2, 2, 6, SIZE).to(dtype)
+    layer = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    result, _ = ALL_ATTENTION_FUNCTIONS["sdpa_products"](layer, query, key, value, None, scaling=0.2, **options)
+    assert result.shape == (2, 6, 4, SIZE) and pytorchs.call_count == 1
+
+
+@pytest.mark.parametrize(("usual", "within"), [("sdpa", "sdpa_products"), ("eager", "eager")])
+def test_a_model_with_an_attention_of_its_own_keeps_it(usual: str, within: str) -> None:
+    model = of(usual)
+    config = model.config.get_text_config()
+    model.config.get_text_config = lambda: config
+    with products(model):
+        assert config._attn_implementation == within
+    assert config._attn_implementation == usual
 
 
 def row(ids: list[int], known: int) -> Any:

@@ -28,6 +28,22 @@ def tokens_computed(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) ->
     return given
 
 
+def test_a_step_computes_attention_by_products(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tokenizer).eval()
+    learner, rows = learner_of(model, tokenizer, tmp_path), [row(segment(model, i), 1.0, 2) for i in range(2)]
+    names, real = set[str](), model.model.forward
+
+    def forward(*args: object, **options: object) -> object:
+        names.add(model.config._attn_implementation)
+        return real(*args, **options)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    learner._trainer.step(rows)
+    assert names == {"sdpa_products"} and model.config._attn_implementation == "sdpa"
+
+
 def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
