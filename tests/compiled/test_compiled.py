@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -600,6 +600,21 @@ def _rejecting(number: int) -> list[CallRecord]:
     return [*looks, CallRecord("pay", {"claim": f"L{number}"}, f"slip {rng.randint(1000, 9999)}")]
 
 
+def _recorded(traces: Iterable[Sequence[CallRecord]]) -> ReplayBuffer:
+    """A buffer of these calls, each trace a success of its own task."""
+    buffer = ReplayBuffer(":memory:")
+    for number, calls in enumerate(traces):
+        steps = [
+            Step(observation="", action=render_call(tool, dict(arguments)), next_observation=json.dumps(answer))
+            for tool, arguments, answer in calls
+        ]
+        task = Task(id=f"claims/{number}", instruction=f"Claim L{number}", environment="claims")
+        buffer.add(
+            Trajectory(task=task, steps=[*steps, Step(observation="", action=render_answer("Done."), next_observation="")])
+        )
+    return buffer
+
+
 def test_a_document_in_another_state_than_all_recorded_ones_is_not_known() -> None:
     traces = [_rejecting(number) for number in range(40)]
     source = _module(find_rules(traces, ["reject", "pay"]))
@@ -614,18 +629,8 @@ def test_a_document_in_another_state_than_all_recorded_ones_is_not_known() -> No
 
 
 def test_a_call_of_unknown_effect_may_change_what_its_documents_name(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(":memory:")
-    for number in range(40):
-        *calls, last = _rejecting(number)
-        steps = [
-            Step(observation="", action=render_call(tool, dict(arguments)), next_observation=json.dumps(answer))
-            for tool, arguments, answer in (calls[0], last, calls[1])
-        ]
-        task = Task(id=f"claims/{number}", instruction=f"Claim L{number}", environment="claims")
-        buffer.add(
-            Trajectory(task=task, steps=[*steps, Step(observation="", action=render_answer("Done."), next_observation="")])
-        )
-    compile_world(buffer, tmp_path / "world", writes=["reject", "pay"])
+    traces = [_rejecting(number) for number in range(40)]
+    compile_world(_recorded([look, last, file] for look, file, last in traces), tmp_path / "world", writes=["reject", "pay"])
     with contextlib.closing(sqlite3.connect(tmp_path / "world" / "world.db")) as database:
         assert not database.execute("SELECT * FROM documents WHERE tool = 'get_file'").fetchall(), "read behind the write alone"
     state, claim, file = State(), {"claim": "L1", "employee": "E1"}, {"employee": "E1", "spent": 7}
@@ -634,6 +639,26 @@ def test_a_call_of_unknown_effect_may_change_what_its_documents_name(tmp_path: P
     (source := _module({})).__dict__.update(READS=(), SPREADS={})
     follow(source, state, "pay", {"claim": "L1"}, "slip 1234")
     assert [place for place, text in state.documents.items() if text is not None] == [("get_file", '{"employee": "E2"}')]
+
+
+@pytest.mark.parametrize(("looks", "changed", "kept"), [(10, 0, True), (9, 0, False), (20, 1, False)])
+def test_what_ten_second_looks_saw_unchanged_is_kept(looks: int, changed: int, kept: bool, tmp_path: Path) -> None:
+    traces = []
+    for number in range(40):
+        claim, file, _ = _rejecting(number)
+        pay = CallRecord("pay", claim.arguments, f"slip {Random(number).randint(1000, 9999)}")
+        again = file._replace(answer={**file.answer, "spent": 0}) if number < changed else file
+        traces.append([claim, file, pay, *([again] if number < looks else [])])
+    compile_world(_recorded(traces), tmp_path / "world", writes=["pay"])
+    keeps = {"pay": ["get_file"]} if kept else {}
+    assert f"KEEPS: dict[str, list[str]] = {keeps}\n" in (tmp_path / "world" / "world.py").read_text()
+    (source := _module({})).__dict__.update(READS=(), SPREADS={}, KEEPS=keeps)
+    state = State()
+    state.learn("get_claim", {"claim": "L1", "employee": "E1"}, claim="L1")
+    state.learn("get_file", {"employee": "E1"}, employee="E1")
+    follow(source, state, "pay", {"claim": "L1"}, "slip 1234")
+    known = [tool for (tool, _), text in state.documents.items() if text is not None]
+    assert known == (["get_file"] if kept else []), "a paid claim was never seen again"
 
 
 def test_the_order_of_an_objects_keys_is_kept() -> None:
