@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage
 from orders import ORDER, PAID, REFUND, Says, order_task, play, trace
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedUser, Verdict, write_goals
+from dreamgym_lg.dream import Answer, Dream, Episode, Goal, ModelUser, RecordedUser, Verdict, recorded_user, write_goals
 from dreamgym_lg.dream.prompts import load_prompt
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -228,6 +228,18 @@ def test_an_agent_that_leaves_the_record_is_handed_over_or_has_failed(steps: lis
 def test_a_recorded_user_of_a_path_is_refused(conversations: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"conversations= holds .*'replay\.db'.*; give ReplayBuffer\(path\), or"):
         RecordedUser(conversations)
+
+
+def test_the_user_of_a_buffer_is_the_recorded_one_and_a_model_behind_it(buffer: ReplayBuffer, scripted: Any) -> None:
+    buffer.add(trace(order_task("alone"), (ORDER, PAID), DONE))
+    assert recorded_user(buffer) is None, "nobody replied to the agent"
+    buffer.add(TRACE)
+    alone = recorded_user(buffer)
+    behind = recorded_user(buffer, chat := scripted(reply=lambda _: "Hm?"))
+    assert say(alone) == say(behind) == "W-204." and not chat.asked
+    assert say(behind, TRACE.steps[0], action=SURE) == "Hm?"
+    with pytest.raises(PredictionFailed, match="left the record"):
+        say(alone, TRACE.steps[0], action=SURE)
 
 
 def test_of_several_records_the_first_that_fits_speaks() -> None:
