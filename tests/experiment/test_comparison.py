@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_openai_messages
+from langchain_core.outputs import ChatGeneration, ChatResult
 from typer.testing import CliRunner, Result
 
 from dreamgym_lg import ReplayBuffer, Task, Trajectory, load_traces
@@ -243,6 +246,56 @@ def test_few_tasks_are_refused(tmp_path: Path, house: Models) -> None:
         shared = SharedDream(buffer, experience_model="openai:dreamer", isolation="guard")
         with pytest.raises(ConfigurationError, match="0 of 0 recorded tasks can be judged, and 10 are needed: import"):
             shared.play(f"{tmp_path / 'agents.py'}:graph")
+
+
+class Agent(GenericFakeChatModel):
+    """Does what a function of its messages says."""
+
+    messages: Any = ()
+    act: Any
+
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.act(messages))])
+
+
+def _asks_first(messages: list[BaseMessage]) -> AIMessage:
+    """Asks for the number, cancels that booking, and says so."""
+    said = [each.text for each in messages if isinstance(each, HumanMessage)]
+    if isinstance(messages[-1], ToolMessage):
+        return AIMessage("It is cancelled.")
+    if len(said) == 1:
+        return AIMessage("Which booking?")
+    call = {"name": "cancel", "args": {"booking": int(said[-1].split()[-1])}, "id": "1"}
+    return AIMessage("", tool_calls=[call])
+
+
+def test_recorded_users_talk_with_both_versions(tmp_path: Path, scripted: Any) -> None:
+    agent_of = pytest.importorskip("langchain.agents", reason="needs langchain").create_agent
+
+    def cancel(booking: int) -> str:
+        """Cancel a booking."""
+        raise AssertionError("the real tool ran")
+
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        for number in range(10):
+            messages: list[BaseMessage] = [HumanMessage(f"I am guest {number}, please cancel my booking.")]
+            for reply in (f"It is number {number}", None):
+                messages.append(_asks_first(messages))
+                messages += [HumanMessage(reply)] if reply else []
+            messages += [ToolMessage("cancelled", tool_call_id="1"), AIMessage("It is cancelled.")]
+            record = {"id": f"t{number}", "messages": convert_to_openai_messages(messages), "reward": 1}
+            with (tmp_path / "traces.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+        nobody = scripted(reply=lambda messages: "END")
+        shared = SharedDream(buffer, experience_model=nobody, episodes=1, writes=["cancel"], isolation="guard")
+        acts = _asks_first, lambda messages: AIMessage("It is cancelled.")
+        comparison = shared.compare(*(agent_of(Agent(act=act), [cancel]) for act in acts))
+    assert comparison.before.success.value == 1 and comparison.before.actions == 3, "question, call, answer"
+    assert comparison.after.success.value == 0 and str(comparison).startswith("worse: -1.000")
 
 
 @pytest.mark.parametrize("place", ["my_app.py", "package/my_app.py"])
