@@ -112,12 +112,7 @@ class AgentWorld(World):
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         _check_arguments(tasks, writes, functions, options)
-        if dream is not None and user is not None:
-            raise ConfigurationError(
-                "user= would never talk, because dream= brings its own: give it to the Dream, Dream(..., user=)"
-            )
-        if dream is not None and dream.user is not None and not dream.judges and verify_dream is None:
-            raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
+        _check_dream(dream, user, verify_dream)
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.isolation = _isolation(isolation, graph)
         self.payload, self.options = payload, options
@@ -134,14 +129,10 @@ class AgentWorld(World):
         self.user = dream.user if dream is not None else user
         self.user_real = user_real or self.user
         self._index: tuple[ReplayBuffer, TraceIndex] | None = None
-        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream)
-        if relative_judge:
-            self.arguments["relative_judge"] = True
+        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream, relative_judge)
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
-        if twice := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
-            raise ConfigurationError(f"tasks= has {len(twice)} ids more than once, such as {twice[0]!r}: give each task once")
         self.all_tasks = [self.with_tools(task) for task in tasks]
         self._refuse(examined)
 
@@ -306,7 +297,7 @@ def dream_of_traces(
     return compiled_dream(folder, index, user=world.user)
 
 
-def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, object]:
+def _arguments(functions: Mapping[str, Any], dream: Dream | None, relative_judge: bool) -> dict[str, object]:
     """Names of the functions and parts that decide a dreamed episode and its reward."""
     names: dict[str, object] = {
         key: getattr(getattr(function, "func", function), "__name__", type(function).__name__)
@@ -315,6 +306,8 @@ def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, o
     }
     if dream is not None:
         names["dream"] = [part.name for part in (*dream.responders, dream.user, *dream.judges) if part is not None]
+    if relative_judge:
+        names["relative_judge"] = True
     return names
 
 
@@ -360,6 +353,20 @@ def _check_arguments(
         if function is not None and not callable(function):
             raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
     check_tasks(tasks)
+    if twice := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
+        raise ConfigurationError(f"tasks= has {len(twice)} ids more than once, such as {twice[0]!r}: give each task once")
+
+
+def _check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | None) -> None:
+    """Raise `ConfigurationError` for a second user, and for a user whose conversations nobody judges."""
+    if dream is None:
+        return
+    if user is not None:
+        raise ConfigurationError(
+            "user= would never talk, as dream= brings its own: give it to the Dream, Dream(..., user=)"
+        )
+    if dream.user is not None and not dream.judges and verify_dream is None:
+        raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
 
 
 def check_tasks(tasks: Iterable[Task]) -> None:

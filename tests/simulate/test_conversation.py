@@ -246,7 +246,7 @@ async def test_what_a_user_raises_ends_the_episode_with_its_cause() -> None:
 def test_a_user_needs_a_judge_or_a_check() -> None:
     with ReplayBuffer(":memory:") as buffer:
         dream = create_dream(judges=[])
-        with pytest.raises(ConfigurationError, match="user= would never talk, because dream= brings its own"):
+        with pytest.raises(ConfigurationError, match="user= would never talk, as dream= brings its own"):
             DreamGym(desk(), replay_buffer=buffer, dream=create_dream(), user=ScriptedUser(lambda episode: None), tasks=[TASK])
         with pytest.raises(ConfigurationError, match="dream= has a user and no judge: add judges=, or give verify_dream="):
             DreamGym(desk(), replay_buffer=buffer, dream=dream)
