@@ -62,7 +62,7 @@ class ToolReplay:
             return f"{self.wrong} of {self.exact + self.wrong} answers to left-out traces were wrong"
         if not self.exact:
             return f"no rule answers any of its {self.refused} calls in left-out traces"
-        return f"{self.exact} exact answers to left-out traces are too few to be sure of a tool that writes"
+        return f"it answered {self.exact} calls of left-out traces exactly, too few to be sure of a tool that writes"
 
 
 class Replay:
