@@ -28,6 +28,7 @@ from tables import write_tables
 
 from dreamgym_lg import Experiment, ReplayBuffer, Task, load_traces
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.experiment.evaluation import play_policies
 from dreamgym_lg.experiment.settings import WITH_REAL_PART, Place, Settings
 from dreamgym_lg.learner import LearnerName
 
@@ -162,6 +163,7 @@ def run_cell(cell: Cell, runs: Path, results: Path, own: Mapping[str, Any]) -> N
     if not folder.exists():
         first = open_experiment(cell._replace(learner=LEARNERS[cell.world][0], place="dream"), shared, own)
         first.prepare()
+        play_policies(first)  # of which no cell's folder plays one again
         first.replay_buffer.close()
         draft = folder.with_name(f"{folder.name}.draft")  # made whole or not at all
         shutil.rmtree(draft, ignore_errors=True)

@@ -362,9 +362,7 @@ def _check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | 
     if dream is None:
         return
     if user is not None:
-        raise ConfigurationError(
-            "user= would never talk, as dream= brings its own: give it to the Dream, Dream(..., user=)"
-        )
+        raise ConfigurationError("user= would never talk, as dream= brings its own: give it to the Dream, Dream(..., user=)")
     if dream.user is not None and not dream.judges and verify_dream is None:
         raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
 

@@ -190,22 +190,14 @@ def prove(work: Workspace) -> dict[str, Any]:
         raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
-    figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
-    # under `references_only` no judge decides a held-out task
-    dream = work.dream() if work.can_dream and not work.settings.references_only else None
-    policies = _policies(work)
-    began = "" if work.record("stage/train/from") else start_baseline(work)
-    with work.stage("prove"):
-        for number, (name, path) in enumerate(policies.items(), start=1):
-            _prove_policy(work, figures, name, path, dream if name in ("base", began, "trained") else None)
-            work.progress("prove in the real environment", number, len(policies))
+    figures, began = play_policies(work), _began(work)
     made_with = work.stored_settings() or work.settings
     result = {
         "world": work.world.name,
         "seed": made_with.seed,
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
-        "assisted": work.world.assisted and dream is not None,
+        "assisted": work.world.assisted and _is_dreamed(work),
         "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
@@ -223,6 +215,28 @@ def prove(work: Workspace) -> dict[str, Any]:
         work.say(f"{told}{why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
+
+
+def play_policies(work: Workspace) -> dict[str, Any]:
+    """Play every policy of the folder for `prove`; what is stored is not played again. Returns its figures by panel."""
+    figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
+    dream = work.dream() if _is_dreamed(work) else None
+    policies, dreamed = _policies(work), ("base", _began(work), "trained")
+    with work.stage("prove"):
+        for number, (name, path) in enumerate(policies.items(), start=1):
+            _prove_policy(work, figures, name, path, dream if name in dreamed else None)
+            work.progress("prove in the real environment", number, len(policies))
+    return figures
+
+
+def _is_dreamed(work: Workspace) -> bool:
+    """True where a proof dreams too. Under `references_only` no judge decides a held-out task."""
+    return work.can_dream and not work.settings.references_only
+
+
+def _began(work: Workspace) -> str:
+    """The baseline that training begins with; empty for a policy that training was given."""
+    return "" if work.record("stage/train/from") else start_baseline(work)
 
 
 def _policies(work: Workspace) -> dict[str, str | Path]:
