@@ -3,8 +3,6 @@
 import logging
 import os
 import shutil
-import time
-from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from inspect import signature
@@ -17,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, writing
 from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, base_of
+from dreamgym_lg.integrations.transformers.machine import use_free_cores
 
 logger = logging.getLogger(__name__)
 
@@ -99,26 +98,6 @@ def trains_bfloat16() -> bool:
 def _has_instructions(*names: str) -> bool:
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has none to tell
     return resolve_device("auto") == "cpu" and any(capabilities.get(name) for name in names)
-
-
-@cache
-def use_free_cores() -> None:
-    """Compute on the cores that are idle now, unless OMP_NUM_THREADS says on how many. Looks once, for a tenth of a second.
-
-    PyTorch's threads wait for each other: two on two cores, beside a busy process, take ten times as long as one.
-    """
-    if "OMP_NUM_THREADS" in os.environ or not Path("/proc/stat").exists():
-        return
-    before = _idle_seconds()
-    time.sleep(0.1)
-    idle = round((_idle_seconds() - before) / 0.1)
-    torch.set_num_threads(min(max(idle, 1), torch.get_num_threads()))
-
-
-def _idle_seconds() -> float:
-    """Seconds that all cores together have been idle."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def resolve_device(device: str) -> str:

@@ -1,19 +1,17 @@
 """The conversations of an engine: their tokens as sampled, with keys and values."""
 
-import os
-import re
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ContextExceeded
+from dreamgym_lg.integrations.transformers.machine import free_memory
 from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
@@ -30,11 +28,7 @@ def cache_budget(device: torch.device) -> int:
     """Bytes for conversations: of the free memory a third on a GPU, else a sixth. A batch takes up to 1.5 times as many."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] // 3)
-    table = Path("/proc/meminfo")
-    available = re.search(r"MemAvailable:\s*(\d+) kB", table.read_text() if table.exists() else "")
-    if available is None:  # no Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 6
-    return int(available[1]) * 1024 // 6
+    return free_memory() // 6
 
 
 def with_room(tokens: int) -> int:

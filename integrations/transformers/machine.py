@@ -1,0 +1,77 @@
+"""What is free on this machine, or in the container on it: cores and memory."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@cache
+def use_free_cores() -> None:
+    """Compute on the cores that are idle now, unless OMP_NUM_THREADS says on how many. Looks once, for a tenth of a second.
+
+    PyTorch's threads wait for each other: two on two cores, beside a busy process, take ten times as long as one.
+    """
+    if "OMP_NUM_THREADS" in os.environ or not (_PROC / "stat").exists():
+        return
+    before = _idle_seconds()
+    time.sleep(0.1)
+    idle = round((_idle_seconds() - before) / 0.1)
+    torch.set_num_threads(max(min(idle, allowed_cores(), torch.get_num_threads()), 1))
+
+
+def _idle_seconds() -> float:
+    """Seconds that all cores together have been idle."""
+    fields = (_PROC / "stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
+def allowed_cores() -> int:
+    """Number of cores whose time this process may take. A container sees all of them."""
+    cores = os.cpu_count() or 1
+    for group in _control_groups("cpu"):
+        share = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
+        if len(share) == 2:  # microseconds, of so many
+            cores = min(cores, max(share[0] // share[1], 1))
+    return cores
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process may still take. Without Linux: all of the machine's."""
+    table = _text(_PROC / "meminfo")
+    if (available := re.search(r"MemAvailable:\s*(\d+) kB", table)) is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(available[1]) * 1024
+    for group in _control_groups("memory"):
+        limit = _numbers(group / "memory.max") or _numbers(group / "memory.limit_in_bytes")
+        used = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")
+        if limit and used:
+            cached = re.search(r"^inactive_file (\d+)", _text(group / "memory.stat"), re.MULTILINE)  # files, which make room
+            free = min(free, limit[0] - used[0] + (int(cached[1]) if cached else 0))
+    return max(free, 0)
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Folders of the control groups that limit this process, of both versions of cgroups."""
+    for line in _text(_PROC / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = _GROUPS / controller if controllers else _GROUPS
+            own = top / path.lstrip("/")
+            yield from (each for each in (own, *own.parents) if each.is_relative_to(top) and each.is_dir())
+
+
+def _numbers(file: Path) -> list[int]:
+    """The numbers of a file. None if it is not there, or sets no limit."""
+    words = _text(file).split()
+    return [int(word) for word in words] if all(map(str.isdigit, words)) else []
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.is_file() else ""

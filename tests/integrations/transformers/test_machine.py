@@ -1,0 +1,79 @@
+"""What is free: a container's limits count, of both versions of control groups."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dreamgym_lg.integrations.transformers import machine
+from dreamgym_lg.integrations.transformers.machine import allowed_cores, free_memory
+from dreamgym_lg.integrations.transformers.prefix_cache import cache_budget
+
+GIB = 1 << 30
+NONE = str(2**63 - 4096)
+"""The limit of a group of the first version that has none."""
+STAT = f"cache 7\ninactive_file {GIB}\ntotal_inactive_file {GIB}\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 64 GiB and 16 cores."""
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    write(tmp_path, {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable:   {64 << 20} kB\n"})
+    return tmp_path
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+SECOND = {"memory.max": f"{8 * GIB}\n", "memory.current": f"{3 * GIB}\n", "memory.stat": STAT, "cpu.max": "250000 100000\n"}
+FIRST = {
+    "memory/{}memory.limit_in_bytes": f"{8 * GIB}\n", "memory/{}memory.usage_in_bytes": f"{3 * GIB}\n",
+    "memory/{}memory.stat": STAT, "cpu/{}cpu.cfs_quota_us": "250000\n", "cpu/{}cpu.cfs_period_us": "100000\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "groups"),
+    [
+        ("0::/\n", {f"cgroup/{name}": text for name, text in SECOND.items()}),  # in a container
+        ("0::/app.slice/job\n", {f"cgroup/app.slice/{name}": text for name, text in SECOND.items()}),  # of systemd, from above
+        ("4:memory:/docker/a\n1:cpu,cpuacct:/docker/a\n", {f"cgroup/{name.format('')}": text for name, text in FIRST.items()}),
+        ("4:memory:/job\n1:cpu:/job\n0::/\n", {f"cgroup/{name.format('job/')}": text for name, text in FIRST.items()}),
+    ],
+)
+def test_a_container_has_what_its_limits_leave(root: Path, own: str, groups: dict[str, str]) -> None:
+    write(root, {"proc/self/cgroup": own, **groups})
+    (root / "cgroup/app.slice/job").mkdir(parents=True, exist_ok=True)
+    assert free_memory() == 6 * GIB, "files that were read make room"
+    assert cache_budget(torch.device("cpu")) == GIB
+    assert allowed_cores() == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "groups"),
+    [
+        ("", {}),
+        ("0::/\n", {"cgroup/memory.max": "max\n", "cgroup/memory.current": "5\n", "cgroup/cpu.max": "max 100000\n"}),
+        (
+            "4:memory:/\n1:cpu:/\n",
+            {
+                "cgroup/memory/memory.limit_in_bytes": NONE, "cgroup/memory/memory.usage_in_bytes": "5",
+                "cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_without_a_limit_it_is_the_machines(root: Path, own: str, groups: dict[str, str]) -> None:
+    write(root, {"proc/self/cgroup": own, **groups})
+    assert (free_memory(), allowed_cores()) == (64 * GIB, 16)
+
+
+def test_a_container_over_its_limit_has_nothing(root: Path) -> None:
+    write(root, {"proc/self/cgroup": "0::/\n", "cgroup/memory.max": "5", "cgroup/memory.current": "9"})
+    assert free_memory() == 0 and cache_budget(torch.device("cpu")) == 0
