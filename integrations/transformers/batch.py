@@ -22,7 +22,6 @@ from dreamgym_lg.integrations.transformers.prefix_cache import (
     Prefix,
     PrefixCache,
     SharedPromptBlocks,
-    with_room,
 )
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.text import split_thought
@@ -99,13 +98,17 @@ class Decoder:
         positions = torch.arange(known, known + len(ids), device=device)[None]
         self.forward(cache, input_ids=torch.tensor([ids], device=device), position_ids=positions)
 
-    def buffer(self, size: int) -> torch.Tensor:
-        """Memory for the keys and values of one batch, [size]."""
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Memory for keys and values."""
+        return torch.empty(shape, dtype=self.compute_dtype, device=self.model.device)
+
+    def buffer(self, *shape: int) -> torch.Tensor:
+        """Memory for the keys and values of one batch, which the next one overwrites."""
         # the same every time: fresh memory costs more than the copies into it
-        dtype, device = self.compute_dtype, self.model.device
-        if self._buffer.numel() < size or (dtype, device) != (self._buffer.dtype, self._buffer.device):
-            self._buffer = torch.empty(size, dtype=dtype, device=device)
-        return self._buffer[:size]
+        size = math.prod(shape)
+        if self._buffer.numel() < size or (self.compute_dtype, self.model.device) != (self._buffer.dtype, self._buffer.device):
+            self._buffer = self.empty(size)
+        return self._buffer[:size].view(shape)
 
     def free_buffer(self) -> None:
         """Give that memory back."""
@@ -176,25 +179,27 @@ class Row:
 def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: int) -> int:
     """Read most of a long new text alone. In the batch all rows are padded to the longest.
 
-    Known beginnings of conversations are not read again. Args: `room`, bytes that the keys and values may take, beside those
-    of the batch. Returns how many they take; 0 where nothing is read.
+    Known beginnings of conversations are not read again. Args: `room`, bytes that new keys and values may take, beside those of
+    the batch. Returns how many they take; 0 where nothing is read.
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
-    shape = (decoder.layers, 2, decoder.heads, with_room(len(row.ids)), decoder.head_size)
-    size = shape[3] * decoder.token_bytes
+    cached = row.prefix.cached if row.prefix is not None else None
+    size = (end - row.known) * decoder.token_bytes
     if len(row.ids) - row.known <= 2 * BLOCK or size > room:
         return 0
-    buffer = torch.empty(shape, dtype=decoder.compute_dtype, device=decoder.model.device)
-    known, first = row.known, row.known == 0
-    if row.prefix is not None and row.prefix.cached is not None:
-        buffer[..., :known, :] = row.prefix.cached.buffer[..., :known, :]
-    elif first:
-        known = prompts.fill(row.ids[:end], buffer)
+    known, none = row.known, decoder.empty(decoder.layers, 2, decoder.heads, 0, decoder.head_size)
+    if first := cached is None:
+        blocks = prompts.find(row.ids[:end])
+        known, cached = len(blocks) * BLOCK, KeyValues(blocks, none, len(blocks) * BLOCK)
+    buffer = decoder.buffer(decoder.layers, 2, decoder.heads, end, decoder.head_size)
+    cached.copy_to(buffer[..., :known, :], 0)
     if known < end:
         decoder.read(row.ids[known:end], buffer, known)
     if first:
-        prompts.keep(row.ids[:end], buffer)
-    row.prefix = Prefix("", row.ids[:end], KeyValues(buffer, end), end)
+        cached = KeyValues(prompts.keep(row.ids[:end], buffer), none, end)
+    else:
+        cached = cached.extended(buffer[..., known:, :], known)
+    row.prefix = Prefix("", row.ids[:end], cached, end)
     return size
 
 
@@ -238,13 +243,15 @@ class Batch:
     def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
         self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
         shared = shared_tokens(decoder, rows)
-        self.prompt = cast(Any, rows[0].prefix).cached.buffer[..., :shared, :] if shared else None
+        self.prompt = None
+        if shared:
+            self.prompt = decoder.empty(decoder.layers, 2, decoder.heads, shared, decoder.head_size)
+            cast(Any, rows[0].prefix).cached.copy_to(self.prompt, 0)
         known, new = max(row.known for row in rows) - shared, max(len(row.ids) - row.known for row in rows)
         self.prompt_end = known + new
         self.filled = self.prompt_end
         length = self.filled + max(row.request.max_new_tokens for row in rows)
-        shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
-        self.buffer = decoder.buffer(math.prod(shape)).view(shape)
+        self.buffer = decoder.buffer(decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
         self.ids = torch.zeros(len(rows), new, dtype=torch.long)
         self.positions = torch.zeros(len(rows), new, dtype=torch.long)
@@ -252,7 +259,7 @@ class Batch:
             chunk, pad = len(row.ids) - row.known, known - (row.known - shared)
             own = self.buffer[:, :, i]
             if row.prefix is not None and row.prefix.cached is not None:
-                own[..., pad:known, :] = row.prefix.cached.buffer[..., shared : row.known, :]
+                row.prefix.cached.copy_to(own[..., pad:known, :], shared)
             # what is masked out has to be finite; all else is written before it is read
             own[..., :pad, :] = 0
             own[..., known : self.prompt_end - chunk, :] = 0

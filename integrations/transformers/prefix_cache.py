@@ -41,9 +41,45 @@ def with_room(tokens: int) -> int:
 class KeyValues:
     """Keys and values of a conversation, with room to write further ones in place."""
 
+    prompt: tuple[torch.Tensor, ...]
+    """Of its first tokens, in blocks that other conversations have too: [layers, 2, heads, `BLOCK`, head size] each."""
     buffer: torch.Tensor
-    """[layers, 2, heads, tokens and room, head size]"""
+    """Of the tokens behind, [layers, 2, heads, tokens and room, head size]."""
     filled: int
+    """Number of tokens, those of the prompt included."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that holds memory."""
+        return *self.prompt, self.buffer
+
+    @property
+    def own(self) -> int:
+        """Number of tokens in the blocks, behind which the buffer begins."""
+        return BLOCK * len(self.prompt)
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Write those from token `start` on. Args: `target`, [layers, 2, heads, tokens, head size]."""
+        end = start + target.shape[-2]
+        for number, block in enumerate(self.prompt[start // BLOCK :], start=start // BLOCK):
+            first, last = max(start, number * BLOCK), min(end, (number + 1) * BLOCK)
+            if first < last:
+                target[..., first - start : last - start, :] = block[..., first - number * BLOCK : last - number * BLOCK, :]
+        if end > (first := max(start, self.own)):
+            target[..., first - start :, :] = self.buffer[..., first - self.own : end - self.own, :]
+
+    def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
+        """These of the first `filled` tokens and new ones behind them: in place, unless another went on from there."""
+        own, total = self.own, filled + new.shape[-2]
+        if self.filled == filled and self.buffer.shape[-2] >= total - own:
+            extended = self
+        else:
+            buffer = new.new_empty(*new.shape[:3], with_room(total - own), new.shape[-1])
+            buffer[..., : filled - own, :] = self.buffer[..., : filled - own, :]
+            extended = KeyValues(self.prompt, buffer, total)
+        extended.buffer[..., filled - own : total - own, :] = new
+        extended.filled = total
+        return extended
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,6 +106,7 @@ class PrefixCache:
         self.cached_bytes = 0
         """Of all buffers, their room to grow included; one that several conversations share is counted once."""
         self._sharing: Counter[int] = Counter()
+        """By tensor, how many conversations have it."""
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix | None:
@@ -147,19 +184,14 @@ class PrefixCache:
         self._forget(key)
         if request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
             self._forget(_key(request.owner, request.conversation))
-        known = cached = before.cached if before is not None else None
+        before_it = before.cached if before is not None else None
         filled = before.known if before is not None else 0
-        total = filled + new.shape[-2]
-        if cached is None or cached.filled != filled or cached.buffer.shape[-2] < total:  # or another has gone on from there
-            cached = KeyValues(new.new_empty(*new.shape[:3], with_room(total), new.shape[-1]), total)
-            if known is not None:
-                cached.buffer[..., :filled, :] = known.buffer[..., :filled, :]
-        cached.buffer[..., filled:total, :] = new
-        cached.filled = total
-        self.prefixes[key] = Prefix(text, ids, cached, total)
-        self._sharing[id(cached)] += 1
-        if self._sharing[id(cached)] == 1:
-            self.cached_bytes += cached.buffer.nbytes
+        cached = (before_it or KeyValues((), new[..., :0, :], 0)).extended(new, filled)
+        self.prefixes[key] = Prefix(text, ids, cached, cached.filled)
+        for tensor in cached.tensors:
+            self._sharing[id(tensor)] += 1
+            if self._sharing[id(tensor)] == 1:
+                self.cached_bytes += tensor.nbytes
         while self.cached_bytes > self.budget:
             self._drop_keys(next(iter(self.prefixes)))
 
@@ -172,10 +204,11 @@ class PrefixCache:
         self._tokens_only.pop(key, None)
         if (prefix := self.prefixes.pop(key, None)) is None or prefix.cached is None:
             return
-        self._sharing[id(prefix.cached)] -= 1
-        if not self._sharing[id(prefix.cached)]:
-            del self._sharing[id(prefix.cached)]
-            self.cached_bytes -= prefix.cached.buffer.nbytes
+        for tensor in prefix.cached.tensors:
+            self._sharing[id(tensor)] -= 1
+            if not self._sharing[id(tensor)]:
+                del self._sharing[id(tensor)]
+                self.cached_bytes -= tensor.nbytes
 
     def _drop_keys(self, key: _Key) -> None:
         """Keep the tokens alone; encoding the text again could give others, and split the segment."""
@@ -203,28 +236,30 @@ class SharedPromptBlocks:
         self._blocks: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self.bytes = 0
 
-    def fill(self, ids: Sequence[int], buffer: torch.Tensor) -> int:
-        """Write the known blocks of these tokens into a buffer; returns the number of tokens.
-
-        Args: `buffer`, [layers, 2, heads, tokens or more, head size].
-        """
-        known = 0
-        for end, name in _named_blocks(ids):
+    def find(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The known blocks that these tokens begin with, [layers, 2, heads, `BLOCK`, head size] each."""
+        blocks = list[torch.Tensor]()
+        for _, name in _named_blocks(ids):
             if (block := self._blocks.get(name)) is None:
                 break
             self._blocks.move_to_end(name)
-            buffer[..., known:end, :] = block
-            known = end
-        return known
+            blocks.append(block)
+        return tuple(blocks)
 
-    def keep(self, ids: Sequence[int], buffer: torch.Tensor) -> None:
-        """Remember the whole blocks of these tokens."""
+    def keep(self, ids: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Remember the whole blocks of these tokens, and return them.
+
+        Args: `buffer`, their keys and values, [layers, 2, heads, tokens or more, head size].
+        """
+        blocks = list[torch.Tensor]()
         for end, name in _named_blocks(ids):
             if name not in self._blocks:
                 block = self._blocks[name] = buffer[..., end - BLOCK : end, :].clone()
                 self.bytes += block.nbytes
+            blocks.append(self._blocks[name])
         while self.bytes > self.budget:
             self.bytes -= self._blocks.popitem(last=False)[1].nbytes
+        return tuple(blocks)
 
     def clear(self) -> None:
         self._blocks.clear()
