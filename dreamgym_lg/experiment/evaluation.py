@@ -302,12 +302,8 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
     """Play one policy in every mode, dreamed meanwhile. Stored episodes are not played again."""
-    from dreamgym_lg.integrations.transformers.loading import generates_bfloat16
-
     loaded: Any = work.policy_at(path)
     held_out = work.tasks("test")[: work.settings.proof_tasks]
-    if loaded.model is not None and loaded.model.device.type == "cpu" and not generates_bfloat16():
-        loaded.model.float()  # nobody trains it any more, and a batch of 20 takes two thirds of the time
     modes = {DREAMED: MODES[DREAMED]} if name == "start" else MODES
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others

@@ -317,12 +317,12 @@ class Workspace:
 
     def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-        from dreamgym_lg.integrations.transformers.loading import generates_bfloat16
+        from dreamgym_lg.integrations.transformers.loading import computes_bfloat16
 
         if name not in self._loaded:
             model = LocalChatModel.from_path(
                 self.models / name,
-                dtype="bfloat16" if generates_bfloat16() else "auto",  # nobody learns from its log-probabilities
+                dtype="bfloat16" if computes_bfloat16() else "auto",  # nobody learns from its log-probabilities
                 temperature=0,
                 max_new_tokens=self.settings.experience_tokens,
                 max_batch_size=64,

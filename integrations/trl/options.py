@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
+from dreamgym_lg.integrations.transformers.loading import computes_bfloat16
 
 Loss = Literal["clipped", "cispo", "likelihood"]
 """Of a token: PPO's clipped ratio, or its log-likelihood times the capped ratio, or the log-likelihood alone."""
@@ -96,4 +96,4 @@ def precision(model: PreTrainedModel, *, supervised: bool = False) -> dict[str, 
             "beside frozen weights (lora=True)"
         )
     gpu = model.device.type == "cuda"
-    return {"bf16": gpu or (supervised and trains_bfloat16()), "activation_checkpointing": gpu}
+    return {"bf16": gpu or (supervised and computes_bfloat16()), "activation_checkpointing": gpu}
