@@ -82,9 +82,9 @@ def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dty
 
 
 def computes_bfloat16() -> bool:
-    """True on a machine without a GPU whose CPU has instructions for bfloat16 (AMX or AVX512_BF16).
+    """True without a GPU, on a CPU with instructions for bfloat16.
 
-    On an AMD Zen 5, 96 conversations of SmolLM2 take a fifth of the time of float32, most of it saved by attention that reads
+    These are AMX or AVX512_BF16. On an AMD Zen 5, 96 conversations of SmolLM2 take a fifth of the time of float32, most of it saved by attention that reads
     their shared prompt once (`attention`). A supervised step takes a fifth less time.
     """
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has none to tell

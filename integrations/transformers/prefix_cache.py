@@ -69,7 +69,7 @@ class KeyValues:
             target[..., first - start :, :] = self.buffer[..., first - self.own : end - self.own, :]
 
     def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
-        """These of the first `filled` tokens and new ones behind them: in place, unless another went on from there."""
+        """These of the first `filled` tokens, and new ones behind. In place, unless another conversation went on from there."""
         own, total = self.own, filled + new.shape[-2]
         if self.filled == filled and self.buffer.shape[-2] >= total - own:
             extended = self
