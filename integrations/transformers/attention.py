@@ -42,7 +42,7 @@ def shared_prompt(model: PreTrainedModel, keys_values: torch.Tensor | None) -> I
 
 @contextmanager
 def products(model: PreTrainedModel) -> Iterator[None]:
-    """Passes with gradients compute attention by matrix products: in bfloat16 a third of the time of PyTorch's own."""
+    """Passes with gradients compute attention by matrix products. In bfloat16 that is a third of the time of PyTorch's own."""
     usual = model.config.get_text_config()._attn_implementation
     with _implementation(model, _PRODUCTS if usual == "sdpa" and model.device.type == "cpu" else usual):
         yield

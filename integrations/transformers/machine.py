@@ -1,4 +1,4 @@
-"""What is free on this machine, or in the container on it: cores and memory."""
+"""The free cores and memory of this machine, or of the container on it."""
 
 import os
 import re
