@@ -1,4 +1,4 @@
-"""Attention in bfloat16 on a CPU, where PyTorch's own is slow: over a shared prompt, and with gradients."""
+"""Attention in bfloat16 on a CPU: over a prompt that rows share, and with gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
