@@ -105,7 +105,7 @@ def test_rules_of_writing_tools_answer_left_out_traces_exactly_and_none_wrongly(
     [
         (90, 9, 1, "9 of 99 answers"),
         (0, 0, 7, "no rule answers any of its 7 calls"),
-        (4, 0, 2, "4 exact answers"),
+        (4, 0, 2, "it answered 4 calls of left-out traces exactly, too few"),
         (90, 0, 5, ""),
     ],
 )

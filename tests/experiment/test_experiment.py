@@ -172,7 +172,7 @@ def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experime
     assert len(hosted.held_out_offline()) == 5, "a given model was trained on none of them"
 
 
-@pytest.mark.parametrize(("has", "dtype"), [("amx_bf16", "bfloat16"), ("avx512_bf16", "auto")])
+@pytest.mark.parametrize(("has", "dtype"), [("amx_bf16", "bfloat16"), ("avx512_bf16", "bfloat16"), ("avx2", "auto")])
 def test_a_trained_experience_model_answers_in_what_the_processor_is_fast_in(
     work: Experiment, monkeypatch: pytest.MonkeyPatch, has: str, dtype: str
 ) -> None:
