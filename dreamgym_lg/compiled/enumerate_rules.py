@@ -1,7 +1,7 @@
 """Finds, without any model, the rule by which each writing tool answers and changes documents."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,11 +27,16 @@ from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditi
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
 MIN_EXAMPLES = 4
-FOLDS = 3
+FOLDS = (3, 10)
+"""Parts of the traces that are left out in turn. More where no rule is found: a third may hold all of what is rare."""
+MIN_PROMISING = 0.9
+"""Share of left-out examples that are answered exactly, if more and smaller parts are to be tried."""
 MAX_KINDS, MAX_SINGLE = 10, 0.1
 """Texts, and the share of those that occur with one entity alone, at most, where no further ones are to be expected."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
+MAX_DOCUMENTS, MAX_SETS = 3, 12
+"""Documents that a rule joins, and sets of as many that are tried, at most."""
 
 
 class Case(NamedTuple):
@@ -100,12 +105,37 @@ def find_rules(
     return rules
 
 
+Usable = Sequence[tuple[Example, Surroundings]]
+"""Examples whose bound documents are known, with these."""
+Learn = Callable[[Usable], "Rule"]
+
+
 def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool) -> Rule | None:
     """The rule over the smallest set of documents that answers left-out examples.
 
     One without arithmetic comes first.
     """
     best: tuple[int, Rule | None] = (0, None)
+    options: Iterable[tuple[Usable, Learn]] = _options(examples, ids, keys, looked_up=looked_up)
+    for folds in FOLDS:
+        promising = []
+        for usable, learn_rule in options:
+            exact, is_enough = _exact_left_out(usable, learn_rule, folds)
+            if is_enough:
+                rule = learn_rule(usable)
+                if not is_mixed(rule.tree):
+                    return rule
+                best = max(best, (exact, rule), key=lambda each: each[0])
+            elif exact >= MIN_PROMISING * len(usable):
+                promising.append((usable, learn_rule))
+        options = promising
+    return best[1]
+
+
+def _options(
+    examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool
+) -> Iterator[tuple[Usable, Learn]]:
+    """What rules may be learned from, and how; the plainest first."""
     direct = _direct(examples, keys)
     sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
     for arithmetic, bindings in product((False, True), sets):
@@ -115,17 +145,8 @@ def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *,
         bound = [(each, around) for each in known if (around := each.around((*bindings, *others))) is not None]
         alike = _alike(bound, bindings)
         for usable in (bound, alike) if len(alike) < len(bound) else (bound,):
-            learn_rule = partial(_learn_rule, bindings=bindings, others=others, ids=ids, arithmetic=arithmetic)
-            if exact := _exact_left_out(usable, learn_rule):
-                rule = learn_rule(usable)
-                if not is_mixed(rule.tree):
-                    return rule
-                best = max(best, (exact, rule), key=lambda each: each[0])
-    return best[1]
-
-
-Usable = Sequence[tuple[Example, Surroundings]]
-"""Examples whose bound documents are known, with these."""
+            if len(usable) >= MIN_EXAMPLES:
+                yield usable, partial(_learn_rule, bindings=bindings, others=others, ids=ids, arithmetic=arithmetic)
 
 
 def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
@@ -135,25 +156,26 @@ def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
     return [each for each, own in zip(usable, keys, strict=True) if own == most[0][0]]
 
 
-def _exact_left_out(usable: Usable, learn_rule: Callable[[Usable], Rule]) -> int:
-    """Counts what rules of other traces answer exactly. 0 if they answer others wrongly, or most not at all."""
-    if len(usable) < MIN_EXAMPLES:
-        return 0
-    traces = sorted({example.trace for example, _ in usable})
-    folds = {trace: number % FOLDS for number, trace in enumerate(traces)}
-    whole, partly = Counter[bool | None](), Counter[bool | None]()
-    for fold in range(FOLDS):
-        rest = [each for each in usable if folds[each[0].trace] != fold]
-        rule = learn_rule(rest) if rest else None
-        left_out = [each for each in usable if folds[each[0].trace] == fold]
-        outcomes = Counter(_is_exact(rule.answer, *each) if rule is not None else None for each in left_out)
-        partly += outcomes
-        whole += outcomes if rule is not None and not is_mixed(rule.tree) else Counter()
+def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int, bool]:
+    """Counts what rules of other traces answer exactly, and whether they answer most, and others not wrongly."""
+    outcomes = [_left_out(usable, learn_rule, folds, fold) for fold in range(folds)]
+    whole = sum((counts for counts, is_whole in outcomes if is_whole), Counter[bool | None]())
+    partly = sum((counts for counts, _ in outcomes), Counter[bool | None]())
     for counts in (whole, partly):
         answered = counts[True] + counts[False]
         if counts[True] >= MIN_EXACT * answered and 2 * answered >= len(usable):
-            return counts[True]
-    return 0
+            return counts[True], True
+    return partly[True], False
+
+
+def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
+    """The answers to one part of the traces by a rule of the others, and whether it answers all of those."""
+    parts = {trace: number % folds for number, trace in enumerate(sorted({example.trace for example, _ in usable}))}
+    rest = [each for each in usable if parts[each[0].trace] != fold]
+    rule = learn_rule(rest) if rest else None
+    left_out = [each for each in usable if parts[each[0].trace] == fold]
+    outcomes = Counter(_is_exact(rule.answer, *each) if rule is not None else None for each in left_out)
+    return outcomes, rule is not None and not is_mixed(rule.tree)
 
 
 def _is_exact(answer: Callable[[Surroundings], Any], example: Example, around: Surroundings) -> bool | None:
@@ -170,15 +192,26 @@ def _direct(examples: Sequence[Example], keys: Keys) -> list[Binding]:
 
 
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
-    """Sets of documents, the smallest first. None, those that arguments name, and those that these name."""
+    """Sets of up to `MAX_DOCUMENTS` documents, the smallest first. Those that arguments name, and those that these name."""
     yield ()
-    direct = _direct(examples, keys)
-    yield from ((one,) for one in direct)
-    pairs = [(one, other) for one in direct for other in direct if one < other]
-    for one in direct:
-        bound = [(each, around) for each in examples if (around := each.around((one,))) is not None]
-        pairs += [(one, other) for other in _bindings(bound, keys) if other not in direct and other != one]
-    yield from pairs[:12]
+    sets: list[tuple[Binding, ...]] = [()]
+    seen = set[frozenset[tuple[Any, ...]]]()
+    for _ in range(MAX_DOCUMENTS):
+        larger = []
+        for bindings in sets:
+            bound = [(each, around) for each in examples if (around := each.around(bindings)) is not None]
+            for other in _bindings(bound, keys):
+                joint = frozenset(each[1:] for each in (*bindings, other))
+                if joint not in seen and not all(_is_bound(other, bindings, around) for _, around in bound):
+                    seen.add(joint)
+                    larger.append((*bindings, other))
+        sets = larger[:MAX_SETS]
+        yield from sets
+
+
+def _is_bound(binding: Binding, others: Sequence[Binding], around: Surroundings) -> bool:
+    """True if it is the same document as another's."""
+    return place_of(binding, around) in [place_of(each, around) for each in others]
 
 
 def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> Iterator[Binding]:
@@ -191,7 +224,7 @@ def _bindings(examples: Sequence[tuple[Example, Surroundings]], keys: Keys) -> I
                 counts.update(ref for ref, node in around.nodes.items() if len(ref.path) < 3 and canonical(node) in values)
             options.append([(name, ref) for ref, number in counts.most_common(3) if number >= 2])
         for sources in product(*options):
-            label = "_".join(str(ref.path[-1]) for _, ref in sources)
+            label = "_".join(str([ref.root, *ref.path][-1]) for _, ref in sources)
             yield Binding(f"{tool}_{label}" if label else tool, tool, tuple(sources))
 
 
@@ -199,13 +232,20 @@ def _learn_rule(
     usable: Usable, bindings: Sequence[Binding], others: Sequence[Binding], ids: tuple[Ref, ...], arithmetic: bool
 ) -> Rule:
     """The rule over the documents of `bindings`; `others` only limit what it knows."""
-    roots = {MENTIONED, *(binding.name for binding in bindings)}
-    learned = [(each, Surroundings(a.args, {root: a.documents[root] for root in roots})) for each, a in usable]
+    learned = [(each, around.only(MENTIONED, *(binding.name for binding in bindings))) for each, around in usable]
     labels, answers = _cluster(learned, arithmetic)
     tree = learn([around for _, around in learned], labels, ids=ids, arithmetic=arithmetic)
     bindings = (*bindings, *others)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
-    cases = tuple(_case(answer, group, bindings, others) for answer, group in zip(answers, groups, strict=True))
+    documents = {binding: _documents_after(binding, groups, is_limit=binding in others) for binding in bindings}
+    cases = tuple(
+        Case(
+            answer,
+            tuple((b.name, new) for b, news in documents.items() if (new := news[number]) not in (None, Ref(b.name))),
+            tuple(b.tool for b, news in documents.items() if news[number] is None),
+        )
+        for number, answer in enumerate(answers)
+    )
     keys = {each.name: own for each in bindings if (own := _keys([around.documents[each.name] for _, around in usable]))}
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
@@ -244,7 +284,7 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     answers: list[Expression] = []
     for number, (example, around) in enumerate(usable):
         for label, own in enumerate(members):
-            chosen = [*own[:30], number]
+            chosen = [own[0], number, *own[1:30]]
             joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen], arithmetic=arithmetic)
             if joint is not None and all(_is_exact(partial(evaluate, joint), *usable[n]) for n in own):
                 own.append(number)
@@ -262,34 +302,38 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     return [used.index(label) for label in labels], [answers[label] for label in used]
 
 
-def _case(answer: Expression, group: Usable, bindings: Sequence[Binding], others: Sequence[Binding]) -> Case:
-    effects, unknown = [], []
-    for binding in bindings:
-        again, arounds = [], []
-        for example, around in group:
-            place = place_of(binding, around)
-            if place in example.after:
-                again.append(example.after[place])
-                arounds.append(Surroundings(around.args, {**around.documents, "answer": example.answer}))
-        if again:
-            new = generalize(again, arounds, arithmetic=len(again) >= MIN_EXAMPLES)
-        else:
-            new = None if binding in others else _echo(group, binding)
-        if new is None:
-            unknown.append(binding.tool)
-        elif new != Ref(binding.name):
-            effects.append((binding.name, new))
-    return Case(answer, tuple(effects), tuple(unknown))
+def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bool) -> list[Expression | None]:
+    """By case, the bound document behind the call, over the surroundings and `answer`. None where it is unknown.
+
+    A tool that writes changes something. Where one case is known to, a case of which nothing is known changes nothing.
+    """
+    documents = [_document_after(binding, group, is_limit=is_limit) for group in groups]
+    changes = any(is_known and document != Ref(binding.name) for is_known, document in documents)
+    return [document if is_known or is_limit or not changes else Ref(binding.name) for is_known, document in documents]
 
 
-def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression:
-    """A cheap guess at the outcome. The answer is the new document, holds its new fields, or nothing changes."""
+def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
+    """Whether anything is known of it; the document, if one expression gives it."""
+    again, arounds = [], []
+    for example, around in group:
+        looks, place = {**example.others_after, **example.after}, place_of(binding, around)
+        if place in looks:
+            again.append(looks[place])
+            arounds.append(Surroundings(around.args, {**around.documents, "answer": example.answer}))
+    if again:
+        return True, generalize(again, arounds, arithmetic=len(again) >= MIN_EXAMPLES)
+    document = None if is_limit else _echo(group, binding)
+    return document is not None, document
+
+
+def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression | None:
+    """The new document of which the answer is a copy, or that has its fields; None where it tells nothing of it."""
     pairs = [(example.answer, around.documents[binding.name]) for example, around in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
-        return Ref(binding.name)
+        return None
     answer, document = pairs[0]
     if all(set(new) >= set(old) for new, old in pairs):
         return Ref("answer")
     if not (shared := [key for key in document if key in answer]) or any(list(old) != list(document) for _, old in pairs):
-        return Ref(binding.name)
+        return None
     return Build(tuple(document), tuple(Ref("answer" if key in shared else binding.name, (key,)) for key in document))

@@ -43,6 +43,9 @@ class Example:
     answered: frozenset[str]
     """Those of these arguments that an earlier answer of the trace names, known or changed since."""
     after: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Documents that name what the call is about, as they were read again behind it."""
+    others_after: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Others, read again behind this writing call and no further one."""
 
     def around(self, bindings: Sequence[Binding]) -> Surroundings | None:
         """The arguments and bound documents; None where one of them is not known."""
@@ -122,11 +125,15 @@ def examples_of(
     examples: dict[str, list[Example]] = {}
     for number, trace in enumerate(traces):
         known, pending, answered = dict[tuple[str, str], Any](), dict[tuple[str, str], Example](), set[str]()
+        behind: dict[tuple[str, str], list[Example]] = {}
         for call in trace:
             place = (call.tool, key_of(call.arguments))
             if call.tool not in writes:
                 if (example := pending.pop(place, None)) is not None:
                     example.after[place] = call.answer
+                elif len(since := behind.get(place, ())) == 1:
+                    since[0].others_after[place] = call.answer
+                behind[place] = []
                 known[place] = call.answer
                 answered |= _values(place, call.answer, with_key=False)
                 continue
@@ -136,6 +143,8 @@ def examples_of(
             before = frozenset(label for label, value in own.items() if value in answered)
             example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
             examples.setdefault(call.tool, []).append(example)
+            for since in behind.values():
+                since.append(example)
             named = {*own.values()}
             for place in [place for place, document in known.items() if named & _values(place, document)]:
                 del known[place]

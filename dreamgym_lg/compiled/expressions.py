@@ -3,26 +3,28 @@
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations, product, zip_longest
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from dreamgym_lg.compiled.runtime import later, rounded
+from dreamgym_lg.compiled.runtime import fixed, later, put, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
-"""A step into a document. A key, an index, or the argument (a path of names) whose value is the key."""
+"""A step into a document. A key, an index, or the root and name of the part whose value is the key."""
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
-_NUMBER = re.compile(r"(?<![\w.])(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
 """Larger numbers are not computed with: JSON readers disagree about them, and a float cannot hold them."""
 MAX_PAIRS = 400
 """Pairs of two numbers, or of a date and a number, from which new values are made, at most."""
-MAX_SLOTS = 3
+MAX_SLOTS = 5
 """Values of the call's surroundings in one text, at most."""
+MAX_SPOTS = 16
+"""Values of the call's surroundings of which those in one text are chosen, at most."""
 
 
 class Const(NamedTuple):
@@ -62,7 +64,14 @@ class Arithmetic(NamedTuple):
     right: "Ref | Const"
 
 
-Value: TypeAlias = Ref | Later | Arithmetic
+class Fixed(NamedTuple):
+    """A number with so many digits behind its point, such as 12.50."""
+
+    number: "Ref | Arithmetic"
+    digits: int
+
+
+Value: TypeAlias = Ref | Later | Arithmetic | Fixed
 """What a text may hold."""
 
 
@@ -86,7 +95,14 @@ class Extend(NamedTuple):
     values: "tuple[Expression, ...]"
 
 
-Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend
+class Put(NamedTuple):
+    """A document with other values in some places."""
+
+    start: Ref
+    changes: "tuple[tuple[tuple[Key, ...], Expression], ...]"
+
+
+Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend | Put
 
 
 @dataclass(frozen=True)
@@ -95,16 +111,34 @@ class Surroundings:
 
     args: Mapping[str, Any]
     documents: Mapping[str, Any]
+    atoms: dict[tuple[str, bool], Collection["Expression"]] = field(default_factory=dict, compare=False)
+    """Expressions of one piece, by the node that they give and whether they compute."""
+    parts: dict[tuple[str, ...], "Surroundings"] = field(default_factory=dict, compare=False)
+
+    def only(self, *documents: str) -> "Surroundings":
+        """The arguments with these documents alone; the same object each time."""
+        if documents not in self.parts:
+            self.parts[documents] = Surroundings(self.args, {name: self.documents[name] for name in documents})
+        return self.parts[documents]
 
     @cached_property
     def roots(self) -> dict[str, Any]:
         return {"args": self.args, **self.documents}
 
     @cached_property
+    def names(self) -> dict[str, tuple[str, str]]:
+        """By text, the root and name of the first argument, or else part of a document, that is this text."""
+        names: dict[str, tuple[str, str]] = {}
+        for root, value in self.roots.items():
+            for name, key in value.items() if isinstance(value, Mapping) else ():
+                if isinstance(key, str):
+                    names.setdefault(key, (root, name))
+        return names
+
+    @cached_property
     def nodes(self) -> dict[Ref, Any]:
         """Every part of the arguments and documents, by its reference."""
-        names = {value: ("args", name) for name, value in self.args.items() if isinstance(value, str)}
-        return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, names)}
+        return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, self.names)}
 
     @cached_property
     def by_value(self) -> dict[str, list[Ref]]:
@@ -164,7 +198,7 @@ def is_number(node: Any) -> bool:
     return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
-def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[Ref, Any]]:
+def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, str]]) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
         yield ref, node
     if isinstance(node, Mapping):
@@ -187,8 +221,7 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
             return json.loads(text)
         case Ref(root, path):
             node = around.roots[root]
-            for step in path:
-                step = around.args[step[1]] if isinstance(step, tuple) else step
+            for step in _plain(path, around):
                 if not isinstance(node, (Mapping, list)) or isinstance(node, list) != isinstance(step, int):
                     raise KeyError(step)
                 node = cast(Any, node)[step]
@@ -202,13 +235,29 @@ def evaluate(expression: Expression, around: Surroundings) -> Any:
                 return rounded(_OPERATORS[sign](evaluate(left, around), evaluate(right, around)))
             except (TypeError, OverflowError) as error:
                 raise LookupError(f"{left} and {right} are not both numbers, or too large") from error
+        case Fixed(value, digits):
+            if not is_number(number := evaluate(value, around)):
+                raise LookupError(f"{value} is no number")
+            return fixed(number, digits)
+        case _:
+            return _composed(expression, around)
+
+
+def _composed(expression: Text | Build | Extend | Put, around: Surroundings) -> Any:
+    match expression:
         case Text(pieces):
             return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
         case Extend(start, values):
             return [*evaluate(start, around), *(evaluate(value, around) for value in values)]
+        case Put(start, changes):
+            return put(evaluate(start, around), [(_plain(path, around), evaluate(new, around)) for path, new in changes])
         case Build(keys, values):
             built = [evaluate(value, around) for value in values]
             return built if keys is None else dict(zip(keys, built, strict=True))
+
+
+def _plain(path: Iterable[Key], around: Surroundings) -> list[str | int]:
+    return [around.roots[step[0]][step[1]] if isinstance(step, tuple) else step for step in path]
 
 
 def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings], *, arithmetic: bool = False) -> Expression | None:
@@ -216,16 +265,15 @@ def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings], *, arithme
 
     Args: `arithmetic`, sums, differences and products too: of few examples and many numbers some fit by chance.
     """
-    common: set[Expression] = set()
-    for number, (node, around) in enumerate(zip(nodes, arounds, strict=True)):
-        own = _atoms(node, around, arithmetic)
-        common = own if not number else common & own
-        if not common:
-            break
+    common = _atoms(nodes[0], arounds[0], arithmetic)
+    for node, around in zip(nodes[1:], arounds[1:], strict=True):
+        common = [each for each in common if _gives(each, node, around)]
     if common:
         return min(common, key=lambda each: _rank(each, len(nodes)))
     if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, arounds, arithmetic)):
         return extended
+    if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, arounds, arithmetic)):
+        return changed
     first, again = nodes[0], partial(generalize, arounds=arounds, arithmetic=arithmetic)
     if isinstance(first, Mapping) and first and all(isinstance(node, Mapping) and list(node) == list(first) for node in nodes):
         parts = [again([node[key] for node in nodes]) for key in first]
@@ -253,7 +301,55 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic:
     return None
 
 
-def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]:
+def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Put | None:
+    """The objects as one of the surroundings with other values at keys that are values, such as `stock[item]`."""
+    differing = [
+        {ref: dict(_differing(old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
+        for node, around in zip(nodes, arounds, strict=True)
+    ]
+    for start in sorted(set.intersection(*map(set, differing)), key=str):
+        paths = [*differing[0][start]]
+        steps = [step for path in paths for step in path]
+        if any([*own[start]] != paths for own in differing) or not any(isinstance(step, tuple) for step in steps):
+            continue
+        news = {path: generalize([own[start][path] for own in differing], arounds, arithmetic=arithmetic) for path in paths}
+        if not any(new is None for new in news.values()):
+            return Put(start, tuple((path, new) for path, new in news.items() if new is not None))
+    return None
+
+
+def _differing(old: Any, new: Any, around: Surroundings, path: tuple[Key, ...] = ()) -> Iterable[tuple[tuple[Key, ...], Any]]:
+    """The places in which a document is another than before, and what is there."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
+        for key in old:
+            yield from _differing(old[key], new[key], around, (*path, around.names.get(key, key)))
+    elif canonical(old) != canonical(new):
+        yield path, new
+
+
+def _gives(expression: Expression, node: Any, around: Surroundings) -> bool:
+    if isinstance(expression, Const):
+        return expression.json == json.dumps(node)
+    if isinstance(expression, Text):  # most end here, before a value is computed
+        constants = [piece for piece in expression.pieces if isinstance(piece, str)]
+        if not isinstance(node, str) or not all(piece in node for piece in constants):
+            return False
+    try:
+        value = evaluate(expression, around)
+    except (LookupError, TypeError):
+        return False
+    return bool(value == node) and canonical(value) == canonical(node)  # 1 is neither 1.0 nor true
+
+
+def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> Collection[Expression]:
+    """Expressions of one piece that give a node, kept for the next time."""
+    place = (json.dumps(node), arithmetic)
+    if place not in around.atoms:
+        around.atoms[place] = _new_atoms(node, around, arithmetic)
+    return around.atoms[place]
+
+
+def _new_atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]:
     text = canonical(node)
     atoms: set[Expression] = {Const(json.dumps(node)), *around.by_value.get(text, ())}
     if isinstance(node, list) and all(isinstance(each, str) for each in node) and node == sorted(node):
@@ -273,16 +369,16 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
     known = {value for value, _ in around.texts}
     if set(DATE.findall(text)) - known:
         values = [*around.later, *values]
-    if arithmetic:
-        numbers = {number: json.loads(number) for number in sorted({*_NUMBER.findall(text)} - known)}
-        values = [(word, new) for word, n in numbers.items() if str(n) == word for new in around.computed(n)] + values
+    words = sorted({*_NUMBER.findall(text)})
+    values = [each for word in words for each in _numbers(word, around, arithmetic and word not in known)] + values
+    choices: dict[tuple[int, int], list[Value]] = {}
+    for word, value in values:
+        if len(word) < len(text) and (match := re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) is not None:
+            choices.setdefault(match.span(), []).append(value)
+    rounds = zip_longest(*(sorted(own, key=_rank_in_text) for own in choices.values()))
     spots = [
-        (match.start(), match.end(), ref)
-        for value, ref in values
-        if len(value) < len(text)
-        for match in [re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
-        if match is not None
-    ][:12]
+        (start, end, value) for each in rounds for (start, end), value in zip(choices, each, strict=True) if value is not None
+    ][:MAX_SPOTS]
     for number in range(1, MAX_SLOTS + 1):
         for chosen in combinations(sorted(spots, key=lambda spot: spot[:2]), number):
             if all(one[1] <= other[0] for one, other in zip(chosen, chosen[1:], strict=False)):
@@ -294,10 +390,21 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
                 yield Text(tuple(piece for piece in (*pieces, text[end:]) if piece != ""))
 
 
+def _numbers(word: str, around: Surroundings, arithmetic: bool) -> Iterable[tuple[str, Value]]:
+    """The values that a number in a text may be, other than those that stand there as they are."""
+    digits = len(word.partition(".")[2])
+    if digits:
+        yield from ((word, Fixed(ref, digits)) for ref, number in around.numbers if fixed(number, digits) == word)
+    number = json.loads(word)
+    for value in around.computed(number) if arithmetic else ():
+        yield from [(word, Fixed(value, digits))] if digits else []
+        yield from [(word, value)] if str(number) == word else []
+
+
 def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
     """Plainest first: a constant that several examples share, arguments, documents, texts."""
     match expression:
-        case Build() | Extend():
+        case Build() | Extend() | Put():
             return (5, 0, "")
         case Const():
             return (0 if examples > 1 else 3, 0, "")
@@ -307,6 +414,21 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (2.5, 0, str(expression))
         case Arithmetic(_, _, right):
             return (3.5, int(isinstance(right, Const)), str(expression))
+        case Fixed():
+            return (3.7, 0, str(expression))
         case Text(pieces):
-            refs = [piece for piece in pieces if not isinstance(piece, str)]
-            return (4, len(refs), str((sum(not isinstance(ref, Ref) or ref.root != "args" for ref in refs), pieces)))
+            values = [_rank_in_text(piece) for piece in pieces if not isinstance(piece, str)]
+            return (4, len(values), str((sum(rank for rank, _ in values), pieces)))
+
+
+def _rank_in_text(value: Value) -> tuple[int, str]:
+    """Plainest first, as far as texts go: an argument, a part of a document, what is computed of them."""
+    match value:
+        case Ref(root, _):
+            return (int(root != "args"), str(value))
+        case Fixed(number, _):
+            return (1 + _rank_in_text(number)[0], str(value))
+        case Arithmetic(_, _, right):
+            return (3 + isinstance(right, Const), str(value))
+        case _:
+            return (2, str(value))

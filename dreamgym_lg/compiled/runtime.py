@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, later, named, rounded, same, with_keys"
+IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, fixed, later, named, put, rounded, same, with_keys"
 """What the module of a world imports from here."""
 MEMORY = 2**30
 """Bytes of address space that a world may use."""
@@ -294,6 +294,23 @@ def rounded(number: Any) -> int | float:
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise Unknown(f"{number!r} is no number")
     return round(number, 6) if isinstance(number, float) else number
+
+
+def fixed(number: Any, digits: int) -> str:
+    """A number with so many digits behind its point. Raises `Unknown` for anything else."""
+    return f"{rounded(number):.{digits}f}"
+
+
+def put(document: Any, changes: Iterable[tuple[Sequence[Any], Any]]) -> Any:
+    """A copy of a document with other values at these paths. Raises `LookupError` for a place that is not there."""
+    copy = json.loads(json.dumps(document))
+    for path, value in changes:
+        inner = copy
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]]  # nothing new is put there
+        inner[path[-1]] = value
+    return copy
 
 
 def parsed(text: str, style: Mapping[str, Any]) -> Any:

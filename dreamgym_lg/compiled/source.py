@@ -7,7 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule
 from dreamgym_lg.compiled.examples import label_of
-from dreamgym_lg.compiled.expressions import Arithmetic, Build, Const, Expression, Extend, Key, Later, Ref, Sorted, Text
+from dreamgym_lg.compiled.expressions import (
+    Arithmetic,
+    Build,
+    Const,
+    Expression,
+    Extend,
+    Fixed,
+    Key,
+    Later,
+    Put,
+    Ref,
+    Sorted,
+    Text,
+)
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.runtime import IMPORTED
 from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
@@ -91,7 +104,8 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
     if rule.ids:
         named = ", ".join(_at(ref, names) for ref in rule.ids)
         kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - {*case.unknown})
-        lines.append(f"{indent}state.forget({named}, keep={kept!r})")
+        linked = ", linked=True" if case.unknown else ""
+        lines.append(f"{indent}state.forget({named}, keep={kept!r}{linked})")
     if rule.spreads:
         lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.spreads))})")
     for name, document in case.effects:
@@ -123,7 +137,7 @@ def _condition(condition: Condition, names: Mapping[str, str]) -> str:
 
 
 def _at(ref: Ref, names: Mapping[str, str]) -> str:
-    return f"at({', '.join([_root(ref, names), *map(_step, ref.path)])})"
+    return f"at({', '.join([_root(ref, names), *(_step(step, names) for step in ref.path)])})"
 
 
 def _code(expression: Expression, names: Mapping[str, str]) -> str:
@@ -131,17 +145,22 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
         case Const(text):
             return repr(json.loads(text))
         case Ref(_, path):
-            return _root(expression, names) + "".join(f"[{_step(step)}]" for step in path)
+            return _root(expression, names) + "".join(f"[{_step(step, names)}]" for step in path)
         case Sorted(start):
             return f"sorted({_code(start, names)})"
         case Later(start, unit, number):
             return f"later({_code(start, names)}, {unit}={_code(number, names)})"
         case Arithmetic(left, sign, right):
             return f"rounded({_code(left, names)} {sign} {_code(right, names)})"
+        case Fixed(number, digits):
+            return f"fixed({_code(number, names)}, {digits})"
         case Text(pieces):
             return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
         case Extend(start, values):
             return f"[*{_code(start, names)}, {', '.join(_code(value, names) for value in values)}]"
+        case Put(start, changes):
+            places = (f"([{', '.join(_step(step, names) for step in path)}], {_code(new, names)})" for path, new in changes)
+            return f"put({_code(start, names)}, [{', '.join(places)}])"
         case Build(None, values):
             return f"[{', '.join(_code(value, names) for value in values)}]"
         case Build(keys, values):
@@ -154,8 +173,8 @@ def _root(ref: Ref, names: Mapping[str, str]) -> str:
     return names.get(ref.root, ref.root)
 
 
-def _step(step: Key) -> str:
-    return f"args[{step[1]!r}]" if isinstance(step, tuple) else repr(step)
+def _step(step: Key, names: Mapping[str, str]) -> str:
+    return f"{names.get(step[0], step[0])}[{step[1]!r}]" if isinstance(step, tuple) else repr(step)
 
 
 def _identifier(name: str) -> str:

@@ -751,6 +751,61 @@ def test_what_is_no_number_is_not_computed_with() -> None:
     assert rounded(0.1 + 0.2) == 0.3 and rounded(2**60 + 1) == 2**60 + 1
 
 
+def _spending(number: int) -> list[CallRecord]:
+    """A claim is paid as far as the employee's grade allows in its category. All three records are looked up."""
+    rng = Random(number)
+    kinds, grades = ["meals", "travel", "training"], ["junior", "senior"]
+    kind, grade, amount = rng.choice(kinds), rng.choice(grades), rng.choice([12.5, 40.0, 99.99, 250.3])
+    claim = {"claim": f"C{number + 100}", "who": f"E{number + 100}", "kind": kind, "amount": amount}
+    file = {"who": claim["who"], "grade": grade, "spent": {each: rng.randint(0, 900) / 2 for each in kinds}}
+    limit = {"grade": grade, "kind": kind, "limit": (200.0 + 100 * kinds.index(kind)) * (1 + grades.index(grade))}
+    looks = [
+        CallRecord("get_claim", {"claim": claim["claim"]}, claim),
+        CallRecord("get_file", {"who": claim["who"]}, file),
+        CallRecord("get_limit", {"grade": grade, "kind": kind}, limit),
+    ]
+    left = round(limit["limit"] - file["spent"][kind], 2)
+    if amount > left:
+        answer = f"Only {left:.2f} EUR of {limit['limit']:.2f} are left for {kind} of {claim['who']}, claim {claim['claim']}."
+        return [*looks, CallRecord("approve", {"claim": claim["claim"]}, answer), looks[0], looks[1]]
+    spent = {**file["spent"], kind: round(file["spent"][kind] + amount, 2)}
+    approve = CallRecord("approve", {"claim": claim["claim"]}, f"{claim['claim']}: {amount:.2f} EUR are paid.")
+    return [*looks, approve, looks[0], CallRecord("get_file", {"who": claim["who"]}, {**file, "spent": spent})]
+
+
+def test_a_rule_joins_three_documents_and_looks_values_up_by_those_of_another() -> None:
+    traces = [_spending(number) for number in range(200)]
+    source, exact = _module(find_rules(traces[:80], ["approve"])), 0
+    for *looks, (_, arguments, answer), _, (_, who, file) in traces[80:]:
+        state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in looks})
+        if (written := answer_of(source, state, "approve", arguments)) is not None:
+            assert (written, state.read("get_file", **who)) == (answer, file)
+            exact += 1
+    assert exact > 110
+
+
+def test_what_nobody_looked_at_again_is_not_known_to_be_unchanged() -> None:
+    traces = [_spending(number)[:4] for number in range(60)]
+    source, state = _module(find_rules(traces, ["approve"])), State()
+    for tool, own, document in traces[0][:3]:
+        state.learn(tool, document, **own)
+    assert answer_of(source, state, "approve", traces[0][3].arguments) == traces[0][3].answer
+    for tool, own, _ in traces[0][:2]:
+        with pytest.raises(Unknown):
+            state.read(tool, **own)
+
+
+def test_a_document_may_be_the_id_of_another() -> None:
+    def noting(number: int) -> list[CallRecord]:
+        user, mail = f"U{number + 100}", f"m{number}@x.org"
+        find, look = CallRecord("find", {"mail": mail}, user), CallRecord("get", {"user": user}, {"name": f"Ann{number}"})
+        return [find, look, CallRecord("note", {"mail": mail}, f"Noted for Ann{number}.")]
+
+    (find, look, note), traces = noting(50), [noting(number) for number in range(30)]
+    state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in (find, look)})
+    assert answer_of(_module(find_rules(traces, ["note"])), state, "note", note.arguments) == "Noted for Ann50."
+
+
 # --- entities that tie all traces together -----------------------------------------------------------------------------
 
 
