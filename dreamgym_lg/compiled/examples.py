@@ -131,7 +131,7 @@ def examples_of(
             if call.tool not in writes:
                 if (example := pending.pop(place, None)) is not None:
                     example.after[place] = call.answer
-                elif len(since := behind.get(place, ())) == 1:
+                elif len(since := behind.get(place, [])) == 1:
                     since[0].others_after[place] = call.answer
                 behind[place] = []
                 known[place] = call.answer
