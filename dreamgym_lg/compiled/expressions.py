@@ -126,9 +126,9 @@ class Surroundings:
         return {"args": self.args, **self.documents}
 
     @cached_property
-    def names(self) -> dict[str, tuple[str, str]]:
+    def names(self) -> dict[str, Key]:
         """By text, the root and name of the first argument, or else part of a document, that is this text."""
-        names: dict[str, tuple[str, str]] = {}
+        names: dict[str, Key] = {}
         for root, value in self.roots.items():
             for name, key in value.items() if isinstance(value, Mapping) else ():
                 if isinstance(key, str):
@@ -198,7 +198,7 @@ def is_number(node: Any) -> bool:
     return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
-def _walk(ref: Ref, node: Any, names: Mapping[str, tuple[str, str]]) -> Iterable[tuple[Ref, Any]]:
+def _walk(ref: Ref, node: Any, names: Mapping[str, Key]) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
         yield ref, node
     if isinstance(node, Mapping):
@@ -322,8 +322,7 @@ def _differing(old: Any, new: Any, around: Surroundings, path: tuple[Key, ...] =
     """The places in which a document is another than before, and what is there."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
         for key in old:
-            step: Key = around.names.get(key, key)
-            yield from _differing(old[key], new[key], around, (*path, step))
+            yield from _differing(old[key], new[key], around, (*path, around.names.get(key, key)))
     elif canonical(old) != canonical(new):
         yield path, new
 
