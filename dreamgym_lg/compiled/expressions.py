@@ -322,7 +322,7 @@ def _differing(old: Any, new: Any, around: Surroundings, path: tuple[Key, ...] =
     """The places in which a document is another than before, and what is there."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
         for key in old:
-            yield from _differing(old[key], new[key], around, (*path, around.names.get(key, key)))
+            yield from _differing(old[key], new[key], around, (*path, around.names[key] if key in around.names else key))
     elif canonical(old) != canonical(new):
         yield path, new
 
