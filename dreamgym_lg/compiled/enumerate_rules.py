@@ -135,7 +135,7 @@ def _find_rule(examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *,
 def _options(
     examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool
 ) -> Iterator[tuple[Usable, Learn]]:
-    """What rules may be learned from, and how; the plainest first."""
+    """Examples to learn a rule from, and the way to; the plainest first."""
     direct = _direct(examples, keys)
     sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
     for arithmetic, bindings in product((False, True), sets):
@@ -157,7 +157,7 @@ def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
 
 
 def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int, bool]:
-    """Counts what rules of other traces answer exactly, and whether they answer most, and others not wrongly."""
+    """Counts exact answers by rules of other traces; True if these are most, and none is wrong."""
     outcomes = [_left_out(usable, learn_rule, folds, fold) for fold in range(folds)]
     whole = sum((counts for counts, is_whole in outcomes if is_whole), Counter[bool | None]())
     partly = sum((counts for counts, _ in outcomes), Counter[bool | None]())
@@ -169,7 +169,7 @@ def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int,
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
-    """The answers to one part of the traces by a rule of the others, and whether it answers all of those."""
+    """Answers to one part of the traces by a rule of the others; True if it is whole."""
     parts = {trace: number % folds for number, trace in enumerate(sorted({example.trace for example, _ in usable}))}
     rest = [each for each in usable if parts[each[0].trace] != fold]
     rule = learn_rule(rest) if rest else None
@@ -192,7 +192,7 @@ def _direct(examples: Sequence[Example], keys: Keys) -> list[Binding]:
 
 
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
-    """Sets of up to `MAX_DOCUMENTS` documents, the smallest first. Those that arguments name, and those that these name."""
+    """Sets of documents that arguments, or other documents of the set, name. The smallest come first."""
     yield ()
     sets: list[tuple[Binding, ...]] = [()]
     seen = set[frozenset[tuple[Any, ...]]]()
@@ -303,7 +303,7 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
 
 
 def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bool) -> list[Expression | None]:
-    """By case, the bound document behind the call, over the surroundings and `answer`. None where it is unknown.
+    """By case, the bound document behind the call; None where it is unknown.
 
     A tool that writes changes something. Where one case is known to, a case of which nothing is known changes nothing.
     """
@@ -313,7 +313,7 @@ def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bo
 
 
 def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
-    """Whether anything is known of it; the document, if one expression gives it."""
+    """True if anything is known of it; and the document, if one expression gives it."""
     again, arounds = [], []
     for example, around in group:
         looks, place = {**example.others_after, **example.after}, place_of(binding, around)
@@ -327,7 +327,7 @@ def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple
 
 
 def _echo(group: Sequence[tuple[Example, Surroundings]], binding: Binding) -> Expression | None:
-    """The new document of which the answer is a copy, or that has its fields; None where it tells nothing of it."""
+    """The new document of which the answer is a copy, or has fields; else None."""
     pairs = [(example.answer, around.documents[binding.name]) for example, around in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
         return None

@@ -127,7 +127,7 @@ class Surroundings:
 
     @cached_property
     def names(self) -> dict[str, Key]:
-        """By text, the root and name of the first argument, or else part of a document, that is this text."""
+        """By text, the root and name of the first argument or field with it."""
         names: dict[str, Key] = {}
         for root, value in self.roots.items():
             for name, key in value.items() if isinstance(value, Mapping) else ():
@@ -302,7 +302,7 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic:
 
 
 def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Put | None:
-    """The objects as one of the surroundings with other values at keys that are values, such as `stock[item]`."""
+    """The objects as a known one with changes at keys that are values, such as `stock[item]`."""
     differing = [
         {ref: dict(_differing(old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
         for node, around in zip(nodes, arounds, strict=True)
@@ -321,8 +321,8 @@ def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: 
 def _differing(old: Any, new: Any, around: Surroundings, path: tuple[Key, ...] = ()) -> Iterable[tuple[tuple[Key, ...], Any]]:
     """The places in which a document is another than before, and what is there."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
-        for key in old:
-            yield from _differing(old[key], new[key], around, (*path, around.names[key] if key in around.names else key))
+        for key in map(str, old):
+            yield from _differing(old[key], new[key], around, (*path, around.names.get(key, key)))
     elif canonical(old) != canonical(new):
         yield path, new
 
