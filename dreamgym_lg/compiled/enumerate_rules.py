@@ -157,7 +157,7 @@ def _alike(usable: Usable, bindings: Sequence[Binding]) -> Usable:
 
 
 def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int, bool]:
-    """Counts exact answers by rules of other traces; True if these are most, and none is wrong."""
+    """Counts exact answers by rules of other traces; True if they suffice."""
     outcomes = [_left_out(usable, learn_rule, folds, fold) for fold in range(folds)]
     whole = sum((counts for counts, is_whole in outcomes if is_whole), Counter[bool | None]())
     partly = sum((counts for counts, _ in outcomes), Counter[bool | None]())
@@ -169,7 +169,7 @@ def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int,
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
-    """Answers to one part of the traces by a rule of the others; True if it is whole."""
+    """Answers to a part of the traces by a rule of the others; True if whole."""
     parts = {trace: number % folds for number, trace in enumerate(sorted({example.trace for example, _ in usable}))}
     rest = [each for each in usable if parts[each[0].trace] != fold]
     rule = learn_rule(rest) if rest else None
