@@ -422,7 +422,7 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
 
 
 def _rank_in_text(value: Value) -> tuple[int, str]:
-    """Plainest first, as far as texts go: an argument, a part of a document, what is computed of them."""
+    """Plainest first: an argument, a part of a document, a value computed of them."""
     match value:
         case Ref(root, _):
             return (int(root != "args"), str(value))
