@@ -391,7 +391,7 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
 
 
 def _numbers(word: str, around: Surroundings, arithmetic: bool) -> Iterable[tuple[str, Value]]:
-    """The values that a number in a text may be, other than those that stand there as they are."""
+    """The values that a number in a text may be, beside those that stand there."""
     digits = len(word.partition(".")[2])
     if digits:
         yield from ((word, Fixed(ref, digits)) for ref, number in around.numbers if fixed(number, digits) == word)
