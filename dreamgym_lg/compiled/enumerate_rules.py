@@ -169,7 +169,7 @@ def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int,
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
-    """Answers to one part of the traces by the others' rule, and whether it is whole."""
+    """Answers to one part of the traces by the others' rule; whether it is whole."""
     parts = {trace: number % folds for number, trace in enumerate(sorted({example.trace for example, _ in usable}))}
     rest = [each for each in usable if parts[each[0].trace] != fold]
     rule = learn_rule(rest) if rest else None

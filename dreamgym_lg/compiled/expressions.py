@@ -302,7 +302,7 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic:
 
 
 def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Put | None:
-    """The objects as a known one with changes at keys that are values, such as `stock[item]`."""
+    """The objects as a known one with changes at places such as `stock[item]`."""
     differing = [
         {ref: dict(_differing(old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
         for node, around in zip(nodes, arounds, strict=True)
