@@ -30,7 +30,7 @@ from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings, generaliz
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
-from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, follow, key_of, later, parsed, rounded
+from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
 from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
 from dreamgym_lg.dream import Episode, References
@@ -748,7 +748,18 @@ def test_what_is_no_number_is_not_computed_with() -> None:
     for wrong in ("2", True, None, [1]):
         with pytest.raises(Unknown, match="no number"):
             rounded(wrong)
+        with pytest.raises(Unknown, match="no number"):
+            fixed(wrong, 2)
     assert rounded(0.1 + 0.2) == 0.3 and rounded(2**60 + 1) == 2**60 + 1
+    assert (fixed(12.5, 2), fixed(-3, 1), fixed(0.1 + 0.2, 2)) == ("12.50", "-3.0", "0.30")
+
+
+def test_a_value_is_put_where_one_was_and_nowhere_else() -> None:
+    stock = {"room": {"pens": 3, "ink": 0}}
+    assert put(stock, [(["room", "ink"], 5)]) == {"room": {"pens": 3, "ink": 5}} and stock["room"]["ink"] == 0
+    for path in (["room", "paper"], ["hall", "ink"], []):
+        with pytest.raises(LookupError):
+            put(stock, [(path, 1)])
 
 
 def _spending(number: int) -> list[CallRecord]:
