@@ -20,7 +20,8 @@ from dreamgym_lg.compiled.examples import (
     same,
     spreads_of,
 )
-from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate, generalize
+from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate
+from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.runtime import check_seen, with_keys
 from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditions_of, decide, is_mixed, learn
 

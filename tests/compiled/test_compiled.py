@@ -26,7 +26,8 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings, generalize
+from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
+from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
 from dreamgym_lg.compiled.responder import Compiled, EndState
