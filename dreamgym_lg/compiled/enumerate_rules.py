@@ -1,5 +1,6 @@
 """Finds, without any model, the rule by which each writing tool answers and changes documents."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,10 +21,10 @@ from dreamgym_lg.compiled.examples import (
     same,
     spreads_of,
 )
-from dreamgym_lg.compiled.expressions import Build, Expression, Ref, Surroundings, canonical, evaluate
+from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Surroundings, canonical, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.runtime import check_seen, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MENTIONED, MIXED, Tree, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else a larger set of documents is tried."""
@@ -36,6 +37,8 @@ MAX_KINDS, MAX_SINGLE = 10, 0.1
 """Texts, and the share of those that occur with one entity alone, at most, where no further ones are to be expected."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
+MAX_CASES = 30
+"""Outcomes of a tool, at most. What is behind these is left out."""
 MAX_DOCUMENTS, MAX_SETS = 3, 12
 """Documents that a rule joins, and sets of as many that are tried, at most."""
 
@@ -47,7 +50,7 @@ class Case(NamedTuple):
     effects: tuple[tuple[str, Expression], ...]
     """Binding and new document, over the surroundings and `answer`."""
     unknown: tuple[str, ...]
-    """Reading tools whose bound documents change in ways that no expression gives."""
+    """Bindings whose documents change in ways that no expression gives."""
 
 
 class Rule(NamedTuple):
@@ -76,7 +79,7 @@ class Rule(NamedTuple):
         for name, keys in self.keys.items():
             with_keys(around.documents[name], keys)
         for ref, values in self.seen.items():
-            check_seen(around.nodes.get(ref), values)
+            check_seen(around.part(ref), values)
         if not all(around.documents[MENTIONED].get(label_of(ref)) for ref in self.named):
             raise LookupError("no known document names what the call is about")
         if (label := decide(self.tree, around)) == MIXED:
@@ -142,7 +145,9 @@ def _options(
     for arithmetic, bindings in product((False, True), sets):
         known = [each for each in examples if each.around(bindings) is not None]
         # documents that every such call had looked up: of one in another state than these nothing is known
-        others = tuple(one for one in direct if one not in bindings and all(each.around((one,)) is not None for each in known))
+        own = {each[1:] for each in bindings}
+        rest = [one for one in direct if one[1:] not in own and all(each.around((one,)) is not None for each in known)]
+        others = tuple(_distinct(one, (*bindings, *rest[:number])) for number, one in enumerate(rest))
         bound = [(each, around) for each in known if (around := each.around((*bindings, *others))) is not None]
         alike = _alike(bound, bindings)
         for usable in (bound, alike) if len(alike) < len(bound) else (bound,):
@@ -183,7 +188,7 @@ def _is_exact(answer: Callable[[Surroundings], Any], example: Example, around: S
     """None where no answer is known."""
     try:
         return same(answer(around), example.answer)
-    except LookupError:
+    except (LookupError, TypeError):  # the expression is about other documents, such as an object where this is a text
         return None
 
 
@@ -205,9 +210,16 @@ def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Bin
                 joint = frozenset(each[1:] for each in (*bindings, other))
                 if joint not in seen and not all(_is_bound(other, bindings, around) for _, around in bound):
                     seen.add(joint)
-                    larger.append((*bindings, other))
+                    larger.append((*bindings, _distinct(other, bindings)))
         sets = larger[:MAX_SETS]
         yield from sets
+
+
+def _distinct(binding: Binding, others: Sequence[Binding]) -> Binding:
+    """With a name that none of the others has, as a name of a variable either."""
+    taken = {re.sub(r"\W", "_", each.name) for each in others}
+    names = (binding.name, *(f"{binding.name}_{number}" for number in range(2, len(others) + 3)))
+    return binding._replace(name=next(name for name in names if re.sub(r"\W", "_", name) not in taken))
 
 
 def _is_bound(binding: Binding, others: Sequence[Binding], around: Surroundings) -> bool:
@@ -243,7 +255,7 @@ def _learn_rule(
         Case(
             answer,
             tuple((b.name, new) for b, news in documents.items() if (new := news[number]) not in (None, Ref(b.name))),
-            tuple(b.tool for b, news in documents.items() if news[number] is None),
+            tuple(b.name for b, news in documents.items() if news[number] is None),
         )
         for number, answer in enumerate(answers)
     )
@@ -292,15 +304,19 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
                 answers[label] = joint
                 break
         else:
+            if len(members) == MAX_CASES:
+                continue
             members.append([number])
             alone = generalize([example.answer], [around])
             assert alone is not None  # a constant gives any answer
             answers.append(alone)
     # a few examples may have met in an expression that fits them by chance: the largest cluster that gives one has it
     largest = sorted(range(len(members)), key=lambda label: -len(members[label]))
-    labels = [next(label for label in largest if _is_exact(partial(evaluate, answers[label]), *each)) for each in usable]
-    used = sorted({*labels})
-    return [used.index(label) for label in labels], [answers[label] for label in used]
+    labels = [
+        next((label for label in largest if _is_exact(partial(evaluate, answers[label]), *each)), MIXED) for each in usable
+    ]
+    used = sorted({*labels} - {MIXED})
+    return [used.index(label) if label != MIXED else MIXED for label in labels], [answers[label] for label in used]
 
 
 def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bool) -> list[Expression | None]:

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dreamgym_lg.compiled.expressions import DATE, Ref, Surroundings, canonical, evaluate
+from dreamgym_lg.compiled.expressions import DATE, MENTIONED, Ref, Surroundings, canonical, evaluate
 from dreamgym_lg.compiled.runtime import MISSING, at, key_of, values_in
-from dreamgym_lg.compiled.trees import MENTIONED
 
 MIN_KEPT = 10
 """Documents of a reading tool that were the same behind a writing call, if those that no rule is about are to be kept."""

@@ -14,6 +14,8 @@ from dreamgym_lg.compiled.runtime import fixed, later, put, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
 """A step into a document. A key, an index, or the root and name of the part whose value is the key."""
+MENTIONED = "mentioned"
+"""The document of the flags that tell which argument ids a known document names. Conditions alone are about it."""
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
@@ -121,26 +123,39 @@ class Surroundings:
         return {"args": self.args, **self.documents}
 
     @cached_property
-    def names(self) -> dict[str, Key]:
+    def names(self) -> dict[str, tuple[str, str]]:
         """By text, the root and name of the first argument or field with it."""
-        names: dict[str, Key] = {}
+        names: dict[str, tuple[str, str]] = {}
         for root, value in self.roots.items():
             for name, key in value.items() if isinstance(value, Mapping) else ():
                 if isinstance(key, str):
                     names.setdefault(key, (root, name))
         return names
 
+    def step(self, holder: Ref, key: str) -> Key:
+        """The step to a key of an object: the value that it is, unless it is an argument or the object has that value."""
+        name = self.names.get(key)
+        return key if name is None or holder.root == "args" or holder == Ref(name[0]) else name
+
     @cached_property
     def nodes(self) -> dict[Ref, Any]:
         """Every part of the arguments and documents, by its reference."""
-        return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, self.names)}
+        return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, self)}
+
+    def part(self, ref: Ref, default: Any = None) -> Any:
+        """What is there, by whichever name it has in `nodes`; else the default."""
+        try:
+            return self.nodes[ref] if ref in self.nodes else evaluate(ref, self)
+        except LookupError:
+            return default
 
     @cached_property
     def by_value(self) -> dict[str, list[Ref]]:
         """The references to each value, which is in JSON."""
         index: dict[str, list[Ref]] = {}
         for ref, node in self.nodes.items():
-            index.setdefault(canonical(node), []).append(ref)
+            if ref.root != MENTIONED:
+                index.setdefault(canonical(node), []).append(ref)
         return index
 
     @cached_property
@@ -193,16 +208,15 @@ def is_number(node: Any) -> bool:
     return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
-def _walk(ref: Ref, node: Any, names: Mapping[str, Key]) -> Iterable[tuple[Ref, Any]]:
+def _walk(ref: Ref, node: Any, around: Surroundings) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
         yield ref, node
     if isinstance(node, Mapping):
         for key, value in node.items():
-            step: Key = names.get(key, key) if ref.root != "args" else key
-            yield from _walk(Ref(ref.root, (*ref.path, step)), value, names)
+            yield from _walk(Ref(ref.root, (*ref.path, around.step(ref, key))), value, around)
     elif isinstance(node, list):
         for number, value in enumerate(node):
-            yield from _walk(Ref(ref.root, (*ref.path, number)), value, names)
+            yield from _walk(Ref(ref.root, (*ref.path, number)), value, around)
 
 
 def canonical(node: Any) -> str:
@@ -252,4 +266,14 @@ def _composed(expression: Text | Build | Extend | Put, around: Surroundings) -> 
 
 
 def _plain(path: Iterable[Key], around: Surroundings) -> list[str | int]:
-    return [around.roots[step[0]][step[1]] if isinstance(step, tuple) else step for step in path]
+    return [_value_of(step, around) if isinstance(step, tuple) else step for step in path]
+
+
+def _value_of(step: tuple[str, ...], around: Surroundings) -> str:
+    """The key that a value is; `KeyError` where it is not there, or no text."""
+    root, name = step
+    holder = around.roots[root]
+    key = holder.get(name) if isinstance(holder, Mapping) else None
+    if not isinstance(key, str):
+        raise KeyError(step)
+    return key

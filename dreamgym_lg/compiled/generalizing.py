@@ -32,7 +32,7 @@ from dreamgym_lg.compiled.runtime import fixed
 _NUMBER = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 MAX_SLOTS = 5
 """Values of the call's surroundings in one text, at most."""
-MAX_SPOTS = 16
+MAX_SPOTS = 12
 """Values of the call's surroundings of which those in one text are chosen, at most."""
 
 
@@ -80,27 +80,27 @@ def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic:
 def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Put | None:
     """The objects as a known one with changes at places such as `stock[item]`."""
     differing = [
-        {ref: dict(_differing(old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
+        {ref: dict(_differing(ref, old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
         for node, around in zip(nodes, arounds, strict=True)
     ]
     for start in sorted(set.intersection(*map(set, differing)), key=str):
         paths = [*differing[0][start]]
-        steps = [step for path in paths for step in path]
+        steps = [step for path in paths for step in path[len(start.path) :]]
         if any([*own[start]] != paths for own in differing) or not any(isinstance(step, tuple) for step in steps):
             continue
         news = {path: generalize([own[start][path] for own in differing], arounds, arithmetic=arithmetic) for path in paths}
         if not any(new is None for new in news.values()):
-            return Put(start, tuple((path, new) for path, new in news.items() if new is not None))
+            return Put(start, tuple((path[len(start.path) :], new) for path, new in news.items() if new is not None))
     return None
 
 
-def _differing(old: Any, new: Any, around: Surroundings, path: tuple[Key, ...] = ()) -> Iterable[tuple[tuple[Key, ...], Any]]:
+def _differing(place: Ref, old: Any, new: Any, around: Surroundings) -> Iterable[tuple[tuple[Key, ...], Any]]:
     """The places in which a document is another than before, and what is there."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
         for key in map(str, old):
-            yield from _differing(old[key], new[key], around, (*path, around.names.get(key, key)))
+            yield from _differing(Ref(place.root, (*place.path, around.step(place, key))), old[key], new[key], around)
     elif canonical(old) != canonical(new):
-        yield path, new
+        yield place.path, new
 
 
 def _gives(expression: Expression, node: Any, around: Surroundings) -> bool:
@@ -194,7 +194,7 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (3.7, 0, str(expression))
         case Text(pieces):
             values = [_rank_in_text(piece) for piece in pieces if not isinstance(piece, str)]
-            return (4, len(values), str((sum(rank for rank, _ in values), pieces)))
+            return (4, len(values), f"{sum(rank for rank, _ in values):03} {pieces}")
 
 
 def _rank_in_text(value: Value) -> tuple[int, str]:

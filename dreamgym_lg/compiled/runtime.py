@@ -89,6 +89,10 @@ class State:
         if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
             raise Unknown(f"no known document names {value!r}")
 
+    def forget_answer(self, tool: str, /, **arguments: Any) -> None:
+        """The document that this call of a reading tool returns is unknown from now on."""
+        self._changed[tool, key_of(arguments)] = None
+
     def forget_answers(self, *tools: str) -> None:
         """All documents of these reading tools are unknown from now on."""
         for place in self.documents:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule
 from dreamgym_lg.compiled.examples import label_of
 from dreamgym_lg.compiled.expressions import (
+    MENTIONED,
     Arithmetic,
     Build,
     Const,
@@ -23,7 +24,7 @@ from dreamgym_lg.compiled.expressions import (
 )
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.runtime import IMPORTED
-from dreamgym_lg.compiled.trees import MENTIONED, MIXED, Branch, Condition, Tree, conditions_of
+from dreamgym_lg.compiled.trees import MIXED, Branch, Condition, Tree, conditions_of
 
 HEAD = f'''"""The backend of {{traces}} recorded episodes.
 
@@ -101,9 +102,12 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
 def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
     sources = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
+    for binding in map(sources.__getitem__, case.unknown):
+        lines.append(f"{indent}state.forget_answer({binding.tool!r}, {_arguments(binding.sources, names)})")
     if rule.ids:
         named = ", ".join(_at(ref, names) for ref in rule.ids)
-        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - {*case.unknown})
+        unknown = {sources[name].tool for name in case.unknown}
+        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - unknown)
         linked = ", linked=True" if case.unknown else ""
         lines.append(f"{indent}state.forget({named}, keep={kept!r}{linked})")
     if rule.spreads:

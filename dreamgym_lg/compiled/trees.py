@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple, cast
 
 from dreamgym_lg.compiled import runtime
-from dreamgym_lg.compiled.expressions import Arithmetic, Ref, Surroundings, canonical, evaluate, is_number
+from dreamgym_lg.compiled.expressions import MENTIONED, Arithmetic, Ref, Surroundings, canonical, evaluate, is_number
 
 MAX_DEPTH = 6
 MAX_PATH = 3
@@ -32,10 +32,10 @@ class Condition(NamedTuple):
     right: Any = None
 
     def holds(self, around: Surroundings) -> bool:
-        left = around.nodes.get(self.left)
         if self.kind == "exists":
-            return self.left in around.nodes
-        right = around.nodes.get(self.right) if isinstance(self.right, Ref) else self.right
+            return around.part(self.left, runtime.MISSING) is not runtime.MISSING
+        left = around.part(self.left)
+        right = around.part(self.right) if isinstance(self.right, Ref) else self.right
         if isinstance(right, Arithmetic):
             pair = (evaluate(self.left, around), evaluate(right, around))
             return runtime.at_most(*(pair if self.kind == "below" else reversed(pair)))
@@ -60,8 +60,6 @@ class Branch(NamedTuple):
 
 Tree = Branch | int
 """A branch, or the label of all examples that come here."""
-MENTIONED = "mentioned"
-"""The document of the flags that tell which argument ids a known document names."""
 MIXED = -1
 """The label of examples with different labels that no condition tells apart."""
 
@@ -161,7 +159,7 @@ def _computed(numbers: Sequence[Ref]) -> Iterator[Condition]:
 
 
 def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:
-    nodes = {ref: [around.nodes.get(ref) for around in arounds] for ref in refs}
+    nodes = {ref: [around.part(ref) for around in arounds] for ref in refs}
     numbers = {ref: [cast(float, each) for each in values if runtime.at_most(each, each)] for ref, values in nodes.items()}
     numbers = {ref: values for ref, values in numbers.items() if values}
     for ref, values in numbers.items():

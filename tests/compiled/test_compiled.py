@@ -802,9 +802,35 @@ def test_what_nobody_looked_at_again_is_not_known_to_be_unchanged() -> None:
     for tool, own, document in traces[0][:3]:
         state.learn(tool, document, **own)
     assert answer_of(source, state, "approve", traces[0][3].arguments) == traces[0][3].answer
-    for tool, own, _ in traces[0][:2]:
+    for tool, own, _ in traces[0][:3]:
         with pytest.raises(Unknown):
             state.read(tool, **own)
+
+
+def test_a_record_may_be_an_error_or_hold_anything_where_others_hold_a_key() -> None:
+    traces = [_spending(number) for number in range(80)]
+    for number, odd in enumerate(["Error: no such claim", [1], None, 3, {"kind": ["meals"]}, {"kind": True}, {}]):
+        claim = traces[number * 9][0]
+        traces[number * 9][0] = claim._replace(answer={**claim.answer, **odd} if isinstance(odd, dict) else odd)
+        traces[number * 9][4] = traces[number * 9][0]
+    rule = find_rules(traces, ["approve"])["approve"]
+    assert rule is not None and len(rule.bindings) == 3
+
+
+def test_two_records_of_one_kind_have_two_names() -> None:
+    def sell(number: int) -> list[CallRecord]:
+        users = {side: {"user": f"{side[0].upper()}{number + 100}", "state": "open"} for side in ("buyer", "seller")}
+        arguments = {side: {"user": wallet["user"]} for side, wallet in users.items()}
+        looks = [CallRecord("get_wallet", {"user": each["user"]}, each) for each in users.values()]
+        paid = CallRecord("get_wallet", {"user": users["buyer"]["user"]}, {**users["buyer"], "state": "paid"})
+        return [*looks, CallRecord("sell", arguments, "sold"), paid, looks[1]]
+
+    traces, state = [sell(number) for number in range(40)], State()
+    for tool, own, document in traces[0][:2]:
+        state.learn(tool, document, **own)
+    assert answer_of(_module(find_rules(traces, ["sell"])), state, "sell", traces[0][2].arguments) == "sold"
+    for side, wallet in (("B100", "paid"), ("S100", "open")):
+        assert state.read("get_wallet", user=side)["state"] == wallet
 
 
 def test_a_document_may_be_the_id_of_another() -> None:
