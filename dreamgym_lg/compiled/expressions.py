@@ -133,7 +133,7 @@ class Surroundings:
         return names
 
     def step(self, holder: Ref, key: str) -> Key:
-        """The step to a key of an object: the value that it is, unless it is an argument or the object has that value."""
+        """The step to a key. It goes by an argument or another document's field that has it."""
         name = self.names.get(key)
         return key if name is None or holder.root == "args" or holder == Ref(name[0]) else name
 
@@ -143,7 +143,7 @@ class Surroundings:
         return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, self)}
 
     def part(self, ref: Ref, default: Any = None) -> Any:
-        """What is there, by whichever name it has in `nodes`; else the default."""
+        """The value there, by whichever name it has in `nodes`; else the default."""
         try:
             return self.nodes[ref] if ref in self.nodes else evaluate(ref, self)
         except LookupError:
