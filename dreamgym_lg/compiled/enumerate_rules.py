@@ -216,7 +216,7 @@ def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Bin
 
 
 def _distinct(binding: Binding, others: Sequence[Binding]) -> Binding:
-    """With a name that none of the others has, as a name of a variable either."""
+    """With a name that none of the others has, as a variable either."""
     taken = {re.sub(r"\W", "_", each.name) for each in others}
     names = (binding.name, *(f"{binding.name}_{number}" for number in range(2, len(others) + 3)))
     return binding._replace(name=next(name for name in names if re.sub(r"\W", "_", name) not in taken))
