@@ -175,7 +175,7 @@ def _exact_left_out(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int,
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
-    """Answers to one part of the traces by the others' rule; whether it is whole."""
+    """Outcomes on one part of the traces; True if the others' rule is whole."""
     parts = {trace: number % folds for number, trace in enumerate(sorted({example.trace for example, _ in usable}))}
     rest = [each for each in usable if parts[each[0].trace] != fold]
     rule = learn_rule(rest) if rest else None
@@ -216,7 +216,7 @@ def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Bin
 
 
 def _distinct(binding: Binding, others: Sequence[Binding]) -> Binding:
-    """With a name that none of the others has, as a variable either."""
+    """The binding under a name that no other has, also as a variable."""
     taken = {re.sub(r"\W", "_", each.name) for each in others}
     names = (binding.name, *(f"{binding.name}_{number}" for number in range(2, len(others) + 3)))
     return binding._replace(name=next(name for name in names if re.sub(r"\W", "_", name) not in taken))

@@ -133,7 +133,7 @@ class Surroundings:
         return names
 
     def step(self, holder: Ref, key: str) -> Key:
-        """The step to a key. It goes by an argument or another document's field that has it."""
+        """The step to a key: an argument or field that holds it, or itself."""
         name = self.names.get(key)
         return key if name is None or holder.root == "args" or holder == Ref(name[0]) else name
 

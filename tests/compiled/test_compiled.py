@@ -26,7 +26,7 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import Later, Ref, Surroundings
+from dreamgym_lg.compiled.expressions import Fixed, Later, Ref, Surroundings, Text
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
@@ -842,6 +842,38 @@ def test_a_document_may_be_the_id_of_another() -> None:
     (find, look, note), traces = noting(50), [noting(number) for number in range(30)]
     state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in (find, look)})
     assert answer_of(_module(find_rules(traces, ["note"])), state, "note", note.arguments) == "Noted for Ann50."
+
+
+def test_a_text_holds_numbers_that_are_there_rather_than_computed_ones() -> None:
+    documents = [{"a": a, "b": a + 100, "p": p, "q": p + 50} for a, p in ((1.5, 2.5), (3.5, 7.75), (8.5, 9.0))]
+    texts = [f"left {each['b']:.2f} of {each['q']:.2f}." for each in documents]
+    found = generalize(texts, [Surroundings({}, {"card": each}) for each in documents], arithmetic=True)
+    assert found == Text(("left ", Fixed(Ref("card", ("b",)), 2), " of ", Fixed(Ref("card", ("q",)), 2), "."))
+
+
+def test_a_field_is_tested_by_its_name_where_another_field_says_that_name() -> None:
+    def limit(number: int) -> list[CallRecord]:
+        rng = Random(number)
+        record = {"claim": f"C{number}", "tag": rng.choice(["low", "new"]), "amount": rng.choice([1, 2, 3, 50, 60, 70])}
+        answer = "ok" if record["amount"] <= 3 else "too much"
+        return [CallRecord("get", {"claim": f"C{number}"}, record), CallRecord("approve", {"claim": f"C{number}"}, answer)]
+
+    rules, odd = find_rules([limit(number) for number in range(100, 140)], ["approve"]), {"claim": "C7", "amount": 2}
+    (state := State()).learn("get", {**odd, "tag": "amount"}, claim="C7")
+    assert answer_of(_module(rules), state, "approve", {"claim": "C7"}) == "ok"
+    rule = rules["approve"]
+    assert rule is not None
+    documents = {"mentioned": {"claim": True}, rule.bindings[0].name: {**odd, "tag": "amount"}}
+    assert rule.answer(Surroundings({"claim": "C7"}, documents)) == "ok"
+
+
+def test_an_answer_may_say_whether_its_entity_was_looked_up() -> None:
+    def approve(number: int) -> list[CallRecord]:
+        claim, known = {"claim": f"C{number}"}, number % 3 > 0
+        return [CallRecord("get", claim, claim)] * known + [CallRecord("approve", claim, {**claim, "ok": known})]
+
+    source = _module(find_rules([approve(number) for number in range(100, 160)], ["approve"]))
+    assert answer_of(source, State(), "approve", {"claim": "C7"}) in (None, '{"claim": "C7", "ok": false}')
 
 
 # --- entities that tie all traces together -----------------------------------------------------------------------------
