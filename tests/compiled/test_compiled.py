@@ -851,20 +851,22 @@ def test_a_text_holds_numbers_that_are_there_rather_than_computed_ones() -> None
     assert found == Text(("left ", Fixed(Ref("card", ("b",)), 2), " of ", Fixed(Ref("card", ("q",)), 2), "."))
 
 
-def test_a_field_is_tested_by_its_name_where_another_field_says_that_name() -> None:
-    def limit(number: int) -> list[CallRecord]:
-        rng = Random(number)
-        record = {"claim": f"C{number}", "tag": rng.choice(["low", "new"]), "amount": rng.choice([1, 2, 3, 50, 60, 70])}
-        answer = "ok" if record["amount"] <= 3 else "too much"
-        return [CallRecord("get", {"claim": f"C{number}"}, record), CallRecord("approve", {"claim": f"C{number}"}, answer)]
+def test_a_field_is_tested_by_its_name_where_an_argument_says_that_name() -> None:
+    def approve(number: int) -> list[CallRecord]:
+        record = {"claim": f"C{number}", "amount": Random(number).choice([1, 2, 3, 50, 60, 70])}
+        arguments, answer = {"claim": f"C{number}", "note": f"n{number}"}, "ok" if record["amount"] <= 3 else "too much"
+        return [CallRecord("get", {"claim": f"C{number}"}, record), CallRecord("approve", arguments, answer)]
 
-    rules, odd = find_rules([limit(number) for number in range(100, 140)], ["approve"]), {"claim": "C7", "amount": 2}
-    (state := State()).learn("get", {**odd, "tag": "amount"}, claim="C7")
-    assert answer_of(_module(rules), state, "approve", {"claim": "C7"}) == "ok"
+    rules, arguments = (
+        find_rules([approve(number) for number in range(100, 140)], ["approve"]),
+        {"claim": "C7", "note": "amount"},
+    )
+    (state := State()).learn("get", record := {"claim": "C7", "amount": 2}, claim="C7")
+    assert answer_of(_module(rules), state, "approve", arguments) == "ok"
     rule = rules["approve"]
     assert rule is not None
-    documents = {"mentioned": {"claim": True}, rule.bindings[0].name: {**odd, "tag": "amount"}}
-    assert rule.answer(Surroundings({"claim": "C7"}, documents)) == "ok"
+    documents = {"mentioned": {"claim": True}, rule.bindings[0].name: record}
+    assert rule.answer(Surroundings(arguments, documents)) == "ok"
 
 
 def test_an_answer_may_say_whether_its_entity_was_looked_up() -> None:
