@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.examples import (
@@ -73,6 +73,8 @@ class Rule(NamedTuple):
     """By binding, the keys that its document had in every example. With others, such as an error, no rule is known."""
     seen: Mapping[Ref, Sequence[str]]
     """Texts of few kinds, with all that were seen."""
+    apart: tuple[tuple[Binding, Binding], ...]
+    """Pairs that were two documents in every example: nothing is known of a transfer to oneself."""
 
     def answer(self, around: Surroundings) -> Any:
         """Raises `LookupError` where it is not known."""
@@ -80,6 +82,8 @@ class Rule(NamedTuple):
             with_keys(around.documents[name], keys)
         for ref, values in self.seen.items():
             check_seen(around.part(ref), values)
+        if any(_is_bound(one, [other], around) for one, other in self.apart):
+            raise LookupError("two of its documents are the same one")
         if not all(around.documents[MENTIONED].get(label_of(ref)) for ref in self.named):
             raise LookupError("no known document names what the call is about")
         if (label := decide(self.tree, around)) == MIXED:
@@ -263,7 +267,9 @@ def _learn_rule(
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
     seen = _seen([around for _, around in usable], tree, ids)
-    return Rule(tuple(bindings), tree, cases, ids, named, answered, (), (), keys, seen)
+    pairs = (pair for pair in combinations(bindings, 2) if pair[0].tool == pair[1].tool)
+    apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], around) for _, around in usable))
+    return Rule(bindings, tree, cases, ids, named, answered, (), (), keys, seen, apart)
 
 
 def _seen(arounds: Sequence[Surroundings], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:

@@ -16,7 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-IMPORTED = "MISSING, State, Unknown, agreed, at, at_most, below, check_seen, fixed, later, named, put, rounded, same, with_keys"
+IMPORTED = (
+    "MISSING, State, Unknown, agreed, at, at_most, below, check_apart, check_seen, fixed, later, named, put, rounded, same, "
+    "with_keys"
+)
 """What the module of a world imports from here."""
 MEMORY = 2**30
 """Bytes of address space that a world may use."""
@@ -259,6 +262,12 @@ def check_seen(one: Any, values: Sequence[Any]) -> None:
     """Raises `Unknown` for a text that was never seen."""
     if isinstance(one, str) and one not in values:
         raise Unknown(f"nothing is known of {one!r}")
+
+
+def check_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raises `Unknown` where two reading calls of a tool are the same one. No recorded call was about one document twice."""
+    if key_of(one) == key_of(other):
+        raise Unknown(f"no recorded call was about {dict(one)} twice")
 
 
 def at_most(one: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule
-from dreamgym_lg.compiled.examples import label_of
+from dreamgym_lg.compiled.examples import Binding, label_of
 from dreamgym_lg.compiled.expressions import (
     MENTIONED,
     Arithmetic,
@@ -73,9 +73,10 @@ def _writing(tool: str, rule: Rule | None) -> str:
     flags = ", ".join(f"{label_of(ref)!r}: state.mentions({_code(ref, {})})" for ref in rule.ids if label_of(ref) in mentioned)
     first = [f"    {MENTIONED} = {{{flags}}}"]
     lines = (first if mentioned else []) + [
-        f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, {_arguments(b.sources, names)})', rule.keys.get(b.name))}"
+        f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, **{_call(b, names)})', rule.keys.get(b.name))}"
         for b in rule.bindings
     ]
+    lines += [f"    check_apart({_call(one, names)}, {_call(other, names)})" for one, other in rule.apart]
     lines += [f"    check_seen({_at(ref, names)}, {list(values)!r})" for ref, values in rule.seen.items()]
     lines += [f"    state.check_mentions({_code(ref, names)})" for ref in rule.named]
     lines += [f"    state.check_mentions({_code(ref, names)}, changed=True)" for ref in rule.answered]
@@ -103,7 +104,7 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
     sources = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
     for binding in map(sources.__getitem__, case.unknown):
-        lines.append(f"{indent}state.forget_answer({binding.tool!r}, {_arguments(binding.sources, names)})")
+        lines.append(f"{indent}state.forget_answer({binding.tool!r}, **{_call(binding, names)})")
     if rule.ids:
         named = ", ".join(_at(ref, names) for ref in rule.ids)
         unknown = {sources[name].tool for name in case.unknown}
@@ -114,12 +115,13 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
         lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.spreads))})")
     for name, document in case.effects:
         binding = sources[name]
-        lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, {_arguments(binding.sources, names)})")
+        lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, **{_call(binding, names)})")
     return [*lines, f"{indent}return answer"]
 
 
-def _arguments(sources: Sequence[tuple[str, Ref]], names: Mapping[str, str]) -> str:
-    return "**{" + ", ".join(f"{name!r}: {_code(ref, names)}" for name, ref in sources) + "}"
+def _call(binding: Binding, names: Mapping[str, str]) -> str:
+    """The arguments of the reading call whose answer it is."""
+    return "{" + ", ".join(f"{name!r}: {_code(ref, names)}" for name, ref in binding.sources) + "}"
 
 
 def _condition(condition: Condition, names: Mapping[str, str]) -> str:

@@ -26,7 +26,7 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import Fixed, Later, Ref, Surroundings, Text
+from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Surroundings, Text
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
@@ -828,9 +828,16 @@ def test_two_records_of_one_kind_have_two_names() -> None:
     traces, state = [sell(number) for number in range(40)], State()
     for tool, own, document in traces[0][:2]:
         state.learn(tool, document, **own)
-    assert answer_of(_module(find_rules(traces, ["sell"])), state, "sell", traces[0][2].arguments) == "sold"
+    source = _module(rules := find_rules(traces, ["sell"]))
+    assert answer_of(source, state, "sell", traces[0][2].arguments) == "sold"
     for side, wallet in (("B100", "paid"), ("S100", "open")):
         assert state.read("get_wallet", user=side)["state"] == wallet
+    oneself: Any = {"buyer": {"user": "S100"}, "seller": {"user": "S100"}}
+    assert answer_of(source, state, "sell", oneself) is None, "nobody sold to oneself"
+    assert (rule := rules["sell"]) is not None
+    wallets = {binding.name: {"user": "S100", "state": "open"} for binding in rule.bindings}
+    with pytest.raises(LookupError, match="the same one"):
+        rule.answer(Surroundings(oneself, {**wallets, MENTIONED: {"buyer.user": True, "seller.user": True}}))
 
 
 def test_a_document_may_be_the_id_of_another() -> None:
