@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An agent on BrowserGym's tasks")
     parser.add_argument("--benchmark", choices=["webarenalite", "webarena", "miniwob"], default="webarenalite")
     parser.add_argument("--model", required=True, help="e.g. openai:gpt-5.4-mini")
-    parser.add_argument("--limit", type=int, default=8, help="the first so many tasks")
+    parser.add_argument("--limit", type=int, default=8, help="so many tasks, evenly spread")
     parser.add_argument("--max-steps", type=int, default=30, help="actions of an episode")
     parser.add_argument("--out", type=Path, default=Path("traces.jsonl"), help="where the conversations go")
     arguments = parser.parse_args()

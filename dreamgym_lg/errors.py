@@ -17,7 +17,7 @@ class ConfigurationError(DreamGymError, ValueError):
     def unknown(cls, kind: str, name: str, allowed: Iterable[str]) -> "ConfigurationError":
         """An unknown name, answered with the nearest known one."""
         names = sorted(allowed)
-        near = get_close_matches(name, names, n=1)
+        near = get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return cls(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")
 

@@ -322,4 +322,4 @@ def _with_validation(
         return traced
     which = f"{len(held_out)} of the {len(training)} tasks of the traces"
     say(f"no task is held out: {which} are for validation now, and not trained on")
-    return [*split, *(task for task in traced if task not in training)]
+    return [*split, *(task for task in traced if not is_tool_task(task))]

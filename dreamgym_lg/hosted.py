@@ -20,7 +20,7 @@ from langgraph.cache.sqlite import SqliteCache
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, MissingDependency, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
-from dreamgym_lg.redaction import redact, secrets
+from dreamgym_lg.redaction import answers_beside, hide_files, redact, secrets
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 Chat = Runnable[Any, AIMessage]
@@ -201,6 +201,7 @@ class Hosted:
             store = Store(fspath(path))
             store.spend(self.usage)
             self.path, self._store = fspath(path), store
+            hide_files(self, Path(self.path))
 
     @property
     def usage(self) -> Usage:
@@ -308,7 +309,7 @@ def hosted_for(model: object, hosted: Hosted | None = None, replay_buffer: Repla
     chosen = hosted or (Hosted() if getattr(model, "lc_secrets", None) else None)
     path = replay_buffer.path if replay_buffer is not None else None
     if chosen is not None and path is not None:
-        chosen.keep_in(path.with_name(f"{path.stem}-answers.db"))
+        chosen.keep_in(answers_beside(path))
     return chosen
 
 

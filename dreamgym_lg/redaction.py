@@ -3,13 +3,38 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from pydantic import BaseModel, SecretStr
 
+_hidden: dict[int, tuple[Path, ...]] = {}
+"""By id of the open replay buffer or the `Hosted` whose files they are."""
 _SHORTEST_KEY = 8
 """Least length of a secret. Shorter ones ("EMPTY", for a server of one's own) occur in ordinary text."""
 _SECRET_NAMES = re.compile(r"(?i)(key|token|secret|password|passwd|passphrase)s?$")
+
+
+def answers_beside(path: Path) -> Path:
+    """The file of hosted models' answers that is kept beside a replay buffer."""
+    return path.with_name(f"{path.stem}-answers.db")
+
+
+def hide_files(owner: object, *paths: Path) -> None:
+    """No agent in training may read these files, as long as their owner lives or until `show_files`."""
+    _hidden[id(owner)] = tuple(path.absolute() for path in paths)
+    finalize(owner, _hidden.pop, id(owner), None)
+
+
+def show_files(owner: object) -> None:
+    """The owner is closed: its files may be read."""
+    _hidden.pop(id(owner), None)
+
+
+def hidden_files() -> frozenset[Path]:
+    """Files of the open replay buffers and of hosted models' answers."""
+    return frozenset(path for paths in [*_hidden.values()] for path in paths)
 
 
 def secrets(model: object) -> set[str]:

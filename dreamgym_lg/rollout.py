@@ -142,8 +142,9 @@ def _without_secrets(trajectory: Trajectory) -> Trajectory:
     clean = partial(without_keys, keys=keys)
 
     def cleaned(step: Step) -> Step:
-        observation, action, answer = map(clean, (step.observation, step.action, step.next_observation))
-        return replace(step, observation=observation, action=action, next_observation=answer)
+        texts = (step.observation, step.action, step.next_observation, step.reasoning)
+        observation, action, answer, reasoning = map(clean, texts)
+        return replace(step, observation=observation, action=action, next_observation=answer, reasoning=reasoning)
 
     return replace(
         trajectory,

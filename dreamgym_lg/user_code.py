@@ -1,6 +1,5 @@
 """Loads the user's code (`my_app.py:graph`), and tells it from that of Python and packages."""
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from langchain_core.runnables.config import var_child_runnable_config
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.event_loop import run_lasting
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, 
             f"{', '.join(sorted(arguments))}; one other parameter gets an empty config"
         )
     value = factory(*([{}] if needed else []), **named)
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+    return run_lasting(_awaited(value)) if inspect.isawaitable(value) else value
 
 
 async def _awaited(value: Awaitable[object]) -> object:

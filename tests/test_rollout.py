@@ -213,6 +213,21 @@ def test_an_episode_is_the_same_whichever_others_were_played_before_a_crash(poli
     assert [actions(t) for t in resumed] == [actions(t) for t in complete]
 
 
+def test_no_text_of_an_episode_holds_a_key_of_the_environment(
+    policy: Any, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaking(Counting):
+        def step(self, action: str) -> StepResult:
+            result = super().step(action)
+            return result._replace(observation="the-pass-word", info={**result.info, "reasoning": "made pay the-pass-word"})
+
+    monkeypatch.setenv("SHOP_PASSWORD", "the-pass-word")
+    play(policy, TASKS[:1], create_environment=Leaking, replay_buffer=buffer)
+    (stored,) = buffer.trajectories(run="r")
+    assert [step.reasoning for step in stored.steps] == ["made pay [key]"] * 3
+    assert "the-pass-word" not in repr(stored)
+
+
 @pytest.mark.parametrize("fault", [EnvironmentFailed("java died"), RuntimeError("closed"), KeyError("seed")])
 def test_a_broken_environment_is_a_trajectory_with_its_cause_and_the_steps_before(
     policy: Any, buffer: ReplayBuffer, fault: Exception

@@ -367,7 +367,7 @@ class Workspace:
         Args: `source`, of real episodes: `offline` for those that are learned from.
         """
         agent, create_environment = self.players(policy, dream)
-        count = counter(self.progress, f"episodes ({' '.join(name.split('/')[:4])})", len(tasks))
+        count = counter(self.progress, f"episodes ({' '.join(name.split('/')[:4])})", len(tasks) * num_generations)
         return await rollout(
             agent,
             tasks,

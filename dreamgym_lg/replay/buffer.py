@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, Self
-from weakref import finalize
 
 from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.redaction import answers_beside, hide_files, show_files
 from dreamgym_lg.replay.retrieval import Retriever
 from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
@@ -35,15 +35,6 @@ _COUNTED = {
     "trajectories": f"count(*) FROM {WITH_TASK}",
     "steps": f"count(*) FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id",
 }
-
-
-_open_files: dict[int, Path] = {}
-"""By id of a buffer."""
-
-
-def open_files() -> frozenset[Path]:
-    """Files of the replay buffers open in this process, and of answers beside them. No agent in training may read them."""
-    return frozenset(each for path in [*_open_files.values()] for each in (path, path.with_name(f"{path.stem}-answers.db")))
 
 
 class ReplayBuffer:
@@ -75,8 +66,7 @@ class ReplayBuffer:
             self.close()
             raise
         if self.path is not None:
-            _open_files[id(self)] = self.path.absolute()
-            finalize(self, _open_files.pop, id(self), None)
+            hide_files(self, self.path, answers_beside(self.path))
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +77,7 @@ class ReplayBuffer:
     def close(self) -> None:
         """Close the file (twice is fine); using the buffer afterwards raises `ReplayBufferError`."""
         with self._lock:
-            _open_files.pop(id(self), None)
+            show_files(self)
             self._connection.close()
 
     def add(self, trajectory: Trajectory) -> bool:

@@ -363,11 +363,12 @@ def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = N
     for key in ("default", "const", "enum", "examples", "anyOf", "oneOf", "allOf"):
         if key in schema:
             value = schema[key][0] if key in ("enum", "examples") else schema[key]
-            return example(value[0], definitions) if key.endswith("Of") else value
+            plain_first = sorted(value, key=lambda each: "$ref" in each) if key.endswith("Of") else ()  # trees end there
+            return example(plain_first[0], definitions) if plain_first else value
     kind = schema.get("type", "string")
     if kind == "object":
         fields = schema.get("properties", {})
         return {name: example(fields[name], definitions) for name in schema.get("required", ())}
     if kind == "array":
-        return [example(schema.get("items", {}), definitions)] * schema.get("minItems", 0)
-    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True}.get(kind, "example")
+        return [example(schema.get("items", {}), definitions) for _ in range(schema.get("minItems", 0))]
+    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True, "null": None}.get(kind, "example")

@@ -52,7 +52,7 @@ class Allow:
     """The hosts and paths that episodes may touch all the same."""
 
     hosts: Sequence[str] = ()
-    """`host` or `host:port`, names or addresses."""
+    """`host` or `host:port`, names or addresses; `[::1]:80` for those with colons."""
     paths: Sequence[str | Path] = ()
     """Files, or folders with all they hold, that may be written. For a SQLite file its folder, where its journal goes."""
     _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
@@ -75,7 +75,7 @@ class Allow:
     def host(self, host: str, port: int | None) -> bool:
         """Tells if a host may be connected to; without a port, looked up."""
         for allowed in self.hosts:
-            name, _, allowed_port = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
+            name, allowed_port = host_and_port(allowed)
             if allowed_port and port is not None and str(port) != allowed_port:
                 continue
             if host == name or (port is not None and self._is_address(name, host)):
@@ -92,6 +92,15 @@ class Allow:
                 except OSError:
                     return False
         return address in known
+
+
+def host_and_port(host: str) -> tuple[str, str]:
+    """A host of `Allow` and its port, "" for every port. `[::1]:80` is an address with one, `::1` without."""
+    if host.startswith("["):
+        name, _, port = host[1:].partition("]")
+        return name, port.removeprefix(":")
+    name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
+    return name, port
 
 
 class Guard:

@@ -104,13 +104,16 @@ class LocalEngine:
 
     def _parts(self, rows: list[Row]) -> Iterator[list[Row]]:
         """The rows in batches that fit into the budget. In a batch each is padded to the longest."""
-        lengths = [len(row.ids) + row.request.max_new_tokens for row in rows]
+
+        def length(row: Row) -> int:
+            return len(row.ids) + row.request.max_new_tokens
+
         most = self.prefixes.budget // self._decoder.token_bytes
-        if len(rows) * max(lengths) > most:
-            rows = sorted(rows, key=lambda row: len(row.ids))
+        if len(rows) * max(map(length, rows)) > most:
+            rows = sorted(rows, key=length)
         part = list[Row]()
         for row in rows:
-            if part and (len(part) + 1) * (len(row.ids) + row.request.max_new_tokens) > most:
+            if part and (len(part) + 1) * length(row) > most:
                 yield part
                 part = []
             part.append(row)

@@ -47,7 +47,8 @@ class EarlyStopping:
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
         """By optimiser step."""
-        self._best: dict[str, torch.Tensor] = {}
+        self.best: dict[str, torch.Tensor] = {}
+        """The weights of the lowest loss."""
 
     def __call__(self, trainer: TokenTrainer, step: int) -> bool:
         """True where the training should end after this step."""
@@ -56,7 +57,7 @@ class EarlyStopping:
         self.losses[step] = self.loss(trainer)
         best = min(self.losses, key=lambda at: self.losses[at])
         if best == step:
-            self._best = {name: value.detach().to("cpu", copy=True) for name, value in trainer.trained.items()}
+            self.best = {name: value.detach().to("cpu", copy=True) for name, value in trainer.trained.items()}
         return step - best >= self.patience * self.every
 
     def loss(self, trainer: TokenTrainer) -> float:
@@ -73,8 +74,8 @@ class EarlyStopping:
 
     def restore(self, model: PreTrainedModel) -> None:
         """Give the model the best weights seen."""
-        if self._best:
-            model.load_state_dict(self._best, strict=False)
+        if self.best:
+            model.load_state_dict(self.best, strict=False)
 
 
 def _training_row(row: TokenizedConversation) -> TrainingRow:
@@ -119,7 +120,7 @@ def train_sft(
     learning_rate: float = 1e-3,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
-    until: Callable[[TokenTrainer, int], bool] | None = None,
+    until: EarlyStopping | None = None,
     checkpoints: Path | None = None,
     bf16: bool | None = None,
 ) -> float:
@@ -130,7 +131,7 @@ def train_sft(
 
     Args:
         on_step: `on_step(step, loss)`, called after every step.
-        until: `until(trainer, step)`, called after every step; True ends the training early.
+        until: Called after every step; it may end the training. Its losses and weights are in the checkpoints too.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
         bf16: Passes under bfloat16 autocast. None: on a GPU or, without one, on a CPU with AMX or AVX512_BF16.
@@ -144,17 +145,21 @@ def train_sft(
     options = StepOptions(loss="likelihood", learning_rate=learning_rate, weight_decay=0.01, adam_beta2=0.98, **passes)
     trainer = TokenTrainer(model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps), multiple=64)
     file, saved = checkpoints / CHECKPOINT if checkpoints is not None else None, time.monotonic()
-    losses: list[float] = trainer.load(file)["losses"] if file is not None and file.exists() else []
+    before = trainer.load(file) if file is not None and file.exists() else {}
+    losses: list[float] = before.get("losses", [])
+    if until is not None and before:
+        until.losses, until.best = before["held_out"], before["best"]
     for numbers in islice(_batches(len(usable), min(batch_size, len(usable)), seed), len(losses), steps):
         batch = [usable[i] for i in numbers]
         losses.append(trainer.step(batch, scale=1 / _weight(batch))["loss"])
         if on_step is not None:
             on_step(len(losses), losses[-1])
-        if file is not None and time.monotonic() - saved >= SAVE_SECONDS:
-            trainer.save(file, losses=losses)
-            saved = time.monotonic()
         if until is not None and until(trainer, len(losses)):
             break
+        if file is not None and time.monotonic() - saved >= SAVE_SECONDS:
+            held_out = {"held_out": until.losses, "best": until.best} if until is not None else {}
+            trainer.save(file, losses=losses, **held_out)
+            saved = time.monotonic()
     model.eval()
     if checkpoints is not None:
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -173,6 +178,7 @@ def fine_tune(
     lora: bool | None = None,
     first_lines_weight: float = 1.0,
     seed: int = 0,
+    on_step: Callable[[int, float], None] | None = None,
     evaluate: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], None] | None = None,
     held_out: Sequence[TokenizedConversation] = (),
     **options: Any,
@@ -187,6 +193,7 @@ def fine_tune(
         learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters from 2e-3 to 2e-4.
         lora: Whether adapters are trained. None: above 50 M parameters.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
+        on_step: As of `train_sft`.
         evaluate: `evaluate(model, tokenizer, step)`, called after every step.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
         options: Of `train_sft`.
@@ -209,10 +216,11 @@ def fine_tune(
     weigh = partial(weigh_first_lines, tokenizer, weight=first_lines_weight)
     watched = EarlyStopping(_within_context(model, weigh(held_out)), every=max(steps // 10, 1))
 
-    def is_over(trainer: TokenTrainer, step: int) -> bool:
+    def report(step: int, loss: float) -> None:
+        if on_step is not None:
+            on_step(step, loss)
         if evaluate is not None:
             evaluate(model, tokenizer, step)
-        return bool(held_out) and watched(trainer, step)
 
     loss = train_sft(
         model,
@@ -221,7 +229,8 @@ def fine_tune(
         batch_size=batch_size,
         learning_rate=learning_rate,
         seed=seed,
-        until=is_over,
+        on_step=report,
+        until=watched if held_out else None,
         **options,
     )
     watched.restore(model)

@@ -61,7 +61,7 @@ class AdapterSync(WeightSync):
         if version == self.version:
             return
         self.version = version
-        self._folders.append(path)
+        self._folders = [each for each in self._folders if each != path] + [path]  # an earlier version may come again
         if len(self._folders) > 2:  # vLLM reads an adapter when it first uses it, and dies if it is not there
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
 

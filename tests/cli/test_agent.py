@@ -13,7 +13,7 @@ from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall import wall
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
-from dreamgym_lg.user_code import load_agent
+from dreamgym_lg.user_code import load_agent, load_object
 
 APP = '''
 import os
@@ -82,6 +82,12 @@ def run(*arguments: str) -> tuple[int, str]:
 def doctor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dreamgym_lg.cli.app", "doctor", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+async def test_an_async_factory_is_called_inside_a_running_loop_too(folder: Path) -> None:
+    """As in a notebook."""
+    (folder / "later.py").write_text("async def make():\n    return 'an agent'\n")
+    assert load_object(f"{folder}/later.py:make") == "an agent"
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.metrics import METRICS, RATES, ROLLOUTS, iteration_line, reported_metrics
+import dreamgym_lg.metrics
+from dreamgym_lg.metrics import LIMITS, METRICS, RATES, ROLLOUTS, iteration_line, reported_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 
@@ -16,6 +17,11 @@ def test_the_documentation_lists_every_name_with_its_meaning() -> None:
     dreamed, real = ({f"{place}/{name}" for name in ROLLOUTS} for place in ("dream", "real"))
     assert not (dreamed | real) & (METRICS.keys() | RATES.keys())
     assert set(listed) == dreamed | METRICS.keys() | RATES.keys() and len(listed) == len(set(listed))
+
+
+def test_every_alarm_reaches_the_trackers() -> None:
+    names = {name for name, *_ in LIMITS} | set(re.findall(r'Alarm\("(\w+)"', Path(dreamgym_lg.metrics.__file__).read_text()))
+    assert len(names) > 7 and {f"alarm/{name}" for name in names} == {name for name in METRICS if name.startswith("alarm/")}
 
 
 def test_each_iteration_is_reported_once_and_complete(process: Any, tmp_path: Path) -> None:

@@ -319,6 +319,14 @@ def test_an_example_of_a_schema_is_valid() -> None:
     assert Order.model_validate(example(Order.model_json_schema())).items[1].count == 3
 
 
+def test_an_example_of_a_tree_ends() -> None:
+    class Node(BaseModel):
+        children: list["Node"]
+        parent: "Node | None"
+
+    assert Node.model_validate(example(Node.model_json_schema())) == Node(children=[], parent=None)
+
+
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:
     graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
     with pytest.raises(ConfigurationError, match="Did you mean 'book'"):

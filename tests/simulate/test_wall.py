@@ -25,7 +25,7 @@ from wall_acts import ACTS, libc, sys_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.wall import kernel
-from dreamgym_lg.simulate.wall.wall import check_wall, limits_of_wall, missing_for_wall, start_walled
+from dreamgym_lg.simulate.wall.wall import _ports, check_wall, limits_of_wall, missing_for_wall, start_walled
 
 SCRIPT = Path(__file__).with_name("wall_acts.py")
 IPC = "/proc/sysvipc"
@@ -366,10 +366,16 @@ def test_a_path_that_does_not_exist_cannot_be_allowed(tmp_path: Path) -> None:
         start_walled(["/bin/true"], scratch=tmp_path, allow=Allow(paths=[tmp_path / "missing"]))
 
 
-@pytest.mark.parametrize("given", ["localhost:http", "localhost:0", "localhost:65536"])
+@pytest.mark.parametrize("given", ["localhost:http", "localhost:0", "localhost:65536", "[::1]:http"])
 def test_a_port_has_to_be_one(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no port"):
         start_walled(["/bin/true"], scratch=tmp_path, allow=Allow(hosts=[given]))
+
+
+def test_an_address_with_colons_is_allowed_at_its_port_alone(tmp_path: Path) -> None:
+    allow = Allow(hosts=["[::1]:8080", "10.0.0.1:90"])
+    assert _ports(allow) == [90, 8080] and _ports(Allow(hosts=["::1"])) is None
+    assert allow.host("::1", 8080) and not allow.host("::1", 8081) and not allow.host("10.0.0.1", 8080)
 
 
 def test_allowed_hosts_can_be_reached_at_their_port_alone(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow, SimulatedAgent
@@ -365,9 +367,16 @@ async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
         async with walled("agent", outside) as agent:
             (episode,) = await rollout(agent, [TASK], Answers, source="synthetic", run="r", replay_buffer=buffer)
         assert episode.success and buffer.tasks(split="test")
-        with pytest.raises(ConfigurationError, match="holds .*replay.* of the replay buffer.*allow a folder beside it"):
+        with pytest.raises(ConfigurationError, match="holds .*replay.*, which no agent may read: allow a folder beside it"):
             async with walled("agent", outside, allow=Allow(paths=[tmp_path])) as agent:
                 await played(agent, Answers())
+
+
+def test_a_closed_buffers_file_may_be_read_and_answers_elsewhere_never(tmp_path: Path) -> None:
+    hosted, own = Hosted(tmp_path / "hosted.db"), {tmp_path / name for name in ("replay.db", "replay-answers.db", "hosted.db")}
+    with ReplayBuffer(tmp_path / "replay.db"):
+        assert own <= hidden_files()
+    assert own & hidden_files() == {tmp_path / "hosted.db"} and hosted.path
 
 
 @pytest.mark.slow

@@ -258,6 +258,8 @@ def test_a_wrong_path_or_format_raises(tmp_path, write) -> None:
         load_traces(tmp_path)
     with pytest.raises(ConfigurationError, match="did you mean 'otel'|Did you mean 'otel'"):
         load_traces(write(GOOD), format="otell")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="unknown .*None"):
+        load_traces(write(GOOD), format=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("indent", [None, 1])

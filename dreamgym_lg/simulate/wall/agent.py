@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.replay.buffer import open_files
+from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.wall.resources import remove_stale_scratch
@@ -63,7 +63,7 @@ class Workers:
     def lease(self) -> Iterator[Worker]:
         """The worker that plays the fewest episodes, for one more. Raises `ConfigurationError` as `start_walled` does."""
         with self._lock:
-            self._workers[:], hidden = [each for each in self._workers if not each.gone], open_files()
+            self._workers[:], hidden = [each for each in self._workers if not each.gone], hidden_files()
             for each in self._workers:
                 if not hidden <= each.hidden:
                     each.retired = True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.guard import Allow
+from dreamgym_lg.simulate.guard import Allow, host_and_port
 from dreamgym_lg.simulate.wall import kernel
 
 Isolation = Literal["process", "guard"]
@@ -106,12 +106,9 @@ def start_walled(
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    walls: dict[str, Any] = {
-        "writable": [os.path.realpath(scratch), *_writable(allow, hidden)],
-        "ports": _ports(allow),
-        "children": children,
-    }
-    walls["hidden"] = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
+    writable = [os.path.realpath(scratch), *_writable(allow, hidden)]
+    unreadable = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
+    walls: dict[str, Any] = {"writable": writable, "hidden": unreadable, "ports": _ports(allow)}
     walls |= {"children": children, "abi": kernel.landlock_abi()}
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
@@ -126,7 +123,7 @@ def _writable(allow: Allow, hidden: Collection[Path] = ()) -> list[str]:
     for path in allow.paths:
         if held := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
             raise ConfigurationError(
-                f"{str(path)!r} holds {held} of the replay buffer, which no agent may read: allow a folder beside it"
+                f"{str(path)!r} holds {held}, which no agent may read: allow a folder beside it"
             )
         if not os.path.exists(path):
             raise ConfigurationError(
@@ -139,10 +136,10 @@ def _ports(allow: Allow) -> list[int] | None:
     """The ports of the allowed hosts; None for every port."""
     ports = set()
     for host in allow.hosts:
-        name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
+        name, port = host_and_port(host)
         if not port:
             return None
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigurationError(f"Allow(hosts=[{host!r}]): {port!r} is no port; give a number, 1 to 65535")
-        ports |= {int(port)} if name.replace(".", "").isdecimal() else {int(port), _DNS}
+        ports |= {int(port)} if ":" in name or name.replace(".", "").isdecimal() else {int(port), _DNS}
     return sorted(ports)

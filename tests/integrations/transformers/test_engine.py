@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,6 +220,10 @@ def test_one_long_conversation_does_not_make_a_batch_of_many_as_large_as_many_lo
     assert [future.result(0).text for _, future in calls] == alone
     assert sum(rows for rows, _ in sizes) == len(words) and max(rows for rows, _ in sizes) > 1
     assert all(taken <= engine.prefixes.budget for rows, taken in sizes if rows > 1)
+    longest_first = [replace(each, max_new_tokens=own) for each, own in zip(requests, (90, *[4] * 7), strict=True)]
+    sizes.clear()
+    engine.answer([(each, Future()) for each in longest_first])
+    assert all(taken <= engine.prefixes.budget for rows, taken in sizes if rows > 1), "a short prompt may have a long reply"
     sizes.clear()
     engine.prefixes.budget *= 100
     engine.answer(again := [(each, Future()) for each in requests])

@@ -191,7 +191,7 @@ def test_a_held_out_loss_that_has_stopped_falling_ends_a_training_and_the_lowest
     best = min(watched.losses, key=lambda step: watched.losses[step])
     assert len(steps) == best + 4 * watched.every < 200 and watched.losses[len(steps)] > watched.losses[best]
     saved = AutoModelForCausalLM.from_pretrained(to).state_dict()
-    assert all(torch.equal(saved[name], value) for name, value in watched._best.items()) and watched._best
+    assert all(torch.equal(saved[name], value) for name, value in watched.best.items()) and watched.best
 
 
 def test_a_killed_training_goes_on_from_its_checkpoint(
@@ -200,7 +200,9 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     monkeypatch.setattr(sft, "SAVE_SECONDS", 0.0)
     start, rows, steps = tmp_path / "start", tokenize(tokenizer, SHORT), list[int]()
     save_model(model_of(tokenizer), tokenizer, start)
-    options: dict[str, Any] = {"steps": 6, "batch_size": 2, "learning_rate": 1e-2}
+    measured = list[sft.EarlyStopping]()
+    monkeypatch.setattr(sft.EarlyStopping, "restore", lambda self, model: measured.append(self))
+    options: dict[str, Any] = {"steps": 6, "batch_size": 2, "learning_rate": 1e-2, "held_out": rows}
     fine_tune(start, tmp_path / "whole", rows, **options)
 
     def on_step(step: int, loss: float) -> None:
@@ -216,6 +218,8 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     assert steps == [1, 2, 3, 4, 4, 5, 6] and not (tmp_path / "kept").exists()
     both = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "to")]
     assert all(torch.allclose(both[0][name], both[1][name], atol=1e-5) for name in both[0])
+    whole, resumed = measured
+    assert list(resumed.losses) == list(range(1, 7)) and resumed.losses == pytest.approx(whole.losses, rel=1e-3)
 
 
 KILLER = """

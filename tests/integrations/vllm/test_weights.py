@@ -1,5 +1,6 @@
 """After an update the servers have the new weights, and a server that has not is found out before it is sampled from."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,18 @@ async def test_weights_lost_since_they_were_asked_for_are_noticed_by_the_call(
     assert await tokens_of(policy) == expected
     server.restart()
     assert await tokens_of(policy) == expected
+
+
+def test_the_adapters_in_use_are_kept_when_earlier_weights_come_back(adapted: LocalChatModel, tmp_path: Path) -> None:
+    sync, first = AdapterSync(adapted.model, tmp_path), copy.deepcopy(adapted.model.state_dict())
+    sync.publish()
+    for update in range(2):
+        change(adapted.model, update)
+        sync.publish()
+        adapted.model.load_state_dict(first)
+        sync.publish()
+        assert (tmp_path / sync.version / "adapter_model.safetensors").exists()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 async def test_an_episode_over_an_update_has_a_segment_for_each_version(
