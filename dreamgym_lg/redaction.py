@@ -22,7 +22,7 @@ def answers_beside(path: Path) -> Path:
 
 
 def hide_files(owner: object, *paths: Path) -> None:
-    """No agent in training may read these files, as long as their owner lives or until `show_files`."""
+    """Hide these files from agents in training, until `show_files` or the end of their owner."""
     _hidden[id(owner)] = tuple(path.absolute() for path in paths)
     finalize(owner, _hidden.pop, id(owner), None)
 

@@ -69,18 +69,20 @@ def serve_world(
 ) -> None:
     """Serve a compiled world's tools by MCP or as an OpenEnv environment: a test double. Each client session begins anew."""
     with errors_shown():
-        from dreamgym_lg.compiled.mcp_server import create_app, create_server, serve_stdio
         from dreamgym_lg.compiled.responder import Compiled
-
-        if port is None and not openenv:
-            asyncio.run(serve_stdio(create_server(Compiled(world), task=task)))
-            return
-        import uvicorn
 
         if openenv:
             from dreamgym_lg.compiled.openenv_server import create_openenv_app
 
             app = create_openenv_app(Compiled(world), task=task)
         else:
-            app = create_app(create_server(Compiled(world), task=task))
+            from dreamgym_lg.compiled.mcp_server import create_app, create_server, serve_stdio
+
+            server = create_server(Compiled(world), task=task)
+            if port is None:
+                asyncio.run(serve_stdio(server))
+                return
+            app = create_app(server)
+        import uvicorn
+
         uvicorn.run(app, host=host, port=port or 8000, log_level="warning")

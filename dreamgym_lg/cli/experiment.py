@@ -97,10 +97,11 @@ def open_experiment(
     work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
+    number = 1 if seed is None else seed
     if seed is not None or (isinstance(work, World) and not existing):
-        chosen["seed"] = 1 if seed is None else seed
+        chosen["seed"] = number
     if isinstance(work, World):
-        folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{seed or 1}"
+        folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{number}"
         if existing:
             return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
         return Experiment(work, folder, replace(work.settings, **chosen))

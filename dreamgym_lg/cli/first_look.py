@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -113,7 +114,9 @@ def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
     with ReplayBuffer(database) as buffer:
         others = identities(buffer.trajectories(source="offline")) - identities(read)
     if others:
-        database.replace(earlier := database.with_name("earlier.db"))
+        names = (f"earlier{number or ''}.db" for number in count())
+        earlier = next(path for name in names if not (path := database.with_name(name)).exists())
+        database.replace(earlier)
         say(f"{len(others)} other traces of an earlier try are set aside, with its episodes: {earlier}")
 
 

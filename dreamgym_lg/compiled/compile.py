@@ -116,9 +116,9 @@ def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds:
     """The best module of a chat model. Counts its answers to the traces that it was not shown."""
     rest, held_out = next(recordings.halves())
     advance = counter(on_progress, "compile: write", rounds)
-    best, fewest, failures = "", None, list[str]()
+    best, text, fewest, failures = "", "", None, list[str]()
     for _ in range(rounds):
-        text = write_source(rest, writer.write(rest, best, failures))
+        text = write_source(rest, writer.write(rest, text, failures))
         replayed = Replay(recordings)
         problem = _replay_walled(text, rest, rest.traces, replayed)
         failures = [problem] if problem else [each.difference for each in replayed.tools.values() if each.difference]

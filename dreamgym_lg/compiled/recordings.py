@@ -21,7 +21,7 @@ from dreamgym_lg.tasks import find_tool_uses, schemas
 from dreamgym_lg.types import Step
 
 FOLDS = 5
-RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "Any", "str", "sorted"})
+RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "KEEPS", "Any", "str", "sorted"})
 """Names that `world.py` has of its own."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},

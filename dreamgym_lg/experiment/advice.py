@@ -91,7 +91,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
-    useful: Teaches = has_success if s.learner == "rft" else teaches
+    useful: Teaches = {"rft": has_success, "ppo": bool}.get(s.learner, teaches)  # PPO's critic needs no second episode
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")

@@ -252,6 +252,10 @@ class Meter(BaseCallbackHandler):
         self._hosted.begin_call()
         self._began[run_id] = time.perf_counter(), messages[0]
 
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        if (began := self._began.pop(run_id, None)) is not None:
+            self._hosted.end_call(began[1], None)
+
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         answers = [getattr(each, "message", None) for each in response.generations[0]]
         usages: list[Any] = [getattr(each, "usage_metadata", None) or {} for each in answers]

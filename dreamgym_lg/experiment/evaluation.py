@@ -43,7 +43,7 @@ OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
 STARTED = "stage/train/baseline"
 """Record of the baseline that training began with, where no policy was given."""
-STAGES = ("collect", "experience", "base", "filtered", "offline_rl", "drawn", "train", "prove")
+STAGES = ("collect", "experience", "user", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:

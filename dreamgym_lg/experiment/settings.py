@@ -29,6 +29,7 @@ STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
 
 _POSITIVE = (
     "iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "base_steps", "real_every",
+    "proof_tasks",
 )  # fmt: skip
 _SHARES = ("synthetic_share", "max_false_success")
 
@@ -44,7 +45,7 @@ class Settings:
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""
     tasks: int | None = None
-    """Number of tasks to take from the world, all splits together. None: all there are."""
+    """Number of tasks to take from the world, all splits together. None: all. A `DreamGym` plays what it is given."""
     episodes: Mapping[str, int] = field(default_factory=dict)
     """Offline trajectories to collect by each of the world's scripted policies. `start`: by the policy that training begins
     with, in the real environment, for a world that has none."""

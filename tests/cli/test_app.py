@@ -172,6 +172,7 @@ def test_a_name_has_a_folder_of_its_own_for_each_seed(folder: Path) -> None:
     first, second = open_experiment("twc"), open_experiment("twc", seed=2, iterations=9, num_tasks=3)
     assert (str(first.out), first.settings.seed) == ("runs/twc-seed1", 1)
     assert (str(second.out), second.settings.seed) == ("runs/twc-seed2", 2)
+    assert str(open_experiment("twc", seed=0).out) == "runs/twc-seed0"
     assert (second.settings.iterations, second.settings.num_tasks) == (9, 3)
     assert open_experiment("twc", references_only=True).settings.references_only and not second.settings.references_only
     assert first.settings.iterations == first.world.settings.iterations

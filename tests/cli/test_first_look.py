@@ -147,14 +147,14 @@ def test_a_try_of_other_traces_begins_anew(folder: Path, monkeypatch: pytest.Mon
     lines = (folder / "traces.jsonl").read_text().splitlines(keepends=True)
     monkeypatch.chdir(folder)
     outputs = []
-    for name, own in (("first", lines[:30]), ("second", lines[30:])):
+    for name, own in (("first", lines[:30]), ("second", lines[30:]), ("third", lines[10:40])):
         Path(f"{name}.jsonl").write_text("".join(own))
         options = ["--out", "runs/anew", "--isolation", "guard", "--tasks", "2"]
         outputs.append(CliRunner().invoke(app, ["try", "my_app.py:graph", f"{name}.jsonl", *options]).output)
     assert "are set aside" not in outputs[0] and "30 other traces of an earlier try are set aside" in " ".join(
         outputs[1].split()
     )
-    for name, file in (("first", "earlier.db"), ("second", "replay.db")):
+    for name, file in (("first", "earlier.db"), ("second", "earlier1.db"), ("third", "replay.db")):
         with ReplayBuffer(folder / "runs/anew" / file) as buffer:
             stored = {each.task.instruction for each in buffer.trajectories(source="offline")}
         assert stored == {each.task.instruction for each in load_traces(f"{name}.jsonl")}

@@ -352,6 +352,7 @@ def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
     assert len(prompts) == calls
     assert {each.tool for each in report if each.writes and not each.admitted} == refused
     assert ("It does not replay" in prompts[-1]) is (calls > 1)
+    assert calls == 1 or modules[0].strip() in prompts[-1], "the failures are of the module that is shown"
     if modules[0] == NEARLY:
         assert "refund" in prompts[-1].rpartition("It does not replay")[2] and "too much" in prompts[-1]
 

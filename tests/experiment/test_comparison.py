@@ -19,6 +19,7 @@ from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.comparison import Comparison, Meter, SharedDream, Version
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.statistics import Rate, mean_interval
 from dreamgym_lg.user_code import load_agent
@@ -78,6 +79,17 @@ def test_what_no_dream_answers_counts_for_neither_version() -> None:
     assert played.success.episodes == 2 and played.unanswered == 0.5 and played.successes == (0,)
     with pytest.raises(ConfigurationError, match="v: no episode was answered to its end; the first: Unanswered: x"):
         Version.of("v", [cut], Meter())
+
+
+def test_a_budget_counts_a_failed_call_and_that_it_failed() -> None:
+    class Silent(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+            raise ConnectionError("no host")
+
+    budget = Hosted()
+    with pytest.raises(ConnectionError):
+        (meter := Meter(budget)).attached(Silent(messages=iter(()))).invoke("hello")
+    assert (budget.usage.calls, budget.usage.failed, meter._began) == (1, 1, {})
 
 
 def test_ten_points_are_found_with_200_tasks() -> None:

@@ -395,6 +395,15 @@ def test_nobody_is_advised_to_train_where_drawn_tasks_lost_a_tool(make: Make, mo
     assert verdict == "collect" and "hardly call refund" in why
 
 
+def test_a_group_of_one_episode_teaches_ppo(make: Make) -> None:
+    work, said = make(say=(lines := list[str]()).append), lines
+    (work.out / "settings.json").unlink()
+    own = {**NUMBERS, "real_budget": 0, "max_false_success": None, "learner": "ppo", "num_generations": 1}
+    work.settings = replace(work.settings, **own)
+    work.advise()
+    assert "0 of 2 dreamed groups teach nothing" in said[-1]
+
+
 def test_dream_and_reality_take_turns_until_the_real_steps_are_spent(make: Make) -> None:
     class Killed(BaseException): ...
 
@@ -425,6 +434,7 @@ def test_dream_and_reality_take_turns_until_the_real_steps_are_spent(make: Make)
     [
         ({"environment": "reality"}, "unknown environment 'reality'; known: dream, dream.real, real, s2r"),
         ({"iterations": -1}, "iterations=-1: give a number of at least 1"),
+        ({"proof_tasks": 0}, "proof_tasks=0: give a number of at least 1"),
         ({"synthetic_share": 1.5}, "synthetic_share=1.5: give a share between 0 and 1"),
         ({"environment": "s2r"}, "environment='s2r' with real_steps=None: give the steps of its real part"),
         ({"real_steps": 100}, "real_steps=100: a training in the dream spends none"),
