@@ -206,8 +206,10 @@ METRICS: Mapping[str, str] = {
     **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},
     **{f"hosted/total_{name}": f"hosted_total_{name}" for name in ("calls", "tokens", "cost")},
-    **{f"alarm/{name}": f"alarm_{name}" for name in ("invalid", "cut", "kl", "clipped", "entropy", "noise", "split", "sampler")},
-    "alarm/collapsed": "alarm_collapsed",
+    **{
+        f"alarm/{name}": f"alarm_{name}"
+        for name in ("invalid", "cut", "kl", "clipped", "entropy", "noise", "collapsed", "split", "sampler")
+    },
 }
 """All others; docs/how-to/metrics.md says what each is. What an iteration does not have is not shown at its step."""
 

@@ -153,7 +153,7 @@ sys.path.insert(0, sys.argv[1])
 import run
 for cell in run.matching(["desk"], [1], ["*.dream.*", "*.model.*"]):
     s = (work := run.open_experiment(cell, Path(sys.argv[2]) / cell.place, {})).settings
-    dream = [part.name for part in work.dream("").responders]
+    dream = [part.name for part in work.dream().responders]
     print(len(work.tasks("train")), cell, s.learner, s.num_tasks, s.iterations, s.base_steps, *dream)
 """
     done = subprocess.run([sys.executable, "-c", program, FOLDER, tmp_path], capture_output=True, text=True, timeout=280)

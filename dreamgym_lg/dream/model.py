@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -23,9 +23,6 @@ _MAX_DEMONSTRATIONS = 20_000
 DEFAULT_DEMONSTRATIONS = 3
 """k of the paper's top-k retrieval, where there is a replay buffer."""
 
-Context = Callable[[Task, Sequence[Step]], Sequence[str]]
-"""Texts already decided about the world, by (task, steps). One for each step and one for the next; "" for none."""
-
 
 class Model(Prompts):
     """The responder that is a language model, with retrieval and reasoning.
@@ -43,10 +40,9 @@ class Model(Prompts):
             output. Default: `lines` with `instructions` or for a local model, else JSON, by a schema where the model's profile
             says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
-        context: Tells what is already decided about the world, for each prompt. Default: nothing.
         hosted: Limits, budget and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each with the reason.
-        version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-1`.
+        version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-2`.
 
     Raises `ConfigurationError` for something else than a chat model, an unknown format, and demonstrations without a buffer;
     what `load_chat_model` raises.
@@ -63,7 +59,6 @@ class Model(Prompts):
         demonstration_characters: int = 1000,
         prompt_format: PromptFormatName | None = None,
         instructions: str | None = None,
-        context: Context | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -71,7 +66,7 @@ class Model(Prompts):
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
-        self.replay_buffer, self.context = replay_buffer, context
+        self.replay_buffer = replay_buffer
         self.k = (DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0) if demonstrations is None else demonstrations
         self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
         self.prompter.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
@@ -132,12 +127,9 @@ class Model(Prompts):
         """
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
         observation, seen, score = first_observation(task), first_observation(task), 0.0
-        known = [""] * (len(steps) + 1) if self.context is None else self.context(task, steps)
-        if len(known) != len(steps) + 1:
-            raise ConfigurationError(f"context gave {len(known)} texts after {len(steps)} steps: it has to give one more")
         actions = [*(step.action for step in steps), *([] if action is None else [action])]
-        for number, (each, text) in enumerate(zip(actions, known, strict=False)):
-            question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task), text)
+        for number, each in enumerate(actions):
+            question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task))
             messages.append(HumanMessage(self.prompt_format.ask(task, question)))
             if number < len(steps):
                 step = steps[number]

@@ -25,7 +25,7 @@ from dreamgym_lg.types import Step, Task
 
 Form = TypeVar("Form", bound=BaseModel)
 
-LINE_PROMPT, JSON_PROMPT = "experience-lines-1", "experience-json-1"
+LINE_PROMPT, JSON_PROMPT = "experience-lines-2", "experience-json-2"
 """The system prompts of the two formats."""
 
 NOTHING = "(nothing)"
@@ -53,8 +53,6 @@ class Question(NamedTuple):
     """Sum of the episode's rewards so far."""
     demonstrations: Sequence[Step]
     """Recorded transitions like this one."""
-    known: str = ""
-    """Text about the world that is decided already (`Model(context=...)`); "" for none."""
 
 
 _LINES = re.compile(
@@ -85,15 +83,14 @@ class LineFormat:
         return "\n".join(part for part in (self.instructions, *tool_lines(task), described(task)) if part)
 
     def ask(self, task: Task, question: Question) -> str:
-        """Demonstrations, the score so far, the action, and what is known."""
+        """Demonstrations, the score so far and the action."""
         examples = [
             f"seen: {step.observation}\n{on_one_line(step.action)}\n{self.answer(prediction)}"
             for step, prediction in shortened(question.demonstrations, self.characters)
         ]
         head = "now:" if is_tool_task(task) else f"now, with a score of {round(question.score, 2):g}:"
         first = [question.observation] if question.observation else []
-        known = [f"known: {question.known}"] if question.known else []
-        return "\n".join([*first, *examples, head, on_one_line(question.action), *known])
+        return "\n".join([*first, *examples, head, on_one_line(question.action)])
 
     def answer(self, prediction: Prediction) -> str:
         """Verdict and reasoning on one line, reward (to six digits) and status, observation."""
@@ -169,8 +166,6 @@ class JsonFormat:
         content["score"] = round(question.score, 2)
         if question.observation:
             content["observation"] = question.observation
-        if question.known:
-            content["known"] = question.known
         return encoded({**content, "action": question.action})
 
     def answer(self, prediction: Prediction) -> str:

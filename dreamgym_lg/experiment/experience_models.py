@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.dream.model import Context, Model
+from dreamgym_lg.dream.model import Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings, read_settings
 from dreamgym_lg.hosted import TIMEOUT, is_on_tinker, load_chat_model, name_of
@@ -72,17 +72,14 @@ def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatMod
 
 
 def load_experience_model(
-    model: Model | BaseChatModel | str,
-    replay_buffer: ReplayBuffer,
-    settings: Settings | None = None,
-    context: Context | None = None,
+    model: Model | BaseChatModel | str, replay_buffer: ReplayBuffer, settings: Settings | None = None
 ) -> Model:
     """Load an experience model with retrieval, by name or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
     any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.
 
-    Args: `settings`, how many transitions are retrieved and shown, and how much of them; `context`, as of `Model`.
+    Args: `settings`, how many transitions are retrieved and shown, and how much of them.
 
     Raises `ConfigurationError` if there is no such model, and what `load_chat_model` raises.
     """
@@ -103,20 +100,17 @@ def load_experience_model(
         settings = replace(settings, **trained_with)
         local = LocalChatModel.from_path(model, temperature=0, max_new_tokens=settings.experience_tokens)
         if stored is not None:
-            return as_trained(local, settings, replay_buffer, path.name, context)
+            return as_trained(local, settings, replay_buffer, path.name)
         model = local
     return Model(
         model,
         replay_buffer=replay_buffer,
         demonstrations=settings.retrieved,
         demonstration_characters=settings.retrieved_characters,
-        context=context,
     )
 
 
-def as_trained(
-    model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str, context: Context | None = None
-) -> Model:
+def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str) -> Model:
     """The experience model as `train_experience` trains it and every dream asks it."""
     return Model(
         model,
@@ -124,7 +118,6 @@ def as_trained(
         demonstrations=settings.retrieved,
         demonstration_characters=settings.retrieved_characters,
         instructions="",  # a model that is trained on the format needs none
-        context=context,
         retries=0,
         version=version,
     )

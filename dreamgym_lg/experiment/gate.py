@@ -55,7 +55,8 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
-    key = f"{dream.version}/{keys_of(episodes)}/{','.join(sorted(writes or ()))}/parts-5"  # one stored with other figures is measured again
+    # one stored with other figures, or with other writing tools, is measured again
+    key = f"{dream.version}/{keys_of(episodes)}/{','.join(sorted(writes))}/parts-5"
     stored = work.record(RUN)
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))

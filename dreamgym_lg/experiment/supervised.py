@@ -18,7 +18,7 @@ from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.lock import write_whole
-from dreamgym_lg.experiment.workspace import DATA, USER, Workspace
+from dreamgym_lg.experiment.workspace import DATA, EXPERIENCE, USER, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -66,7 +66,7 @@ def train_experience_model(
     rows, steps = _rows(work, start, taught, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
     options: dict[str, Any] = {"first_lines_weight": FIRST_LINES_WEIGHT, "held_out": watched}
-    fine_tune(work, "experience model", start, "experience-0", rows, steps=steps, **options)
+    fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, **options)
 
 
 def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
@@ -137,7 +137,7 @@ def _rows(
 
     Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
-    model = work.experience("")
+    model = work.experience(untrained=True)
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
     responses = tokenized(start, [model.training_conversation(each) for each in recorded])

@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE = "train", "offline"
 """Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
 
-USER = "user"
-"""Name of the local user's model in the folder."""
+EXPERIENCE, USER = "experience-0", "user"
+"""Names of the local experience model and user in the folder."""
 
 MIN_CASES = 20
 """Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
@@ -281,12 +281,9 @@ class Workspace:
             policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
-    def dream(self, name: str | None = None) -> Dream:
-        """The dream of this folder's world. The one object that training, evaluation, gate and `fidelity` step.
-
-        Args: `name`, as of `experience`.
-        """
-        dream = self.world.create_dream(self.experience(name))
+    def dream(self) -> Dream:
+        """The dream of this folder's world. The one object that training, evaluation, gate and `fidelity` step."""
+        dream = self.world.create_dream(self.experience())
         user = self.model_user()
         if user is not None and user.model is None and (self.models / USER).exists():
             user.prompter.renew(policy_version(self.models / USER), self._local(USER))
@@ -301,34 +298,32 @@ class Workspace:
     @property
     def can_dream(self) -> bool:
         """True if there is an experience model, or the world needs none."""
-        return not self.world.needs_model or self._given is not None or bool(self.newest_experience())
+        return not self.world.needs_model or self._given is not None or self._is_trained
 
-    def experience(self, name: str | None = None) -> Model:
-        """The experience model: the given one, else one of the folder, by default the newest.
+    def experience(self, *, untrained: bool = False) -> Model:
+        """The experience model: the given one, else the folder's.
 
-        Args: `name`; "" is one without weights, which prepares training data.
+        Args: `untrained`, one without weights, as until it is trained: it prepares training data.
         """
         if self._given is not None:
-            self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
+            self._given = load_experience_model(self._given, self.replay_buffer, self.settings)
             return self._given
-        name = self.newest_experience() if name is None else name
-        model = self._local(name) if name else None
-        return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
+        if untrained or not self._is_trained:
+            return as_trained(None, self.settings, self.replay_buffer, "")
+        return as_trained(self._local(EXPERIENCE), self.settings, self.replay_buffer, EXPERIENCE)
 
     def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
         from dreamgym_lg.integrations.transformers.loading import computes_bfloat16
 
         if name not in self._loaded:
-            model = LocalChatModel.from_path(
+            self._loaded[name] = LocalChatModel.from_path(
                 self.models / name,
                 dtype="bfloat16" if computes_bfloat16() else "auto",  # nobody learns from its log-probabilities
                 temperature=0,
                 max_new_tokens=self.settings.experience_tokens,
                 max_batch_size=64,
             )
-            kept = {each: old for each, old in self._loaded.items() if USER in (each, name)}
-            self._loaded = kept | {name: model}  # of experience models, the newest alone
         return self._loaded[name]
 
     @property
@@ -338,12 +333,12 @@ class Workspace:
         if not self.world.needs_model:
             return self.dream().version
         if model is None:
-            return self.newest_experience()
+            return EXPERIENCE if self._is_trained else ""
         return model.version if isinstance(model, Model) else model if isinstance(model, str) else name_of(model)
 
-    def newest_experience(self) -> str:
-        """The name of the trained experience model; "" before."""
-        return "experience-0" if (self.models / "experience-0").exists() else ""
+    @property
+    def _is_trained(self) -> bool:
+        return (self.models / EXPERIENCE).exists()
 
     def play(self, *args: Any, **options: Any) -> list[Trajectory]:
         """As `aplay`, for code without an event loop."""

@@ -12,7 +12,6 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.dream import Dream, Model, ModelJudge, User
-from dreamgym_lg.dream.model import Context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
@@ -53,9 +52,6 @@ class World(ABC):
     judged_by_dream: bool = True
     """True if judges of the dream decide a dreamed episode's reward. False for a world that verifies dreamed episodes itself:
     then there is no gate before training."""
-    context: Context | None = None
-    """Text already decided about a world, for the experience model (`Model`). A plain function in a class body has to be a
-    `staticmethod`."""
     user: User | None = None
     """Talks with the agent in dreamed episodes; None: nobody does."""
     needs_model: bool = True

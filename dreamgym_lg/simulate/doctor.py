@@ -371,4 +371,5 @@ def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = N
         return {name: example(fields[name], definitions) for name in schema.get("required", ())}
     if kind == "array":
         return [example(schema.get("items", {}), definitions) for _ in range(schema.get("minItems", 0))]
-    return {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0), "boolean": True, "null": None}.get(kind, "example")
+    numbers = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0)}
+    return {**numbers, "boolean": True, "null": None}.get(kind, "example")

@@ -13,7 +13,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, collect_episodes
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.text import GAMES, check_action, hidden_facts
+from dreamgym_lg.integrations.textworld_express.text import GAMES, check_action
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"noisy": 150, "random": 450}
@@ -54,7 +54,6 @@ class TextWorldExpressWorld(World):
     )
 
     assisted = True
-    context = staticmethod(hidden_facts)
 
     def __init__(self, game: str = "peckingorder", *, max_steps: int = 10) -> None:
         if game not in GAMES:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_a_model_by_name_retrieves_three_transitions(monkeypatch: pytest.MonkeyP
     pytest.importorskip("langchain_openai")
     monkeypatch.setenv("OPENAI_API_KEY", "no-real-key")
     model = Model("openai:gpt-5.4-mini", replay_buffer=buffer)
-    assert (model.k, model.replay_buffer, model.version) == (3, buffer, "gpt-5.4-mini/experience-json-1")
+    assert (model.k, model.replay_buffer, model.version) == (3, buffer, "gpt-5.4-mini/experience-json-2")
     assert model.hosted is not None and Model("openai:gpt-5.4-mini").k == 0
 
 
@@ -351,40 +350,10 @@ def test_long_demonstrations_are_cut_to_the_end_before_and_the_beginning_after(b
     assert "seen: efore\n" in text and "\nafter\n" in text and "xx" not in text
 
 
-# --- what is decided beforehand ---------------------------------------------------------------------------------------
-
-
-def doors(task: Task, steps: Sequence[Step]) -> list[str]:
-    """A maze of rooms with one open door each, in the order of the task's id."""
-    order, passed, texts = [*task.id], 0, list[str]()
-    for step in steps:
-        texts.append(order[passed])
-        passed += step.next_observation == "It opens."
-    return [*texts, order[passed]]
-
-
-@pytest.mark.parametrize(("prompt_format", "shown"), [("lines", "known: {}"), ("json", '"known": "{}"')])
-def test_what_is_known_of_the_world_is_in_every_prompt(prompt_format: Any, shown: str) -> None:
-    model = Model(None, prompt_format=prompt_format, context=doors)
-    task = replace(TASK, id="nse")
-    episode = asked("look", seen("n"), seen("look", "A room."), task=task)
-    questions = [message.text for message in model.messages(episode) if message.type == "human"]
-    assert [shown.format(door) in text for door, text in zip("nss", questions, strict=True)] == [True] * 3
-    unknown = Model(None, prompt_format=prompt_format).messages(episode)
-    assert not any("known" in message.text for message in unknown[1:])
-
-
-def test_the_world_that_is_known_is_the_same_in_training_data() -> None:
-    model, task = Model(None, context=doors), replace(TASK, id="nse")
-    steps = [seen("n"), seen("look", "A room.")]
-    held = model.messages(asked("s", *steps, task=task))
-    assert model.conversation(task, [*steps, seen("s")])[: len(held)] == held
-
-
-def test_context_for_too_few_steps_is_refused() -> None:
-    model = Model(None, context=lambda task, steps: ["one"])
-    with pytest.raises(ConfigurationError, match="context gave 1 texts after 1 steps"):
-        model.messages(asked("look", seen("open box")))
+def test_training_data_begin_as_the_prompts_of_an_episode() -> None:
+    model, steps = Model(None), [seen("n"), seen("look", "A room.")]
+    held = model.messages(asked("s", *steps))
+    assert model.conversation(TASK, [*steps, seen("s")])[: len(held)] == held
 
 
 # --- demonstrations ---------------------------------------------------------------------------------------------------

@@ -325,8 +325,8 @@ def test_a_world_has_one_seed_of_its_own() -> None:
 
 def test_the_prompts_show_the_form_and_every_key() -> None:
     form = '<"valid" or "invalid">, <your reasoning about the action, on this one line>\nreward <number>, <continues'
-    assert form in load_prompt(LINE_PROMPT) and '"known:"' in load_prompt(LINE_PROMPT)
-    assert all(f'"{key}"' in load_prompt(JSON_PROMPT) for key in [*GOOD, "known", "score", "seen", "action", "world_seed"])
+    assert form in load_prompt(LINE_PROMPT)
+    assert all(f'"{key}"' in load_prompt(JSON_PROMPT) for key in [*GOOD, "score", "seen", "action", "world_seed"])
 
 
 class Structured(BaseChatModel):
@@ -350,10 +350,10 @@ def test_the_format_is_the_best_that_the_model_knows(scripted: Any) -> None:
         return model.version, model.prompt_format.schema is not None
 
     plain, able = Structured(), Structured(profile={"structured_output": True})
-    assert names(able) == ("Structured/experience-json-1", True)
-    assert names(plain) == ("Structured/experience-json-1", False)
-    assert names(plain, prompt_format="json_schema") == ("Structured/experience-json-1", True)
-    assert names(scripted(reply=lambda _: "")) == ("ScriptedModel/experience-lines-1", False)
+    assert names(able) == ("Structured/experience-json-2", True)
+    assert names(plain) == ("Structured/experience-json-2", False)
+    assert names(plain, prompt_format="json_schema") == ("Structured/experience-json-2", True)
+    assert names(scripted(reply=lambda _: "")) == ("ScriptedModel/experience-lines-2", False)
     assert names(able, instructions="") == ("Structured/none", False)
     own = [Model(able, prompt_format="json", instructions=text).version for text in ("a", "b")]
     assert own[0] != own[1] and own[0].startswith("Structured/own-")

@@ -43,7 +43,7 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     tokenizer = create_tokenizer(["valid"], vocab_size=320)
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
     experience = load_experience_model(str(folder), buffer)
-    assert experience.version.endswith("/experience-lines-1") and experience.k == 3, "no experiment's: prompted as any other"
+    assert experience.version.endswith("/experience-lines-2") and experience.k == 3, "no experiment's: prompted as any other"
     (tmp_path / "run" / "settings.json").write_text(
         '{"world": "agent", "arguments": {}, "retrieved": 2, "retrieved_characters": 70}'
     )

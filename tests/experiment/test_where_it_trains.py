@@ -254,7 +254,7 @@ def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model
     metrics = work.replay_buffer.metrics("train")
     assert metrics[0]["train_success"] == 1, "the door was opened in every episode"
     title = _title(result)
-    assert title.startswith("Trained in the real environment, ") and work.newest_experience() == ""
+    assert title.startswith("Trained in the real environment, ") and work.experience_version == ""
     other = Experiment(Doors(), work.out, replace(work.settings, iterations=40))
     assert other.prove()["iterations"] == 1, "it was trained so"
     assert provenance(other, other.policy("trained"))["training"]["settings"]["iterations"] == 1

@@ -36,7 +36,7 @@ def check_stored_once(buffer: ReplayBuffer, played: list[Trajectory]) -> list[Tr
     stored = list(buffer.trajectories(run="train"))
     wanted = {(task.id, index) for task in houses(TASKS) for index in range(GENERATIONS)}
     assert {(each.task.id, each.rollout_index) for each in stored} == wanted and len(stored) == len(wanted) == len(played)
-    assert {each.experience_version for each in stored} == {"door/experience-json-1"}
+    assert {each.experience_version for each in stored} == {"door/experience-json-2"}
     return stored
 
 

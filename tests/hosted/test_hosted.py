@@ -46,7 +46,7 @@ def test_each_fault_is_got_over(serve: Any, chat_model: Any, fault: str) -> None
     assert len(server.requests) == 3
     calls = 3 if fault == "prose" else 2  # an answer that is not in the form is an answer, and is asked to be mended
     assert hosted.usage == Usage(calls, 0, 100 * calls, 20 * calls, 0.0)
-    assert model.version == "door/experience-json-1"
+    assert model.version == "door/experience-json-2"
 
 
 @pytest.mark.parametrize("fault", ["400", "401"])

@@ -122,9 +122,7 @@ def check_allowed(allow: Allow) -> None:
 def _writable(allow: Allow, hidden: Collection[Path] = ()) -> list[str]:
     for path in allow.paths:
         if held := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
-            raise ConfigurationError(
-                f"{str(path)!r} holds {held}, which no agent may read: allow a folder beside it"
-            )
+            raise ConfigurationError(f"{str(path)!r} holds {held}, which no agent may read: allow a folder beside it")
         if not os.path.exists(path):
             raise ConfigurationError(
                 f"{str(path)!r} does not exist, and the kernel allows only what does: create it, or allow its folder"
