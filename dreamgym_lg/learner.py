@@ -50,6 +50,11 @@ class TrainingRow(NamedTuple):
     """Weight of the cross-entropy of each token of an observation; 0 of all others. Empty: no observation is learned."""
 
 
+def learned(segment: Segment, weight: float = 1.0) -> TrainingRow:
+    """A row in which what was sampled is learned. Args: `weight`, of the loss of each token."""
+    return TrainingRow(segment, [weight] * len(segment.token_ids), 1.0)
+
+
 class Credit(Protocol):
     """Turns an iteration's groups into training rows."""
 

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     gym, policy, recorded = make(without_writes(TRACES)), tiny(), TRACES[0]
     recorded = replace(recorded, steps=[replace(recorded.steps[0], words="W-0."), *recorded.steps[1:]])
     (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
-    learned = [id for id in row["labels"] if id != -100]
+    learned = list(compress(row.segment.token_ids, row.segment.sampled))
     script, draw = list(learned), Batch._draw
 
     def steered(self: Any, logprobs: Any) -> Any:
@@ -233,9 +234,9 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     played = dreamed(gym.experiment, as_trained(training_data, [], scripted), recorded, policy)
     (segment,) = played.segments
     assert played.error is None and [each.action for each in played.steps] == [each.action for each in recorded.steps]
-    assert list(segment.token_ids) == row["input_ids"]
-    assert "W-0.\n<tool_call>" in policy.tokenizer.decode(row["input_ids"]), "what was said beside a call is learned too"
-    assert [id if sampled else -100 for id, sampled in zip(segment.token_ids, segment.sampled, strict=True)] == row["labels"]
+    assert list(segment.token_ids) == list(row.segment.token_ids)
+    assert "W-0.\n<tool_call>" in policy.tokenizer.decode(row.segment.token_ids), "what was said beside a call is learned too"
+    assert list(segment.sampled) == list(row.segment.sampled)
 
 
 def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym], caplog: Any) -> None:
@@ -264,7 +265,7 @@ def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callab
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
     rows = supervised._rows(work, work.models / "start", shown, edited)
     tokenizer = tiny().tokenizer
-    replies = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]
+    replies = [tokenizer.decode(list(compress(row.segment.token_ids, row.segment.sampled))) for row in rows]
     judged = Counter(reply.rpartition("\n")[2].split("<")[0] for reply in replies if "valid, " not in reply)
     assert judged["success"] == judged["failure"] == len(edited) + sum(not each.success for each in shown)
     assert judged.total() * 2 == len(rows), "as many rows of the responder"

@@ -91,7 +91,8 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
-    useful: Teaches = {"rft": has_success, "ppo": bool}.get(s.learner, teaches)  # PPO's critic needs no second episode
+    own: dict[str, Teaches] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
+    useful = own.get(s.learner, teaches)
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")

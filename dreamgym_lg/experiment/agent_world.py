@@ -24,6 +24,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.hosted import load_chat_model
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent
@@ -41,7 +42,6 @@ from dreamgym_lg.user_code import load_agent
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 
@@ -211,7 +211,7 @@ class AgentWorld(World):
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
-    ) -> "list[TokenizedConversation]":
+    ) -> list[TrainingRow]:
         """Tokens that rollouts would record if the policy acted as in these episodes.
 
         Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none does.

@@ -17,7 +17,7 @@ from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestP
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.learner import Groups, advantage_weights, preference_pairs
+from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, learned, preference_pairs
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.tasks import reference_episode
 from dreamgym_lg.types import Trajectory
@@ -115,8 +115,6 @@ def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
 
 def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
     """The episodes with their tokens as segments. What does not replay is left out."""
-    from dreamgym_lg.integrations.trl.rows import segment_of
-
     tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
     for each in episodes:
         try:
@@ -124,7 +122,7 @@ def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path
         except ConfigurationError as error:
             cause = str(error)
         else:
-            tokenized.append(replace(each, segments=[segment_of(row) for row in rows]))
+            tokenized.append(replace(each, segments=[row.segment for row in rows]))
     if cause:
         work.say(
             f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes do not replay and are left out; the last: {cause}"
@@ -157,13 +155,12 @@ def imitate(
 
     Args: `weights`, of episodes with segments, which are their rows.
     """
-    from dreamgym_lg.integrations.trl.rows import labelled
 
-    def to_rows(some: Sequence[Trajectory]) -> list[Any]:
+    def to_rows(some: Sequence[Trajectory]) -> list[TrainingRow]:
         if not weights:
             return work.world.policy_rows(some, tokenizer_of(start), max_new_tokens=s.policy_tokens)
         segments = [(by_return[each.reward], segment) for each in some for segment in each.segments]
-        return [{**labelled(segment), "weights": [weight] * len(segment.token_ids)} for weight, segment in segments]
+        return [learned(segment, weight) for weight, segment in segments]
 
     s, options, watched = work.settings, dict[str, Any](), set[str]()
     by_return = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}

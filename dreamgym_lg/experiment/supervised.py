@@ -21,13 +21,13 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import DATA, EXPERIENCE, USER, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted import load_chat_model
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for `Settings.model`."""
@@ -65,8 +65,7 @@ def train_experience_model(
     watched = _rows(work, start, held_out[:HELD_OUT])
     rows, steps = _rows(work, start, taught, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
-    options: dict[str, Any] = {"first_lines_weight": FIRST_LINES_WEIGHT, "held_out": watched}
-    fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, **options)
+    fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, held_out=watched)
 
 
 def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
@@ -86,7 +85,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=watched[: HELD_OUT // 4])
 
 
-def _warn_of_cut_answers(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:
+def _warn_of_cut_answers(work: Workspace, rows: Sequence[TrainingRow]) -> None:
     """Say how many recorded answers have more tokens than the experience model may write."""
     from dreamgym_lg.integrations.trl.rows import reply_lengths
 
@@ -132,22 +131,27 @@ def _edited(work: Workspace, taught: Sequence[Trajectory], annotated: Annotate |
 
 def _rows(
     work: Workspace, start: str | Path, recorded: Sequence[Trajectory], edited: Sequence[Trajectory] = ()
-) -> "list[TokenizedConversation]":
+) -> list[TrainingRow]:
     """Conversations of responder and judge in equal number, of successes and failures likewise.
 
-    Of an edited episode only the verdict is learned: its tools' answers are made up.
+    An answer's first lines, which judge, weigh more. Of an edited episode only the verdict is learned: its tools' answers are
+    made up.
     """
+    from dreamgym_lg.integrations.trl.rows import weigh_first_lines
+
     model = work.experience(untrained=True)
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
-    responses = tokenized(start, [model.training_conversation(each) for each in recorded])
+    responses = [model.training_conversation(each) for each in recorded]
     verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
     for each in (*recorded, *edited):
         verdicts[each.success] += run_lasting(judge_conversations(dream, each))
-    return _balanced(responses, _balanced(*(tokenized(start, conversations) for conversations in verdicts.values())))
+    groups = (tokenized(start, conversations) for conversations in (responses, *verdicts.values()))
+    answers, *judged = (weigh_first_lines(tokenizer_of(start), rows, weight=FIRST_LINES_WEIGHT) for rows in groups)
+    return _balanced(answers, _balanced(*judged))
 
 
-def _balanced(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
+def _balanced(*groups: list[TrainingRow]) -> list[TrainingRow]:
     """All rows, those of the smaller group repeated up to the size of the other."""
     most = max(map(len, groups))
     return [rows[number % len(rows)] for rows in groups if rows for number in range(most)]
@@ -181,7 +185,7 @@ def tokenizer_of(start: str | Path) -> Any:
     return load_tokenizer(start)
 
 
-def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> "list[TokenizedConversation]":
+def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> list[TrainingRow]:
     """The conversations as rows of the model's training."""
     from dreamgym_lg.integrations.trl.rows import tokenize
 
@@ -201,7 +205,7 @@ def fine_tune(
     label: str,
     start: str | Path,
     to: str,
-    rows: "Sequence[TokenizedConversation]",
+    rows: Sequence[TrainingRow],
     *,
     steps: int,
     **options: Any,
@@ -214,7 +218,7 @@ def fine_tune(
     from dreamgym_lg.integrations.trl import sft
 
     s, checkpoints = work.settings, work.out / "checkpoints" / to
-    digest = sha256(json.dumps([str(start), steps, [row["input_ids"] for row in rows]]).encode()).hexdigest()
+    digest = sha256(json.dumps([str(start), steps, [list(row.segment.token_ids) for row in rows]]).encode()).hexdigest()
     if not (checkpoints / "rows").exists() or (checkpoints / "rows").read_text() != digest:
         shutil.rmtree(checkpoints, ignore_errors=True)
         write_whole(checkpoints / "rows", digest)

@@ -15,6 +15,7 @@ from dreamgym_lg.dream import Dream, Model, ModelJudge, User
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
@@ -22,7 +23,6 @@ from dreamgym_lg.types import Split, Task, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 GROUP = "dreamgym_lg.worlds"
 """Entry-point group of installed worlds. Each creates a `World` when called without arguments, or again with its
@@ -120,7 +120,7 @@ class World(ABC):
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
-    ) -> "list[TokenizedConversation]":
+    ) -> list[TrainingRow]:
         """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
 
         Args: `max_new_tokens`, the most tokens of a reply when it plays.

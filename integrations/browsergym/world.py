@@ -18,12 +18,11 @@ from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
 from dreamgym_lg.integrations.text_games.game import Rules
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 
 SHORT_TASKS = (
@@ -96,7 +95,7 @@ class BrowserGymWorld(World):
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
-    ) -> "list[TokenizedConversation]":
+    ) -> list[TrainingRow]:
         """Rows of the agent's rollouts, its policy calling a tool for each of these actions."""
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 

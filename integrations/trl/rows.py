@@ -1,10 +1,10 @@
-"""The rows of supervised training. Conversations and recorded episodes as tokens, with labels and loss weights."""
+"""The rows of supervised training. Conversations and recorded episodes as tokens, with loss weights."""
 
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import groupby
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, MessageLikeRepresentation, convert_to_messages
@@ -17,10 +17,11 @@ from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
+from dreamgym_lg.learner import TrainingRow, learned
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.replay import Replayed, Script, replay
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-from dreamgym_lg.types import Segment, Trajectory
+from dreamgym_lg.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +29,10 @@ Conversation = Sequence[MessageLikeRepresentation]
 """Messages as LangChain takes them: its own, or `{"role", "content"}` with `tool_calls`."""
 
 
-class TokenizedConversation(TypedDict):
-    """A row of supervised training; all lists have the length of the conversation in tokens."""
-
-    input_ids: list[int]
-    labels: list[int]
-    """-100 where nothing is learned."""
-    weights: NotRequired[list[float]]
-    """The loss weight of each token; 1 without it."""
-
-
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, tools: Sequence[Any] = ()
-) -> list[TokenizedConversation]:
-    """Conversations as training rows, whose labels are the assistant's replies with their ends.
+) -> list[TrainingRow]:
+    """Conversations as training rows: the assistant's replies are learned, with their ends.
 
     Each reply stands behind the prompt that a policy would read there, so that any chat template will do. Where a template
     renders a reply otherwise in later prompts (Qwen3 drops what was thought), a conversation is several rows.
@@ -50,7 +41,7 @@ def tokenize(
     """
     end = reply_end(tokenizer)
     dialect = ToolDialect(tokenizer, {end})
-    rows: list[TokenizedConversation] = []
+    rows: list[TrainingRow] = []
     for conversation in conversations:
         messages, prefixes, recorder = convert_to_messages(conversation), PrefixCache(), TokenRecorder()
         for i, message in enumerate(messages):
@@ -59,7 +50,7 @@ def tokenize(
                 dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
                 reply = replied(tokenizer, prefixes, request, dialect.written(message), end)
                 recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
-        rows += [labelled(segment) for segment in recorder.segments()]
+        rows += [learned(segment) for segment in recorder.segments()]
     return rows
 
 
@@ -78,41 +69,24 @@ def replied(tokenizer: PreTrainedTokenizerBase, prefixes: PrefixCache, request: 
     return Generated(kept, ids, sampled, [0.0] * len(sampled), "stop")
 
 
-def labelled(segment: Segment) -> TokenizedConversation:
-    """A row in which what was sampled is learned."""
-    ids = list(segment.token_ids)
-    return {"input_ids": ids, "labels": [id if own else -100 for id, own in zip(ids, segment.sampled, strict=True)]}
-
-
-def segment_of(row: TokenizedConversation) -> Segment:
-    """The row as if a policy had sampled its learned tokens."""
-    learned = [0, *(int(label != -100) for label in row["labels"][1:])]
-    return Segment(token_ids=row["input_ids"], sampled=learned, logprobs=[0.0] * len(learned), temperature=1.0)
-
-
-def reply_lengths(row: TokenizedConversation) -> list[int]:
+def reply_lengths(row: TrainingRow) -> list[int]:
     """The length of each reply in tokens, its end token included."""
-    return [len(list(part)) for learned, part in groupby(row["labels"], lambda label: label != -100) if learned]
+    return [len(list(part)) for own, part in groupby(row.segment.sampled) if own]
 
 
 def weigh_first_lines(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, weight: float, lines: int = 2
-) -> list[TokenizedConversation]:
-    """The rows with `weight` on each reply's first lines and 1 elsewhere. Rows with weights keep theirs."""
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TrainingRow], *, weight: float, lines: int = 2
+) -> list[TrainingRow]:
+    """The rows with `weight` on each reply's first lines and 1 elsewhere."""
     breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
-    weighed: list[TokenizedConversation] = []
+    weighed = list[TrainingRow]()
     for row in rows:
-        if "weights" in row:
-            weighed.append(row)
-            continue
-        weights, left, learning = [], 0, False
-        for token, label in zip(row["input_ids"], row["labels"], strict=True):
-            if label != -100 and not learning:
-                left = lines
-            learning = label != -100
-            weights.append(weight if learning and left > 0 else 1.0)
-            left -= token in breaks
-        weighed.append({**row, "weights": weights})
+        weights, left, before = list[float](), 0, 0
+        for token, own in zip(row.segment.token_ids, row.segment.sampled, strict=True):
+            left = lines if own and not before else left
+            weights.append(weight if own and left > 0 else 1.0)
+            left, before = left - (token in breaks), own
+        weighed.append(row._replace(advantages=weights))
     return weighed
 
 
@@ -168,7 +142,7 @@ def replayed_rows(
     *,
     max_new_tokens: int,
     say: Callable[[str], str] = str,
-) -> list[TokenizedConversation]:
+) -> list[TrainingRow]:
     """Supervised rows: the tokens of rollouts whose policy acts as in these episodes.
 
     Episodes that do not replay are left out, and a warning says how many. Args: `say`, as of `replay`.
@@ -187,4 +161,4 @@ def replayed_rows(
         raise ConfigurationError(f"{text}; there is nothing to fine-tune a policy on: record traces with this graph")
     if misfits:
         logger.warning("%s; they are left out", text)
-    return [labelled(segment) for each in replayed if each.misfit is None for segment in each.segments]
+    return [learned(segment) for each in replayed if each.misfit is None for segment in each.segments]

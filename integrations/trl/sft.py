@@ -5,11 +5,11 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,7 +19,6 @@ from dreamgym_lg.integrations.transformers.adapter_files import save_model
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, StepOptions, default_rate, precision
-from dreamgym_lg.integrations.trl.rows import TokenizedConversation, segment_of, weigh_first_lines
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import TrainingRow
 
@@ -42,8 +41,8 @@ class EarlyStopping:
         patience: Measurements without a lower loss after which training ends.
     """
 
-    def __init__(self, rows: Sequence[TokenizedConversation], *, every: int, patience: int = 4) -> None:
-        self.rows = [each for row in rows if (each := _training_row(row)).segment.trainable]
+    def __init__(self, rows: Sequence[TrainingRow], *, every: int, patience: int = 4) -> None:
+        self.rows = [row for row in rows if row.segment.trainable]
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
         """By optimiser step."""
@@ -78,11 +77,6 @@ class EarlyStopping:
             model.load_state_dict(self.best, strict=False)
 
 
-def _training_row(row: TokenizedConversation) -> TrainingRow:
-    """A row whose learned tokens have their loss weights as advantages."""
-    return TrainingRow(segment_of(row), row.get("weights") or [1.0] * len(row["input_ids"]), 1.0)
-
-
 def _weight(rows: Sequence[TrainingRow]) -> float:
     """Of all tokens that are learned; never 0."""
     weights = (w * own for row in rows for w, own in zip(row.advantages, row.segment.sampled, strict=True))
@@ -113,7 +107,7 @@ def _schedule(steps: int) -> Callable[[int], float]:
 
 def train_sft(
     model: PreTrainedModel,
-    rows: Sequence[TokenizedConversation],
+    rows: Sequence[TrainingRow],
     *,
     steps: int,
     batch_size: int = 24,
@@ -122,7 +116,6 @@ def train_sft(
     on_step: Callable[[int, float], None] | None = None,
     until: EarlyStopping | None = None,
     checkpoints: Path | None = None,
-    bf16: bool | None = None,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps. Returns the mean loss of the last tenth.
 
@@ -134,14 +127,13 @@ def train_sft(
         until: Called after every step; it may end the training. Its losses and weights are in the checkpoints too.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
             was killed goes on from there. It is deleted at the end. None: nothing is saved.
-        bf16: Passes under bfloat16 autocast. None: on a GPU or, without one, on a CPU with AMX or AVX512_BF16.
 
-    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for a model whose weights are in half precision.
+    Raises `NothingToTrain` if no row has a token to learn, `ConfigurationError` for a model in half precision.
     """
-    usable = [each for row in rows if (each := _training_row(row)).segment.trainable]
+    usable = [row for row in rows if row.segment.trainable]
     if not usable:
-        raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
-    passes = precision(model, supervised=True) | ({} if bf16 is None else {"bf16": bf16})
+        raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn")
+    passes = precision(model, supervised=True)
     options = StepOptions(loss="likelihood", learning_rate=learning_rate, weight_decay=0.01, adam_beta2=0.98, **passes)
     trainer = TokenTrainer(model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps), multiple=64)
     file, saved = checkpoints / CHECKPOINT if checkpoints is not None else None, time.monotonic()
@@ -170,17 +162,16 @@ def train_sft(
 def fine_tune(
     start: str | Path,
     to: Path,
-    rows: Sequence[TokenizedConversation],
+    rows: Sequence[TrainingRow],
     *,
     steps: int,
     learning_rate: float | None = None,
     batch_size: int = 24,
     lora: bool | None = None,
-    first_lines_weight: float = 1.0,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
     evaluate: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], None] | None = None,
-    held_out: Sequence[TokenizedConversation] = (),
+    held_out: Sequence[TrainingRow] = (),
     **options: Any,
 ) -> float:
     """Fine-tune the model at `start` on rows drawn in random order; returns the loss.
@@ -192,7 +183,6 @@ def fine_tune(
         rows: Conversations as tokens of this model (`tokenize`).
         learning_rate: Default: 7e-4 up to 50 M parameters, falling to 1e-5 at 7 B; of adapters from 2e-3 to 2e-4.
         lora: Whether adapters are trained. None: above 50 M parameters.
-        first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         on_step: As of `train_sft`.
         evaluate: `evaluate(model, tokenizer, step)`, called after every step.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
@@ -213,8 +203,7 @@ def fine_tune(
         logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
     drawn = list(rows)
     Random(seed).shuffle(drawn)
-    weigh = partial(weigh_first_lines, tokenizer, weight=first_lines_weight)
-    watched = EarlyStopping(_within_context(model, weigh(held_out)), every=max(steps // 10, 1))
+    watched = EarlyStopping(_within_context(model, held_out), every=max(steps // 10, 1))
 
     def report(step: int, loss: float) -> None:
         if on_step is not None:
@@ -224,7 +213,7 @@ def fine_tune(
 
     loss = train_sft(
         model,
-        _within_context(model, weigh(drawn[: batch_size * steps])),
+        _within_context(model, drawn[: batch_size * steps]),
         steps=steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
@@ -238,13 +227,19 @@ def fine_tune(
     return loss
 
 
-def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
+def _within_context(model: PreTrainedModel, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     """The rows, each as far as the model can read it. Those without a token to learn there are left out later."""
-    longest = getattr(model.config, "max_position_embeddings", None) or max((len(row["input_ids"]) for row in rows), default=0)
-    if cut := sum(len(row["input_ids"]) > longest for row in rows):
+    lengths = [len(row.segment.token_ids) for row in rows]
+    longest = getattr(model.config, "max_position_embeddings", None) or max(lengths, default=0)
+    if cut := sum(length > longest for length in lengths):
         logger.warning(
             "%d of %d conversations are longer than the model's %d tokens and are learned up to there: show fewer or shorter "
             "demonstrations (Settings.retrieved, retrieved_characters), or take a model with a longer context",
             *(cut, len(rows), longest),
         )
-    return [cast(Any, {name: values[:longest] for name, values in cast(Any, row).items()}) for row in rows]
+    return [_cut(row, longest) for row in rows]
+
+
+def _cut(row: TrainingRow, length: int) -> TrainingRow:
+    parts = {name: getattr(row.segment, name)[:length] for name in ("token_ids", "sampled", "logprobs")}
+    return TrainingRow(replace(row.segment, **parts), row.advantages[:length], row.weight)

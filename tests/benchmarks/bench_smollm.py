@@ -28,8 +28,8 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl import token_trainer
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
-from dreamgym_lg.integrations.trl.rows import TokenizedConversation, labelled
 from dreamgym_lg.integrations.trl.sft import train_sft
+from dreamgym_lg.learner import learned
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -76,12 +76,13 @@ def _prompt(segment: Segment, turn: int) -> list[int]:
     return list(segment.token_ids[: begins[min(turn, len(begins) - 1)]])
 
 
-def plain_step(model: Any, rows: list[TokenizedConversation], pad: int) -> None:
+def plain_step(model: Any, rows: list[Segment], pad: int) -> None:
     """A forward and backward pass over the padded rows, all logits and the shared beginning of every row included."""
-    longest = max(len(row["labels"]) for row in rows)
-    padding = [longest - len(row["labels"]) for row in rows]
-    ids = torch.tensor([row["input_ids"] + [pad] * more for row, more in zip(rows, padding, strict=True)])
-    labels = torch.tensor([row["labels"] + [-100] * more for row, more in zip(rows, padding, strict=True)])
+    longest = max(len(row.token_ids) for row in rows)
+    padding = [longest - len(row.token_ids) for row in rows]
+    ids = torch.tensor([[*row.token_ids, *[pad] * more] for row, more in zip(rows, padding, strict=True)])
+    own = torch.tensor([[*row.sampled, *[0] * more] for row, more in zip(rows, padding, strict=True)])
+    labels = ids.where(own == 1, -100)
     mask = torch.tensor([[1] * (longest - more) + [0] * more for more in padding])
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -109,8 +110,8 @@ def main() -> None:
     show("generate", before, cost(lambda: generate(policy, played)))
 
     adapt(model)
-    rows = [labelled(segment) for segment in played]
-    plain = cost(lambda: plain_step(model, rows, tokenizer.pad_token_id))
+    rows = [learned(segment) for segment in played]
+    plain = cost(lambda: plain_step(model, played, tokenizer.pad_token_id))
     steps = 2
 
     def supervised() -> float:

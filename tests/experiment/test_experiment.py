@@ -277,7 +277,7 @@ def likelihood(work: Experiment, name: str, action: str) -> float:
     policy = work.policy(name)
     recorded = next(each for each in work.offline() if each.steps[0].action == action)
     (row,) = work.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=16)
-    ids, learned = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:]) != -100
+    ids, learned = torch.tensor([row.segment.token_ids]), torch.tensor(row.segment.sampled[1:]) == 1
     with torch.no_grad():
         logprobs = torch.log_softmax(policy.model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
     return float(logprobs[learned].sum())

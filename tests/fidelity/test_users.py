@@ -255,7 +255,7 @@ class Taught(Exception):
 
 def learned_spans(tokenizer: Any, row: Any) -> list[str]:
     """The texts that a row trains, each without a break."""
-    runs = groupby(zip(row["input_ids"], row["labels"], strict=True), lambda pair: pair[1] != -100)
+    runs = groupby(zip(row.segment.token_ids, row.segment.sampled, strict=True), lambda pair: pair[1])
     return [tokenizer.decode([token for token, _ in run]) for learned, run in runs if learned]
 
 

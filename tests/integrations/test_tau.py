@@ -334,7 +334,7 @@ def test_imitation_learns_all_that_the_agent_said_and_called() -> None:
     rows = world.policy_rows(recorded, tokenizer, max_new_tokens=4096)
     assert len(rows) == len(recorded), "one segment each"
     for trajectory, row in zip(recorded, rows, strict=True):
-        runs = groupby(zip(row["input_ids"], row["labels"], strict=True), lambda pair: pair[1] != -100)
+        runs = groupby(zip(row.segment.token_ids, row.segment.sampled, strict=True), lambda pair: pair[1])
         spans = [tokenizer.decode([token for token, _ in run]) for learned, run in runs if learned]
         acts = [parse_action(step.action) for step in trajectory.steps]
         assert len(spans) == len(acts) and sum(isinstance(act, str) for act in acts) > 2

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ def replies_learned(trajectory: Any, graph: Any) -> list[str]:
 
     tokenizer = create_tokenizer([step.action for step in trajectory.steps])
     (row,) = replayed_rows(lambda policy: SimulatedAgent(graph, policy), [trajectory], tokenizer, max_new_tokens=500)
-    learned = tokenizer.decode([label for label in row["labels"] if label != -100])
+    learned = tokenizer.decode(list(compress(row.segment.token_ids, row.segment.sampled)))
     return [reply.replace("<tool_call>", "").replace("</tool_call>", "").strip() for reply in learned.split("<|end|>")[:-1]]
 
 

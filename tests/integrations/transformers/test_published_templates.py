@@ -3,6 +3,7 @@
 import functools
 import re
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,7 @@ def test_a_thread_of_production_goes_on_and_is_trained_on(name: str) -> None:
 
     learned = ""
     for row in tokenize(tokenizer, [[*answered, AIMessage("A plum.")]], tools=[LOOK]):
-        assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
-        learned += tokenizer.decode([label for label in row["labels"] if label != -100])
+        learned += tokenizer.decode(list(compress(row.segment.token_ids, row.segment.sampled)))
     assert learned.count("A plum.") == learned.count("An apple and a pear.") == 1 and learned.count("look") == 3
     assert "a plum" not in learned and "Search well." not in learned
 

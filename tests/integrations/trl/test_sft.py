@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dreamgym_lg.integrations.trl.rows import tokenize, weigh_first_lines
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.learner import learned as learned_row
 from dreamgym_lg.types import Segment
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
@@ -49,51 +51,42 @@ def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
     return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256)
 
 
-def learned(tokenizer: PreTrainedTokenizerFast, row: dict[str, list[Any]]) -> list[str]:
-    """The runs of labelled tokens, as text."""
-    runs: list[list[int]] = [[]]
-    for token, label in zip(row["input_ids"], row["labels"], strict=True):
-        if label == -100:
-            runs.append([])
-        else:
-            assert label == token
-            runs[-1].append(token)
-    return [tokenizer.decode(run) for run in runs if run]
+def learned(tokenizer: PreTrainedTokenizerFast, row: TrainingRow) -> list[str]:
+    """The runs of learned tokens, as text."""
+    runs = groupby(zip(row.segment.token_ids, row.segment.sampled, strict=True), lambda pair: pair[1])
+    return [tokenizer.decode([token for token, _ in run]) for own, run in runs if own]
 
 
-def test_labels_are_the_replies_with_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_what_is_learned_are_the_replies_with_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
     rows = tokenize(tokenizer, CONVERSATIONS)
     for row, messages in zip(rows, CONVERSATIONS, strict=True):
         replies = [message["content"] + "<|end|>" for message in messages if message["role"] == "assistant"]
         assert learned(tokenizer, row) == replies
         rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-        assert tokenizer.decode(row["input_ids"]) == rendered
+        assert tokenizer.decode(row.segment.token_ids) == rendered
 
 
 def test_what_is_learned_is_what_the_policy_reads(tokenizer: PreTrainedTokenizerFast) -> None:
     """The prompt of a call is a prefix of the training row: a model is asked what it was taught."""
     (row,) = tokenize(tokenizer, CONVERSATIONS[:1])
     prompt = tokenizer.apply_chat_template(CONVERSATIONS[0][:2], add_generation_prompt=True, return_dict=False)
-    first = next(i for i, label in enumerate(row["labels"]) if label != -100)
-    assert row["input_ids"][:first] == prompt
+    assert row.segment.token_ids[: row.segment.sampled.index(1)] == prompt
 
 
 def test_first_lines_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
     rows = weigh_first_lines(tokenizer, tokenize(tokenizer, CONVERSATIONS[:1]), lines=2, weight=4.0)
     (row,) = rows
-    heavy = [token for token, weight in zip(row["input_ids"], row["weights"], strict=True) if weight == 4.0]
+    heavy = [token for token, weight in zip(row.segment.token_ids, row.advantages, strict=True) if weight == 4.0]
     assert tokenizer.decode(heavy) == "valid, it is\nthe colour red\n" + "red<|end|>"
-    assert set(row["weights"]) == {1.0, 4.0}
-    assert len(row["weights"]) == len(row["input_ids"])
+    assert set(row.advantages) == {1.0, 4.0}
 
 
 def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     """Two answers to one question, one with no weight: only the other is learned."""
     rows = tokenize(tokenizer, [[SHORT[0][0], {"role": "assistant", "content": colour}] for colour in ("red", "blue")])
-    for row, weight in zip(rows, (1.0, 0.0), strict=True):
-        row["weights"] = [weight] * len(row["labels"])
     model = model_of(tokenizer)
-    train_sft(model, rows, steps=30, learning_rate=1e-2)
+    weighed = [learned_row(row.segment, weight) for row, weight in zip(rows, (1.0, 0.0), strict=True)]
+    train_sft(model, weighed, steps=30, learning_rate=1e-2)
     policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=8)
     assert policy.invoke("a apple").text == "red"
 
@@ -124,8 +117,9 @@ def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast
     trained, losses = [], []
     for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
         monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
+        monkeypatch.setattr(sft, "precision", lambda *_, **__: {"bf16": False})
         model = model_of(tokenizer)
-        losses.append(train_sft(model, rows, steps=2, batch_size=len(rows), seed=0, bf16=False))
+        losses.append(train_sft(model, rows, steps=2, batch_size=len(rows), seed=0))
         trained.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(trained[0], trained[1], atol=1e-5, rtol=1e-4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -135,7 +129,7 @@ def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedToken
     """An agent that gives up early has short episodes: at the end of such an order it would have learned to give up."""
     model, lengths = model_of(tokenizer), list[int]()
     model.register_forward_pre_hook(lambda _, __, given: lengths.append(given["input_ids"].size(1)), with_kwargs=True)
-    rows = [{"input_ids": [*range(10, 20 + length)], "labels": [*range(10, 20 + length)]} for length in range(64)]
+    rows = [row_of([*range(10, 20 + length)], sampled=1) for length in range(64)]
 
     train_sft(model, rows, steps=16, batch_size=4, learning_rate=1e-3)
 
@@ -143,10 +137,15 @@ def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedToken
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
 
 
-@pytest.mark.parametrize("rows", [[], [{"input_ids": [1, 2], "labels": [-100, -100]}]])
-def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, rows: list[Any]) -> None:
-    with pytest.raises(NothingToTrain, match=f"none of the {len(rows)} rows"):
-        train_sft(model_of(tokenizer), rows, steps=1)
+def row_of(ids: list[int], *, sampled: int) -> TrainingRow:
+    own = [0, *[sampled] * (len(ids) - 1)]
+    return learned_row(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rows_without_a_token_to_learn_teach_nothing(tokenizer: PreTrainedTokenizerFast, number: int) -> None:
+    with pytest.raises(NothingToTrain, match=f"none of the {number} rows"):
+        train_sft(model_of(tokenizer), [row_of([1, 2], sampled=0)] * number, steps=1)
 
 
 @pytest.mark.slow
@@ -154,7 +153,7 @@ def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFas
     start, to = tmp_path / "start", tmp_path / "to"
     save_model(model_of(tokenizer), tokenizer, start)
     for _ in range(2):  # the second time over the first
-        loss = fine_tune(start, to, tokenize(tokenizer, SHORT * 20), steps=40, learning_rate=1e-2, first_lines_weight=4.0)
+        loss = fine_tune(start, to, tokenize(tokenizer, SHORT * 20), steps=40, learning_rate=1e-2)
     assert loss < 0.5
     assert LocalChatModel.from_path(to, temperature=0, max_new_tokens=8).invoke("a plum").text == "blue"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"]
@@ -291,11 +290,11 @@ def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast
 
 
 @pytest.mark.parametrize(
-    ("has", "given", "bf16"),
-    [("amx_bf16", {}, True), ("avx512_bf16", {}, True), ("avx512_f", {}, False), ("amx_bf16", {"bf16": False}, False)],
+    ("has", "bf16"),
+    [("amx_bf16", True), ("avx512_bf16", True), ("avx512_f", False)],
 )
 def test_a_cpu_that_multiplies_bfloat16_trains_in_it(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, has: str, given: dict[str, bool], bf16: bool
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, has: str, bf16: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
@@ -303,11 +302,12 @@ def test_a_cpu_that_multiplies_bfloat16_trains_in_it(
     model = model_of(tokenizer)
     model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, output: computed.add(output.dtype))
 
-    train_sft(model, tokenize(tokenizer, SHORT), steps=1, **given)
+    train_sft(model, tokenize(tokenizer, SHORT), steps=1)
 
     assert computed == {torch.bfloat16 if bf16 else torch.float32}
     assert model(torch.tensor([[5]])).logits.dtype == model.dtype == torch.float32, "the training is over"
-    train_sft(model, tokenize(tokenizer, SHORT), steps=1, bf16=not bf16)
+    monkeypatch.setattr(sft, "precision", lambda *_, **__: {"bf16": not bf16})
+    train_sft(model, tokenize(tokenizer, SHORT), steps=1)
     assert computed == {torch.bfloat16, torch.float32}, "the next one computes as it is told"
 
 
@@ -342,5 +342,5 @@ def test_a_conversation_longer_than_the_model_is_learned_and_watched_as_far_as_i
 
     monkeypatch.setattr(TokenTrainer, "batch", noted)
     fine_tune(tmp_path / "start", tmp_path / "out", [row], steps=1, batch_size=1, held_out=[row])
-    assert len(row["input_ids"]) > 64 and sizes and set(sizes) == {64}
+    assert len(row.segment.token_ids) > 64 and sizes and set(sizes) == {64}
     assert "1 of 1 conversations are longer than the model's 64 tokens and are learned up to there" in caplog.text

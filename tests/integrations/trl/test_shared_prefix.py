@@ -10,9 +10,12 @@ import torch
 from grpo_parts import learner_of, model_of, row, segment
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl import shared_prefix as module
 from dreamgym_lg.integrations.trl.sft import train_sft
 from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix, shared_tokens
+from dreamgym_lg.learner import learned
+from dreamgym_lg.types import Segment
 
 SHARED = list(range(10, 10 + 2 * MIN_SHARED_TOKENS))
 
@@ -85,17 +88,15 @@ def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
 def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        {
-            "input_ids": [*SHARED, 5 + i, *range(100, 110 + i)],
-            "labels": [-100] * len(SHARED) + [5 + i] + [-100] * 3 + list(range(103, 110 + i)),
-        }
-        for i in range(4)
-    ]
+    monkeypatch.setattr(sft, "precision", lambda *_, **__: {"bf16": False})
+    rows = []
+    for i in range(4):
+        ids, own = [*SHARED, 5 + i, *range(100, 110 + i)], [*[0] * len(SHARED), 1, 0, 0, 0, *[1] * (7 + i)]
+        rows.append(learned(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0)))
 
     def trained() -> torch.Tensor:
         model = model_of(tokenizer)
-        train_sft(model, rows, steps=3, batch_size=4, learning_rate=1e-2, bf16=False)
+        train_sft(model, rows, steps=3, batch_size=4, learning_rate=1e-2)
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     once = trained()
