@@ -71,22 +71,14 @@ class PlayedAction(NamedTuple):
     """The task ended with this step, in success."""
 
 
-def play_action(environment: Environment, action: str, observation: str, *, last: bool = False) -> PlayedAction:
-    """Play an action and record it as a `Step`.
+def record_action(action: str, observation: str, result: StepResult, *, last: bool = False) -> PlayedAction:
+    """An action that was played, as a `Step`.
 
     Args:
         observation: The text before the action.
+        result: Of `Environment.step`.
         last: No further action is allowed: the step is marked `truncated` unless it ends the task.
     """
-    return _played(action, observation, environment.step(action), last)
-
-
-async def aplay_action(environment: Environment, action: str, observation: str, *, last: bool = False) -> PlayedAction:
-    """As `play_action`."""
-    return _played(action, observation, await environment.astep(action), last)
-
-
-def _played(action: str, observation: str, result: StepResult, last: bool) -> PlayedAction:
     step = Step(
         observation=observation,
         action=action,

@@ -128,13 +128,7 @@ class TokenRecorder:
             sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
             logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
         return [
-            Segment(
-                token_ids=ids,
-                sampled=sampled,
-                logprobs=logprobs,
-                temperature=temperature,
-                policy_version=version,
-            )
+            Segment(token_ids=ids, sampled=sampled, logprobs=logprobs, temperature=temperature, policy_version=version)
             for (temperature, version), ids, sampled, logprobs in open_rows
         ]
 

@@ -9,7 +9,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
-from dreamgym_lg.environment import Environment, EpisodeContext, aplay_action
+from dreamgym_lg.environment import Environment, EpisodeContext, record_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Step, Task
 
@@ -55,7 +55,8 @@ class _Nodes(NamedTuple):
     async def answer(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
         *_, observation, reply = state["messages"]
         last = len(state.get("steps", ())) + 1 >= self.max_steps
-        step, success = await aplay_action(self.world(runtime), read_action(reply.text), observation.text, last=last)
+        result = await self.world(runtime).astep(action := read_action(reply.text))
+        step, success = record_action(action, observation.text, result, last=last)
         return {"messages": [HumanMessage(step.next_observation)], "steps": [step], "success": success}
 
     async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step

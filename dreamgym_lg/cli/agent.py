@@ -165,7 +165,7 @@ def import_traces(
 ) -> None:
     """Read existing traces into a replay buffer, where they ground the dream. Importing the same file twice stores it once."""
     from dreamgym_lg.replay.buffer import ReplayBuffer
-    from dreamgym_lg.traces import lacking_rewards, load_traces, outcome
+    from dreamgym_lg.traces import lacking_rewards, load_traces
 
     with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
@@ -188,7 +188,7 @@ def import_traces(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
         f"{added:,} new in {to}, which now holds {totals}; {held:,} of its tasks are kept for evaluation"
     )
-    if lack := lacking_rewards([outcome(each) for each in read]):
+    if lack := lacking_rewards(len(read), successes, sum(each.has_outcome for each in read)):
         say(lack, "bold")
     say_rejected(loaded.rejected)
     if loaded.rejected and strict:

@@ -27,7 +27,7 @@ from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.doctor import Examination
-from dreamgym_lg.traces import Rejected, lacking_rewards, load_traces, outcome
+from dreamgym_lg.traces import Rejected, lacking_rewards, load_traces
 from dreamgym_lg.types import DECIDERS, Trajectory
 
 Experience = Annotated[str | None, typer.Option(help=f"Answers what no trace knows, and judges, e.g. {EXAMPLE_MODEL}.")]
@@ -95,7 +95,7 @@ def _read(traces: Path) -> list[Trajectory]:
     successes, known = sum(each.success for each in read), sum(each.has_outcome for each in read)
     say(f"{len(read)} traces read: {successes} successes, {known - successes} failures")
     say_rejected(rejected, 3)
-    if lack := lacking_rewards([outcome(each) for each in read]):
+    if lack := lacking_rewards(len(read), successes, known):
         say(lack, "bold")
     return read
 

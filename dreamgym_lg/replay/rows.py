@@ -16,13 +16,7 @@ from dreamgym_lg.text import clean
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 _TASK_FIELDS = tuple(field.name for field in fields(Task))
-_TASK_JSON: Mapping[str, Callable[[Any], object]] = {
-    "metadata": dict,
-    "goal": dict,
-    "drawn": dict,
-    "tools": list,
-    "messages": list,
-}
+_TASK_JSON: Mapping[str, Any] = {"metadata": dict, "goal": dict, "drawn": dict, "tools": list, "messages": list}
 TASK_COLUMNS = ", ".join(f"tasks.{name}" for name in _TASK_FIELDS)
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 _STEP_VALUES = attrgetter(*_STEP_FIELDS)

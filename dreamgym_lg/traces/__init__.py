@@ -53,20 +53,20 @@ class Traces(Iterable[Trajectory]):
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
-        rejected, outcomes = list[Rejected](), list[tuple[bool, bool]]()
+        rejected, read, successes, known = list[Rejected](), 0, 0, 0
         for conversation in self._read():
             trajectory = conversation if isinstance(conversation, Rejected) else self._trajectory(conversation)
             if isinstance(trajectory, Rejected):
                 rejected.append(trajectory)
                 continue
-            outcomes.append(outcome(trajectory))
+            read, successes, known = read + 1, successes + trajectory.success, known + trajectory.has_outcome
             yield self._held_out(trajectory)
         reported, self._rejected = self._rejected is not None, tuple(sorted(rejected))
-        if reported or not outcomes:
+        if reported or not read:
             return
         if rejected:
-            warnings.warn(f"{self._name}: {len(outcomes)} traces read, {_summary(self._rejected)}", stacklevel=2)
-        if lack := lacking_rewards(outcomes):
+            warnings.warn(f"{self._name}: {read} traces read, {_summary(self._rejected)}", stacklevel=2)
+        if lack := lacking_rewards(read, successes, known):
             warnings.warn(f"{self._name}: {lack}", stacklevel=2)
 
     @property
@@ -230,18 +230,13 @@ def _format_of(value: object) -> str:
     return "messages" if rows.holds_conversation(value) else ""
 
 
-def outcome(trajectory: Trajectory) -> tuple[bool, bool]:
-    """The success of a recorded trajectory, and True if its outcome is known."""
-    return trajectory.success, trajectory.has_outcome
-
-
-def lacking_rewards(outcomes: Sequence[tuple[bool, bool]]) -> str:
-    """The warning for traces without a success. "" where there is one. Args: as `outcome` gives them."""
-    if not outcomes or any(success for success, _ in outcomes):
+def lacking_rewards(traces: int, successes: int, known: int) -> str:
+    """The warning for traces without a success. "" where there is one. Args: `known`, traces with an outcome."""
+    if successes or not traces:
         return ""
-    if any(known for _, known in outcomes):
-        return f"none of {len(outcomes)} traces is a success: there is none to learn from"
-    return f"none of {len(outcomes)} traces has a reward: give --rewards (`dreamgym import`) or reward=, or each row one"
+    if known:
+        return f"none of {traces} traces is a success: there is none to learn from"
+    return f"none of {traces} traces has a reward: give --rewards (`dreamgym import`) or reward=, or each row one"
 
 
 def _summary(rejected: Sequence[Rejected]) -> str:

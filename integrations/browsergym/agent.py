@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.graph.state import CompiledStateGraph
 
-from dreamgym_lg.environment import Environment, EpisodeContext, aplay_action
+from dreamgym_lg.environment import Environment, EpisodeContext, record_action
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, describe_action, render, tool_schema
 from dreamgym_lg.integrations.browsergym.environment import OVER
@@ -69,7 +69,8 @@ class BrowserTools:
                 if self.over:
                     return OVER
                 last = self.max_steps is not None and len(self.steps) + 1 >= self.max_steps
-                played = await aplay_action(self.environment, render(name, arguments), self._page, last=last)
+                result = await self.environment.astep(action := render(name, arguments))
+                played = record_action(action, self._page, result, last=last)
                 self.steps.append(played.step)
                 self._page = played.step.next_observation
                 self.success, self.over = played.success, played.step.terminated or played.step.truncated

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.text_games.game import digest
-from dreamgym_lg.types import Split, Task
+from dreamgym_lg.integrations.text_games.game import split_of
+from dreamgym_lg.types import Task
 
 Benchmark = Literal["miniwob", "webarena", "webarenalite"]
 """125 tasks of any number of seeds, 812, and 165."""
@@ -63,7 +63,7 @@ def _miniwob(names: Iterable[str] | None, seeds: Sequence[int]) -> Iterator[Task
                 environment="miniwob",
                 seed=seed,
                 metadata={"task": f"miniwob.{name}"},
-                split=_split("miniwob", name, str(seed)),
+                split=split_of("miniwob", name, str(seed)),
             )
 
 
@@ -83,7 +83,7 @@ def _webarena(benchmark: str) -> Iterator[Task]:
             environment=benchmark,
             seed=0,
             metadata=metadata | {"webarena_id": number} if lite else metadata,
-            split="test" if lite else _split("webarena", str(row["intent_template_id"])),
+            split="test" if lite else split_of("webarena", str(row["intent_template_id"])),
         )
 
 
@@ -100,8 +100,3 @@ def _installed(benchmark: str) -> Path:
     if file is None:
         raise MissingDependency(f"{benchmark}'s tasks are not installed; run: {_INSTALL}")
     return file
-
-
-def _split(*parts: str) -> Split:
-    position = int(digest(*parts), 16) / 2**64
-    return "test" if position < 0.15 else "validation" if position < 0.25 else "train"

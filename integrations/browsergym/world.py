@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
@@ -129,11 +129,5 @@ def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
             yield task
 
 
-def webarena(**arguments: Any) -> BrowserGymWorld:
-    """The world `webarena` of the command line."""
-    return BrowserGymWorld("webarena", **arguments)
-
-
-def webarenalite(**arguments: Any) -> BrowserGymWorld:
-    """The world `webarenalite` of the command line."""
-    return BrowserGymWorld("webarenalite", **arguments)
+webarena, webarenalite = partial(BrowserGymWorld, "webarena"), partial(BrowserGymWorld, "webarenalite")
+"""The worlds of these names of the command line."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, get_args
 
-from dreamgym_lg.environment import play_action
+from dreamgym_lg.environment import record_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -65,7 +65,8 @@ def play_episode(
         action = oracle(seen, valid)
         if rng.random() < astray:
             action = stray(action, valid, rng)
-        step, success = play_action(environment, action, seen[-1], last=len(steps) + 1 >= environment.max_steps)
+        last = len(steps) + 1 >= environment.max_steps
+        step, success = record_action(action, seen[-1], environment.step(action), last=last)
         steps.append(step)
         seen.append(step.next_observation)
         if step.terminated or step.truncated:

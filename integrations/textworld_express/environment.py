@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.game import TextGame, digest, one_line
+from dreamgym_lg.integrations.text_games.game import TextGame, digest, one_line, split_of
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, check_action, world_split
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, check_action
 from dreamgym_lg.types import StepResult, Task
 
 Answer = TypeVar("Answer")
@@ -118,7 +118,7 @@ def make_tasks(
 ) -> list[Task]:
     """One task per different first observation among `seeds`; each seed is reset once.
 
-    Fold `train` is split by `world_split`, `dev` is validation, `test` is test: their objects are others.
+    Fold `train` is split by `split_of`, `dev` is validation, `test` is test: their objects are others.
     """
     if game not in GAMES:
         raise ConfigurationError.unknown("game", game, GAMES)
@@ -137,6 +137,6 @@ def make_tasks(
             observation=observation,
             seed=seed,
             metadata=world,
-            split=world_split(observation) if fold == "train" else "validation" if fold == "dev" else "test",
+            split=split_of(observation) if fold == "train" else "validation" if fold == "dev" else "test",
         )
     return list(tasks.values())

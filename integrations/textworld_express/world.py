@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -76,19 +77,16 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(self.refusal), model], judges=[Score()])
-
-    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(self.game, action, observations)
+        rules = Rules(lambda task, action, observations: check_action(self.game, action, observations))
+        return Dream([rules, model], judges=[Score()])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:
             yield from collect_episodes(create_oracle, tasks, environment, episodes=episodes, seed=seed)
 
 
-def twc(**arguments: Any) -> TextWorldExpressWorld:
-    """The world `twc` of the command line."""
-    return TextWorldExpressWorld("twc", **arguments)
+twc = partial(TextWorldExpressWorld, "twc")
+"""The world of this name of the command line."""
 
 
 def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:

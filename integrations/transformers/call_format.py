@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -242,17 +243,10 @@ def _response_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | N
     from trl.chat_template_utils import add_response_schema  # seconds: only for templates whose calls are no JSON
 
     try:
-        known = add_response_schema(_Named(tokenizer.chat_template))
+        known = add_response_schema(SimpleNamespace(chat_template=tokenizer.chat_template))  # it would write into ours
     except ValueError:
         return None
     return dict(known.response_template)
-
-
-class _Named:
-    """A tokenizer's chat template, in place of the tokenizer: TRL would write into it."""
-
-    def __init__(self, chat_template: Any) -> None:
-        self.chat_template, self.response_template = chat_template, dict[str, Any]()
 
 
 def read_response(

@@ -77,7 +77,6 @@ def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dty
             add_adapters(model, folder)
     except (OSError, ValueError, ImportError) as error:
         raise _not_loaded(path, error) from error
-    model.config._commit_hash = options.get("revision")  # what a learner loads as its reference; never written to a file
     return model if "device_map" in options else model.to(device)
 
 

@@ -21,7 +21,7 @@ from tiny_models import SMALL_BASE, create_model, create_tokenizer
 
 from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Settings, Step, Task, Trajectory, World
 from dreamgym_lg.cli.experiment import open_folder
-from dreamgym_lg.environment import play_action, refused
+from dreamgym_lg.environment import record_action, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
 from dreamgym_lg.experiment import world as worlds
@@ -137,7 +137,7 @@ class Doors(World):
         for kind, count in episodes.items():
             for index in range(count):
                 action = "open" if kind == "opens" else "kick"
-                step = play_action(Door(), action, "A closed door.").step
+                step = record_action(action, "A closed door.", Door().step(action)).step
                 yield Trajectory(task=tasks[index], steps=[step], success=kind == "opens", rollout_index=ord(kind[0]) + index)
 
 
@@ -517,6 +517,6 @@ def test_actions_that_the_worlds_own_rules_refuse_are_no_real_steps(work: Experi
         def step(self, action: str) -> StepResult:
             return refused("No such word.") if action == "xyzzy" else super().step(action)
 
-    steps = [play_action(Strict(), action, "A closed door.").step for action in ("xyzzy", "kick", "open")]
+    steps = [record_action(action, "A closed door.", Strict().step(action)).step for action in ("xyzzy", "kick", "open")]
     work.replay_buffer.add(Trajectory(task=work.world.tasks("test")[0], steps=steps, source="real", run="validate/real"))
     assert count_real_steps(work)["evaluation"] == 2

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from dreamgym_lg.environment import play_action
+from dreamgym_lg.environment import record_action
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.world import search_words
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -52,7 +52,8 @@ def play_baseline(baseline: Baseline, environment: WebShopEnvironment, task: Tas
     seen, steps, success = [environment.reset(task)], list[Step](), False
     while environment.visit is not None:
         action = baseline(task.instruction, seen, environment.visit.page.clickables)
-        step, success = play_action(environment, action, seen[-1], last=len(steps) + 1 >= environment.max_steps)
+        last = len(steps) + 1 >= environment.max_steps
+        step, success = record_action(action, seen[-1], environment.step(action), last=last)
         steps.append(step)
         seen.append(step.next_observation)
         if step.terminated or step.truncated:

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_op
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
 from dreamgym_lg.dream import Model, usual_dream
-from dreamgym_lg.environment import play_action
+from dreamgym_lg.environment import record_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import Rejected, load_traces
@@ -168,7 +168,7 @@ def test_a_users_own_metadata_survive_and_change_nothing(write, scripted) -> Non
             dream = usual_dream(Model(model, replay_buffer=buffer)).create_environment()
             seen, steps = dream.reset(replace(task, id="one")), []
             for action in (render_call("search", {"query": "hi"}), render_answer("hello")):
-                step, success = play_action(dream, action, seen)
+                step, success = record_action(action, seen, dream.step(action))
                 seen = step.next_observation
                 steps.append(step)
             prompts.append(model.asked)

@@ -182,20 +182,13 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187)},
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
-    **{
-        "fork": (57, None),
-        "vfork": (58, None),
-        "clone": (56, 220),
-        "clone3": (435, 435),
-        "unshare": (272, 97),
-        "setns": (308, 268),
-    },
+    **{"fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435), "unshare": (272, 97)},
     **{"setpriority": (141, 140), "ioprio_set": (251, 30), "prlimit64": (302, 261), "sched_setaffinity": (203, 122)},
     **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
     **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
     **{"rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "truncate": (76, 45)},
     **{"inotify_init": (253, None), "inotify_init1": (294, 26), "open": (2, None), "openat": (257, 56), "openat2": (437, 437)},
-    **{"socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
+    **{"setns": (308, 268), "socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
     **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
 }
 """System call -> its number on each of `MACHINES`; None where that one never had it."""

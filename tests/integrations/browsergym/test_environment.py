@@ -12,7 +12,7 @@ pytest.importorskip("browsergym", reason="browsergym is not installed: pip insta
 
 from browser_parts import elements, miniwob
 
-from dreamgym_lg.environment import check_environment, play_action
+from dreamgym_lg.environment import check_environment, record_action
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.integrations.browsergym.actions import render
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
@@ -40,7 +40,7 @@ def solve(environment: BrowserGym, task: Task) -> tuple[list[Step], bool]:
         bid = next(each.bid for each in elements(seen[-1]) if each.role == role and each.name.startswith(name))
         keys = {"fill": ["value"], "select_option": ["options"]}.get(verb, [])
         action = render(verb, {"bid": bid} | dict(zip(keys, values, strict=True)))
-        step, success = play_action(environment, action, seen[-1])
+        step, success = record_action(action, seen[-1], environment.step(action))
         steps.append(step)
         seen.append(step.next_observation)
     return steps, success

@@ -18,8 +18,9 @@ from langchain_core.messages import AIMessage
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.integrations.text_games.game import split_of
 from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, play_episode
-from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, world_split
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import StepResult, Task
 
@@ -137,7 +138,7 @@ def test_tasks_are_distinct_stable_and_split_by_world(environment: TextWorldExpr
         assert {task.id: task.split for task in again} == {task.id: task.split for task in tasks}
         assert len({task.id for task in tasks}) == len({task.observation for task in tasks}) == len(tasks)
         assert {task.split for task in tasks} == {"train", "validation", "test"}
-        assert all(task.split == world_split(f" {task.observation}\n") for task in tasks)
+        assert all(task.split == split_of(task.observation) for task in tasks)
         assert all(task.instruction.startswith("Your task is to ") for task in tasks)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dreamgym_lg.integrations.textworld_express import text
+from dreamgym_lg.integrations.text_games.game import split_of
 from dreamgym_lg.integrations.textworld_express.text import check_action
 
 
@@ -16,6 +16,5 @@ def test_without_a_described_room_forms_and_names_are_known(game: str) -> None:
 
 
 def test_split_shares() -> None:
-    splits = [text.world_split(f"world {number}") for number in range(4000)]
+    splits = [split_of(f"world {number}") for number in range(4000)]
     assert 0.13 < splits.count("test") / 4000 < 0.17 and 0.08 < splits.count("validation") / 4000 < 0.12
-    assert text.world_split("a  world\n") == text.world_split(" a world")
