@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
-from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
@@ -23,7 +22,8 @@ from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import State, follow
 from dreamgym_lg.compiled.source import write_rules, write_source
-from dreamgym_lg.errors import ConfigurationError, ProcessLost, writing
+from dreamgym_lg.errors import ConfigurationError, ProcessLost
+from dreamgym_lg.files import whole_folder
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -86,7 +86,8 @@ def compile_world(
         say(chat_writer.estimate(recordings, rounds))
         text = _written(recordings, replay, chat_writer, rounds, on_progress)
     report = replay.report(min_lower)
-    _write_folder(out, text, recordings, report)
+    with whole_folder(out) as folder:
+        _write_folder(folder, text, recordings, report)
     return report
 
 
@@ -153,21 +154,7 @@ def _all_documents(recordings: Recordings) -> Documents:
     return {place: text for trace in recordings.traces for place, text in recordings.first_documents(trace).items()}
 
 
-def _write_folder(out: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
-    """Write the world whole or not at all."""
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
-        folder.mkdir()
-        try:
-            _write_files(folder, text, recordings, report)
-            shutil.rmtree(out, ignore_errors=True)
-            folder.rename(out)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_files(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
+def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
     (folder / "world.py").write_text(text)
     shutil.copyfile(runtime.__file__, folder / "runtime.py")
     with closing(sqlite3.connect(folder / "world.db")) as connection:

@@ -14,9 +14,9 @@ from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.fidelity.steps import measure_steps
+from dreamgym_lg.files import write_whole
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import BASELINES, ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps

@@ -1,4 +1,4 @@
-"""One process at a time in an experiment's folder, and files that are always whole."""
+"""One process at a time in an experiment's folder."""
 
 import os
 import threading
@@ -53,12 +53,3 @@ def only_process(folder: Path) -> Iterator[None]:
         finally:
             _owners.pop(key, None)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it to a forked process
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
-    draft = file.with_name(f"{file.name}.tmp")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(file)

@@ -17,9 +17,9 @@ from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import DATA, EXPERIENCE, USER, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
+from dreamgym_lg.files import write_whole
 from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer

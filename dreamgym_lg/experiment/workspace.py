@@ -27,9 +27,10 @@ from dreamgym_lg.experiment.experience_models import (
     model_name,
     policy_version,
 )
-from dreamgym_lg.experiment.lock import only_process, write_whole
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.files import write_whole
 from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer

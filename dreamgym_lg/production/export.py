@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -20,8 +19,9 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
-from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import load_named_policy
+from dreamgym_lg.files import whole_folder
 from dreamgym_lg.hosted import TINKER_FILE, is_on_tinker
 from dreamgym_lg.production.provenance import model_card
 from dreamgym_lg.simulate import with_policy
@@ -71,18 +71,8 @@ def export_policy(
     if hasattr(policy.model, "merge_and_unload"):
         raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")
     check_free(folder, overwrite)
-    draft, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("tmp", "old"))
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        with writing(folder, SafetensorError):
-            _write(policy, draft, folder, provenance, agent)
-            if folder.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
-                folder.rename(replaced)
-            draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with whole_folder(folder, SafetensorError) as draft:
+        _write(policy, draft, folder, provenance, agent)
 
 
 def check_free(folder: Path, overwrite: bool = False) -> None:
@@ -165,7 +155,6 @@ def _write(
 
     model: Any = policy.model
     tokenizer = policy.tokenizer
-    draft.mkdir(parents=True)
     if hosted := model is None:
         policy.save(draft)
         place = {"tinker": json.loads((draft / TINKER_FILE).read_text())}

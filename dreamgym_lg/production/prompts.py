@@ -4,7 +4,6 @@ import asyncio
 import copy
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import unified_diff
 from functools import cache
@@ -16,8 +15,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.files import whole_folder
 from dreamgym_lg.production.export import check_free, read_manifest, seen_from, serve_project, write_manifest, write_project
 
 Changes = Mapping[str, tuple[str, str]]
@@ -114,21 +114,17 @@ def export_prompts(
     Raises `ConfigurationError` for a folder that exists or cannot be written.
     """
     check_free(folder := Path(folder))
-    draft = folder.with_name(f".{folder.name}.tmp")
     names = {name: f"{n}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}.txt" for n, name in enumerate(changes, start=1)}
     texts = {names[name]: new for name, (_, new) in changes.items()} | {"changes.diff": difference(changes)}
     project = seen_from(folder, agent)
     texts["README.md"] = _CARD.format(name=folder.name, agent=project["path"] if project else "given", **record)
-    with writing(folder):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+    with whole_folder(folder) as draft:
         for file, text in texts.items():
             (draft / file).write_bytes(text.encode())
         if project:
             write_project(draft, "dreamgym_lg.production.prompts:agent")
         prompts = {n: {"file": names[n], "original": changes[n][0]} for n in changes}
         write_manifest(draft, {**record, "agent": project, "prompts": prompts})
-        draft.rename(folder)
 
 
 def load_prompts(folder: str | Path) -> Changes:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import tinker
 
-from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.files import write_whole
 from dreamgym_lg.integrations.tinker.policy import TinkerChatModel, TinkerEngine, Weights, answered
 from dreamgym_lg.integrations.trl.options import STEP, StepOptions, check_options
 from dreamgym_lg.integrations.trl.policy_learner import CHECKPOINT, PolicyLearner
@@ -60,11 +61,7 @@ class TinkerTrainer:
             with answered("save"):
                 state, sampler = self._client.save_state(name), self._client.save_weights_for_sampler(name)
                 weights = weights._replace(state=state.result().path, sampler=sampler.result().path)
-        draft = file.with_suffix(".tmp")
-        with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"iteration": iteration, **more, "steps": self.steps, "weights": weights}, indent=2))
-            draft.replace(file)
+        write_whole(file, json.dumps({"iteration": iteration, **more, "steps": self.steps, "weights": weights}, indent=2))
         self._kept_steps, self.engine.weights = self.steps, weights
 
     def load(self, file: Path) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.files import whole_folder
 from dreamgym_lg.hosted import TINKER, TINKER_FILE
-from dreamgym_lg.integrations.transformers.adapter_files import whole_folder
 from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.loading import load_tokenizer
@@ -123,3 +124,4 @@ class TinkerChatModel(LocalChatModel):
         with whole_folder(folder) as draft:
             (draft / TINKER_FILE).write_text(json.dumps(self.engine.weights._asdict(), indent=2) + "\n")
             self.tokenizer.save_pretrained(draft)
+            (draft / "version").write_text(uuid4().hex[:8])

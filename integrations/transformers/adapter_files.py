@@ -4,9 +4,6 @@ A folder of such a model is one of PEFT's: the adapters, and the base that they 
 """
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dreamgym_lg.errors import writing
+from dreamgym_lg.files import whole_folder
 
 BASE = "base"
 """Subfolder of the base model."""
@@ -81,31 +78,11 @@ def write_adapters(model: Any, folder: Path) -> None:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder with tokenizer and chat template (`whole_folder`). Adapters stand beside their base."""
-    with whole_folder(path) as draft:
+    """Write a model folder with tokenizer and chat template (`whole_folder`). Adapters stand beside their base.
+
+    Its file `version` names these weights: each time they are written it is another one.
+    """
+    with whole_folder(path, SafetensorError) as draft:
         write_model(model, draft, place=path)
         tokenizer.save_pretrained(draft)
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Write a folder of weights, whole or not at all. What is written into the draft takes its place at the end.
-
-    Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
-    disk does not take them.
-    """
-    draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    for left in (draft, old):
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        with writing(path, SafetensorError):
-            draft.mkdir(parents=True)
-            yield draft
-            (draft / "version").write_text(uuid4().hex[:8])
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
-        raise
-    if path.exists():
-        path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
-    draft.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+        (draft / "version").write_text(uuid4().hex[:8])
