@@ -45,17 +45,8 @@ def compile_traces(
         if not stored:
             buffer.extend(load_traces(traces))
         tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes, hosted=Hosted(prices=prices), say=say)
-    table = Table(
-        "tool",
-        "use",
-        "exact",
-        "refused",
-        "not knowable",
-        "wrong",
-        "admitted",
-        title="replay of left-out traces",
-        title_justify="left",
-    )
+    columns = ("tool", "use", "exact", "refused", "not knowable", "wrong", "admitted")
+    table = Table(*columns, title="replay of left-out traces", title_justify="left")
     for each in tools:
         figures = map(str, (each.exact, each.refused, each.unknowable, each.wrong))
         table.add_row(each.tool, "writes" if each.writes else "reads", *figures, "yes" if each.admitted else "no")

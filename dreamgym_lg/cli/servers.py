@@ -21,16 +21,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="An exported policy: what [b]dreamgym export[/b] has written.")
-    ],
-    host: Annotated[
-        str, typer.Option(help="Address it listens at. The default is reached from this machine alone.")
-    ] = "127.0.0.1",
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What [b]dreamgym export[/b] has written.")],
+    host: Annotated[str, typer.Option(help="Address; the default is reached from this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port it listens at.")] = 8000,
-    device: Annotated[
-        str, typer.Option(help="[b]auto[/b]: the GPU if there is one; or [b]cpu[/b], [b]cuda:1[/b], ...")
-    ] = "auto",
+    device: Annotated[str, typer.Option(help="[b]auto[/b] (a GPU if there is one), [b]cpu[/b], [b]cuda:1[/b], ...")] = "auto",
 ) -> None:
     """Serve an exported policy as OpenAI's chat completions, tool calls included (transformers' own server).
 
@@ -75,9 +69,7 @@ def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> 
 
 
 def ui(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A replay buffer ([b]replay.db[/b]), or the folder of an experiment.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A replay buffer, or the folder of an experiment.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes any free one.")] = 8321,
 ) -> None:
     """Show runs, curves, groups and episodes of a replay buffer in the browser. It is only read; a run may go on."""

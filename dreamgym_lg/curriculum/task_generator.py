@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr
 
-from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt
+from dreamgym_lg.dream.prompts import WrittenText, bind_schema, default_format, encoded, load_prompt, read_form
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted import Hosted, hosted_for
 from dreamgym_lg.splits import common_entities, entities, words
@@ -144,26 +145,28 @@ _PROMPT_STEPS, _PROMPT_CHARACTERS = 8, 300
 """Maximum steps of an episode in a prompt, and characters of each action and answer."""
 
 
-def _schema(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"title": title, "description": title, "type": "object", "properties": dict(properties), **closed}
+class Proposal(BaseModel):
+    """A variation as the model wrote it. Its task is the policy's instruction or first observation."""
+
+    model_config = ConfigDict(extra="forbid", title="variation")
+    task: WrittenText
+    rubric: WrittenText
+    change: WrittenText
 
 
-_TEXT = {"type": "string"}
-_PROPOSAL = _schema("variation", {"task": _TEXT, "rubric": _TEXT, "change": _TEXT})
-SCHEMAS = {
-    PROPOSE: _schema("variations", {"tasks": {"type": "array", "items": _PROPOSAL}}),
-    SELECT: _schema("selection", {"reason": _TEXT, "chosen": {"type": "integer"}}),
-}
+class _Variations(BaseModel):
+    """Variations of tasks."""
+
+    model_config = ConfigDict(extra="forbid", title="variations")
+    tasks: list[Proposal]
 
 
-class Proposal(NamedTuple):
-    """A variation as the model wrote it."""
+class _Selection(BaseModel):
+    """The number of a variation, 0 for none."""
 
-    task: str
-    """The policy's instruction or first observation."""
-    rubric: str
-    change: str
+    model_config = ConfigDict(extra="forbid", title="selection")
+    reason: StrictStr
+    chosen: StrictInt
 
 
 class ChatTaskGenerator:
@@ -180,7 +183,10 @@ class ChatTaskGenerator:
     def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None, num_proposals: int = 4) -> None:
         self.model, self.hosted, self.num_proposals = model, hosted or hosted_for(model), num_proposals
         structured = default_format(model) == "json_schema"
-        self._models = {prompt: bind_schema(model, schema) if structured else model for prompt, schema in SCHEMAS.items()}
+        forms: Mapping[str, type[BaseModel]] = {PROPOSE: _Variations, SELECT: _Selection}
+        self._models = {
+            prompt: bind_schema(model, form.model_json_schema()) if structured else model for prompt, form in forms.items()
+        }
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`. Also None where the model does not answer or cannot be read, which is logged; raises
@@ -190,7 +196,7 @@ class ChatTaskGenerator:
         try:
             request = {"seed_tasks": summaries, "number": self.num_proposals, "tools": schemas(task)}
             proposals = read_proposals(self._reply(PROPOSE, request))
-            numbered = [{"number": number, **proposal._asdict()} for number, proposal in enumerate(proposals, 1)]
+            numbered = [{"number": number, **proposal.model_dump()} for number, proposal in enumerate(proposals, 1)]
             reply = self._reply(SELECT, {"seed_task": summaries[0], "variations": numbered})
             chosen = read_selection(reply, len(proposals))
         except (PredictionFailed, ModelUnavailable) as error:  # no reason to stop a training
@@ -223,21 +229,13 @@ def _summary(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
 
 def read_proposals(text: str) -> list[Proposal]:
     """The variations of an answer. Raises `PredictionFailed` without one, or for one without task, rubric or change."""
-    tasks = json_object(text).get("tasks")
-    if not isinstance(tasks, list) or not tasks:
+    if not (proposals := read_form(text, _Variations).tasks):
         raise PredictionFailed("the answer has no 'tasks', a list of variations")
-    proposals = []
-    for each in tasks:
-        fields = [each.get(name) for name in Proposal._fields] if isinstance(each, dict) else [None]
-        if not all(isinstance(field, str) and field.strip() for field in fields):
-            raise PredictionFailed(f"the variation {str(each)[:200]} lacks one of {', '.join(Proposal._fields)}")
-        proposals.append(Proposal(*(str(field).strip() for field in fields)))
     return proposals
 
 
 def read_selection(text: str, number: int) -> int:
     """The number chosen, 0 for none; raises `PredictionFailed` for another number than 0 to `number`."""
-    chosen = json_object(text).get("chosen")
-    if not isinstance(chosen, int) or isinstance(chosen, bool) or not 0 <= chosen <= number:
+    if not 0 <= (chosen := read_form(text, _Selection).chosen) <= number:
         raise PredictionFailed(f"'chosen' is {chosen!r}; expected a number from 0 to {number}")
     return chosen

@@ -7,15 +7,14 @@ reasoning; the episode's plan and modes, written first, are kept beside it.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Annotated as Typed
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict
 
 from dreamgym_lg.dream.prompter import ask_until_read
-from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, load_prompt, read_form
+from dreamgym_lg.dream.prompts import WrittenText, bind_schema, default_format, encoded, load_prompt, read_form
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -27,22 +26,20 @@ RETRIES = 1
 OBSERVATION_CHARACTERS = 2000
 """Characters of each observation that are shown."""
 
-_Text = Typed[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1)]
-
 
 class _Plan(BaseModel):
     model_config = ConfigDict(extra="forbid")
     step: int
-    transition_plan: _Text
+    transition_plan: WrittenText
 
 
 class _Annotation(BaseModel):
     """How a recorded episode went, and why each action led to what followed."""
 
     model_config = ConfigDict(extra="forbid", title="annotation")
-    overall_plan: _Text
-    success_mode: _Text
-    failure_mode: _Text
+    overall_plan: WrittenText
+    success_mode: WrittenText
+    failure_mode: WrittenText
     transition_plans: list[_Plan]
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from decimal import Decimal
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, StringConstraints, ValidationError
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -24,6 +24,8 @@ from dreamgym_lg.text import clean, split_thought
 from dreamgym_lg.types import Step, Task
 
 Form = TypeVar("Form", bound=BaseModel)
+WrittenText = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1)]
+"""A text of a form that may not be empty."""
 
 LINE_PROMPT, JSON_PROMPT = "experience-lines-2", "experience-json-2"
 """The system prompts of the two formats."""

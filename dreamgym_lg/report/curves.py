@@ -1,7 +1,7 @@
 """Figures of a training run, and the look of every picture. Needs matplotlib to draw."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,6 @@ from dreamgym_lg.statistics import Rate, wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
 REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
@@ -99,26 +98,6 @@ def whiskers(rates: Iterable[Rate]) -> list[list[float]]:
     return [list(lengths) for lengths in zip(*below_and_above, strict=True)]
 
 
-def draw_png(draw: "Callable[[Figure], None]", *, width: float, height: float, layout: Any = None) -> bytes:
-    """Draw a picture of `width` x `height` hundred pixels and return it as PNG.
-
-    A plain `Figure`, not pyplot: no backend is chosen and no global state changes. Args: `layout`, matplotlib's.
-    """
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    with style.context(["default", dict(STYLE)]):  # "default" first: a user's own style must not leak in
-        figure, buffer = Figure(figsize=(width, height), dpi=100, facecolor="white", layout=layout), BytesIO()
-        draw(figure)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
-    axes.errorbar(list(rates), [rate.value for rate in rates.values()], whiskers(rates.values()), **look)
-
-
 def draw_progress(axes: "Axes", history: History) -> None:
     axes.set(title="Success", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
     axes.grid(axis="y")
@@ -131,7 +110,10 @@ def draw_progress(axes: "Axes", history: History) -> None:
         if rates:
             lows, highs = zip(*(rate[2:4] for rate in rates.values()), strict=True)
             axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
-            draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
+            look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, "linewidth": 2.5}
+            values = [rate.value for rate in rates.values()]
+            look |= {"fmt": mark, "color": color, "mfc": fill, "label": name}
+            axes.errorbar(list(rates), values, whiskers(rates.values()), **look)
     if training or points:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
 
@@ -150,11 +132,17 @@ def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, 
 
 
 def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
-    """Success, curriculum and health of a run as PNG, 2000 x 500 pixels. Args: `alarms`, iterations that are marked."""
+    """Success, curriculum and health of a run as PNG, 2000 x 500 pixels. Args: `alarms`, iterations that are marked.
 
-    def draw(figure: "Figure") -> None:
-        # the edges are given: matplotlib's own layout would take as long again as all the drawing
-        edges = {"left": 0.045, "right": 0.955, "top": 0.88, "bottom": 0.16, "wspace": 0.32}
+    A plain `Figure`, not pyplot: no backend is chosen and no global state changes.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    # the edges are given: matplotlib's own layout would take as long again as all the drawing
+    edges = {"left": 0.045, "right": 0.955, "top": 0.88, "bottom": 0.16, "wspace": 0.32}
+    with style.context(["default", dict(STYLE)]):  # "default" first: a user's own style must not leak in
+        figure, buffer = Figure(figsize=(20, 5), dpi=100, facecolor="white"), BytesIO()
         success, curriculum, health = places = figure.subplots(1, 3, gridspec_kw=edges)
         draw_progress(success, history)
         draw_pair(curriculum, history, (UNIFORM, VALUE))
@@ -168,5 +156,5 @@ def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
             if not axes.has_data():
                 axes.set_axis_off()
                 axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=FAINT)
-
-    return draw_png(draw, width=20, height=5)
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -84,7 +84,11 @@ def stages(result: Mapping[str, Any], mode: str = "sampled") -> dict[str, Rate]:
 
 
 def _records(result: Mapping[str, Any], mode: str) -> dict[str, Mapping[str, Any]]:
-    return {policy: ((result.get("real") or {}).get(policy) or {}).get(mode) or {} for policy in LABELS}
+    return {policy: _figures(result, "real", policy, mode) for policy in LABELS}
+
+
+def _figures(result: Mapping[str, Any], place: str, policy: str, mode: str) -> Mapping[str, Any]:
+    return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
 
 
 def _difference(
@@ -162,13 +166,9 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
     """Every policy in each mode."""
-
-    def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
-        return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
-
     rows = []
     for mode, policy in product(MODES, ("start", *POLICIES)):
-        real, dream = figures("real", policy, mode), figures("dream", policy, mode)
+        real, dream = (_figures(result, place, policy, mode) for place in ("real", "dream"))
         if real or dream or policy in ("base", "trained"):
             rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream)))
     return rows
