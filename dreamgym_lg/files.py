@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, also by a process that is killed."""
+"""Files and folders that are written whole or not at all."""
 
 import shutil
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ def digest(*parts: str) -> str:
 
 
 def split_of(*parts: str) -> Split:
-    """The split of what `parts` name, by their hash: 15 % test, 10 % validation, the same for ever."""
+    """The split of what `parts` name, by their hash. 15 % are test, 10 % validation, for ever."""
     position = int(digest(*parts), 16) / 2**64
     return "test" if position < 0.15 else "validation" if position < 0.25 else "train"
 
