@@ -1,5 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _FEW_TASKS = 10
-"""Tasks of traces below which none is held out for validation."""
+"""Tasks of traces below which none is held out."""
 _OF_EXPERIMENT = ("policy", "create_learner", "engine", "report_to", "progress")
 
 
@@ -56,7 +57,7 @@ class DreamGym:
         dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
         tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
             trained on, or drawn ones alone, the buffer's real training tasks of these environments are too. Default: all of its
-            real tasks; of these, a fifth is held out for validation if none is (`split_tasks`), before the training begins.
+            real tasks; of these, a fifth is held out for validation and a fifth for the proof, if none is (`split_tasks`).
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         say: Called with every warning and result of one line. Default: a logged warning.
@@ -94,7 +95,7 @@ class DreamGym:
         self.experiment = Experiment(self.world, out, settings, **arguments)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
         if self.experiment.stored_settings() is None:
-            traced = _with_validation(self.world.all_tasks, traced, replay_buffer, say)
+            traced = _with_held_out(self.world.all_tasks, traced, replay_buffer, say)
         self.world.add_traced(traced)
         self._store_tasks(stored)
         if experience_model is not None:
@@ -124,9 +125,9 @@ class DreamGym:
 
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
 
-    def prepare(self, baselines: Sequence[str] = BASELINES) -> None:
+    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = BASELINES) -> None:
         """`train_experience` if the dream needs it, `train_base` and the other `baselines` (`Experiment.prepare`)."""
-        self.experiment.prepare(baselines)
+        self.experiment.prepare(model, baselines=baselines)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
         """Fine-tune a local experience model on the traces (`Experiment.train_experience`)."""
@@ -307,19 +308,22 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
     return []
 
 
-def _with_validation(
+def _with_held_out(
     tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None]
 ) -> list[Task]:
-    """The traces' tasks, a fifth of them for validation where none is held out. Those are in the replay buffer too."""
+    """The traces' tasks, two fifths of them held out where none is. Those are in the replay buffer too."""
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
         return traced
     try:
-        split = split_tasks(training, validation=0.2, test=0)
-        replay_buffer.add_tasks(held_out := [task for task in split if task.split == "validation"])
+        split = split_tasks(training, validation=0.2, test=0.2)
+        replay_buffer.add_tasks([task for task in split if task.split != "train"])
     except ConfigurationError as error:
-        say(f"no task is held out for validation: {error}")
+        say(f"no task is held out: {error}")
         return traced
-    which = f"{len(held_out)} of the {len(training)} tasks of the traces"
-    say(f"no task is held out: {which} are for validation now, and not trained on")
+    number = Counter(task.split for task in split)
+    say(
+        f"no task is held out: of the traces' {len(training)}, {number['validation']} are for validation now and "
+        f"{number['test']} for the proof, and not trained on"
+    )
     return [*split, *(task for task in traced if not is_tool_task(task))]

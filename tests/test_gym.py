@@ -539,14 +539,15 @@ def recorded(number: int) -> Trajectory:
     return Trajectory(task=task, steps=[step], success=True, run="traces")
 
 
-def test_without_a_held_out_task_a_fifth_of_the_traces_is_for_validation(
+def test_without_a_held_out_task_a_fifth_of_the_traces_validates_and_a_fifth_is_for_the_proof(
     agent: Agent, buffer: ReplayBuffer, tmp_path: Path
 ) -> None:
     buffer.extend(map(recorded, range(20)))
     said: list[str] = []
     gym = gym_of(agent, buffer, tasks=[], out=tmp_path / "new", say=said.append)
     held_out = gym.tasks("validation")
-    assert len(held_out) == 4 and len(gym.tasks("train")) == 16 and "4 of the 20 tasks" in said[0]
+    assert [len(gym.tasks(split)) for split in ("train", "validation", "test")] == [12, 4, 4]
+    assert "of the traces' 20, 4 are for validation now and 4 for the proof" in said[0]
     assert {each.task.id for each in buffer.trajectories(split="train")} == {task.id for task in gym.tasks("train")}
     buffer.extend(map(recorded, range(20)))  # the script runs again
     buffer.add(replace(recorded(int(held_out[0].id[1:])), run="newer traces"))
@@ -565,7 +566,7 @@ def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_a
     said: list[str] = []
     buffer.extend([replace(recorded(n), source="synthetic", run="elsewhere/train") for n in range(20)])
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "after", say=said.append).tasks("validation")
-    assert "no task is held out for validation" in said[0] and "the run 'elsewhere/train'" in said[0]
+    assert "no task is held out: " in said[0] and "the run 'elsewhere/train'" in said[0]
     buffer.add_tasks([Task(id="own", instruction="Book room R-99.", environment="traces", split="test")])
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "own").tasks("validation")
 

@@ -14,6 +14,7 @@ from tickets import Shop
 from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.dream import RecordedUser, ScriptedUser
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.simulate.conversation import final_answer
 
 SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=48)
@@ -50,5 +51,5 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, *, talking: bool
 
 def train(gym: DreamGym, baselines: Sequence[str] = ()) -> None:
     """Every stage; killed at any moment, the same command goes on. Args: `baselines`, default all."""
-    gym.prepare(*([baselines] if baselines else []))
+    gym.prepare(baselines=baselines or BASELINES)
     gym.train()

@@ -254,7 +254,7 @@ def train(
         if policy:
             place_of_training(policy, learner)  # said now, not behind the stages
         work.start_policy = policy or work.start_policy
-        work.prepare(baselines or BASELINES)
+        work.prepare(baselines=baselines or BASELINES)
         if work.start_policy is None and not (work.out / "training.db").exists():
             work.advise()
         work.train(servers=servers or (), force=force, **given)

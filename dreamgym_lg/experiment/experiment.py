@@ -68,10 +68,11 @@ class Experiment(Workspace):
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
-    def prepare(self, baselines: Sequence[str] = imitation.BASELINES) -> None:
+    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = imitation.BASELINES) -> None:
         """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and other `baselines`.
 
-        Those are `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-drawn` (`train_drawn`).
+        Args: `model`, the weights that policies begin with, as of `train_base`; `baselines`, beside `sft` some of
+        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-drawn` (`train_drawn`).
         """
         stages = self._baselines(baselines)
         self.collect()
@@ -79,7 +80,8 @@ class Experiment(Workspace):
             self.train_experience()
         if self.settings.environment != "real" and self._lacks_user:
             self.train_user()
-        for stage in (self.train_base, *stages):
+        self.train_base(model)
+        for stage in stages:
             stage()
 
     def collect(self) -> None:

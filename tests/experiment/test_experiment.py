@@ -210,7 +210,7 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
         work.prepare()
     version = (work.models / "experience-0" / "version").read_text()
     monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
-    work.prepare(["sft"])
+    work.prepare(baselines=["sft"])
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
@@ -306,7 +306,7 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     with pytest.raises(ConfigurationError, match="holds no base policy: call train_base"):
         work.train_offline()
     with pytest.raises(ConfigurationError, match="unknown baseline 'sft-filterd'.*Did you mean 'sft-filtered'"):
-        work.prepare(["sft-filterd"])
+        work.prepare(baselines=["sft-filterd"])
     work.train_base(start)
     with pytest.raises(Killed):
         make(progress=kill).train_offline()

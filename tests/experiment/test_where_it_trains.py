@@ -202,7 +202,7 @@ def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: 
     said, turns = list[str](), Turns()
     turns.asked = 2  # the first episode opens at once, the others after two invalid actions
     work = Experiment(Doors(), tmp_path / "other", settings, engine=lambda _: turns, say=said.append)
-    work.prepare(["sft"])
+    work.prepare(baselines=["sft"])
     turns.asked = 2
     for iterations in (1, 1, 2):  # ended, and gone on with
         work.train(iterations=iterations)
