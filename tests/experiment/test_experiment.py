@@ -209,8 +209,13 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     with pytest.raises(ConfigurationError, match="no real tools"):
         work.prepare()
     version = (work.models / "experience-0" / "version").read_text()
-    monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
+    begun = list[Any]()
+    monkeypatch.setattr(imitation, "train_base_policy", lambda _, model: begun.append(model))
+    work.prepare("mine/weights", baselines=["sft"])
     work.prepare(baselines=["sft"])
+    assert begun == ["mine/weights"]
+    with pytest.raises(ConfigurationError, match="made of the model 'mine/weights', and 'others' is given"):
+        work.prepare("others", baselines=["sft"])
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
