@@ -2,11 +2,11 @@
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import psutil
 import torch
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -18,18 +18,9 @@ def use_free_cores() -> None:
 
     PyTorch's threads wait for each other: two on two cores, beside a busy process, take ten times as long as one.
     """
-    if "OMP_NUM_THREADS" in os.environ or not (_PROC / "stat").exists():
-        return
-    before = _idle_seconds()
-    time.sleep(0.1)
-    idle = round((_idle_seconds() - before) / 0.1)
-    torch.set_num_threads(max(min(idle, allowed_cores(), torch.get_num_threads()), 1))
-
-
-def _idle_seconds() -> float:
-    """Seconds that all cores together have been idle."""
-    fields = (_PROC / "stat").read_text().split("\n", 1)[0].split()
-    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+    if "OMP_NUM_THREADS" not in os.environ:
+        idle = round(sum(100 - busy for busy in psutil.cpu_percent(0.1, percpu=True)) / 100)
+        torch.set_num_threads(max(min(idle, allowed_cores(), torch.get_num_threads()), 1))
 
 
 def allowed_cores() -> int:
@@ -43,11 +34,8 @@ def allowed_cores() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that this process may still take. Without Linux: all of the machine's."""
-    table = _text(_PROC / "meminfo")
-    if (available := re.search(r"MemAvailable:\s*(\d+) kB", table)) is None:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = int(available[1]) * 1024
+    """Bytes of memory that this process may still take."""
+    free = int(psutil.virtual_memory().available)
     for group in _control_groups("memory"):
         limit = _numbers(group / "memory.max") or _numbers(group / "memory.limit_in_bytes")
         used = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")

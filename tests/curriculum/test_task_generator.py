@@ -207,7 +207,10 @@ def test_a_spent_budget_is_not_taken_for_a_task_that_cannot_be_varied(scripted: 
     [
         ("{}", "'tasks' in the answer: Field required"),
         ('{"tasks": []}', "no 'tasks'"),
-        ('{"tasks": [{"task": "x", "rubric": ""}]}', "'tasks.0.rubric' in the answer: .*at least 1 character.*'tasks.0.change'"),
+        (
+            '{"tasks": [{"task": "x", "rubric": ""}]}',
+            "'tasks.0.rubric' in the answer: .*at least 1 character.*'tasks.0.change'",
+        ),
     ],
 )
 def test_proposals_that_cannot_be_used(text: str, told: str) -> None:
@@ -217,7 +220,9 @@ def test_proposals_that_cannot_be_used(text: str, told: str) -> None:
 
 @pytest.mark.parametrize("chosen", [-1, 4, "2", None, True])
 def test_a_choice_that_is_none(chosen: object) -> None:
-    with pytest.raises(PredictionFailed, match="expected a number from 0 to 3|'chosen' in the answer: Input should be a valid integer"):
+    with pytest.raises(
+        PredictionFailed, match="expected a number from 0 to 3|'chosen' in the answer: Input should be a valid integer"
+    ):
         read_selection(json.dumps({"reason": "", "chosen": chosen}), 3)
 
 

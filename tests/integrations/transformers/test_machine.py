@@ -1,6 +1,7 @@
 """What is free: a container's limits count, of both versions of control groups."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    write(tmp_path, {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable:   {64 << 20} kB\n"})
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     return tmp_path
 
 
@@ -77,3 +78,15 @@ def test_without_a_limit_it_is_the_machines(root: Path, own: str, groups: dict[s
 def test_a_container_over_its_limit_has_nothing(root: Path) -> None:
     write(root, {"proc/self/cgroup": "0::/\n", "cgroup/memory.max": "5", "cgroup/memory.current": "9"})
     assert free_memory() == 0 and cache_budget(torch.device("cpu")) == 0
+
+
+@pytest.mark.parametrize(("busy", "threads"), [([0.0, 3.0, 99.0, 100.0], 2), ([100.0] * 4, 1), ([1.0] * 4, 4)])
+def test_pytorch_computes_on_the_idle_cores(busy: list[float], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[int]()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda *_, **__: busy)
+    monkeypatch.setattr(machine, "allowed_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    machine.use_free_cores.__wrapped__()
+    assert used == [threads]
