@@ -1,9 +1,12 @@
 """Files and folders that are written whole or not at all."""
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from uuid import uuid4
 
 from dreamgym_lg.errors import writing
 
@@ -21,19 +24,53 @@ def write_whole(file: Path, text: str) -> None:
 def whole_folder(path: Path, *errors: type[Exception]) -> Iterator[Path]:
     """Write a folder whole or not at all. What is written into the draft takes its place at the end.
 
-    Args: `errors`, as of `writing`, which this raises.
+    Of several processes that write it at once, the last one's stays. Args: `errors`, as of `writing`, which this raises.
     """
-    draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    for left in (draft, old):
-        shutil.rmtree(left, ignore_errors=True)
+    path = Path(os.path.realpath(path))
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.draft")
     try:
         with writing(path, *errors):
+            _clear_dead(path)
             draft.mkdir(parents=True)
             yield draft
-    except BaseException:
+            _put(draft, path)
+    finally:
         shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
-        raise
-    if path.exists():
-        path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
-    draft.rename(path)
+
+
+def _put(draft: Path, path: Path) -> None:
+    """Let the draft take the folder's place, in two steps: a folder cannot be replaced in one."""
+    old, tries = draft.with_suffix(".old"), 10  # another process may put its own there in between
+    for left in reversed(range(tries)):
+        try:
+            if path.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
+            draft.rename(path)
+            break
+        except OSError:
+            with suppress(OSError):
+                old.rename(path)  # unless another one is there by now
+            if not left or path.is_file():
+                raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear_dead(path: Path) -> None:
+    """Remove what killed processes left; the folder itself if it was on its way."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.*.*"):
+        pid, _, kind = left.name.rsplit(".", 3)[1:]
+        if kind in ("draft", "old") and pid.isdigit() and not _runs(int(pid)):
+            if kind == "old" and not path.exists():
+                left.rename(path)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

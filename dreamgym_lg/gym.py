@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 from uuid import uuid4
@@ -57,7 +58,8 @@ class DreamGym:
         dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
         tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
             trained on, or drawn ones alone, the buffer's real training tasks of these environments are too. Default: all of its
-            real tasks; of these, a fifth is held out for validation and a fifth for the proof, if none is (`split_tasks`).
+            real tasks. If none of these is held out, a fifth is for validation (`split_tasks`) and, without `dream` and drawn
+            tasks, a fifth for the proof.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         say: Called with every warning and result of one line. Default: a logged warning.
@@ -95,7 +97,10 @@ class DreamGym:
         self.experiment = Experiment(self.world, out, settings, **arguments)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
         if self.experiment.stored_settings() is None:
-            traced = _with_held_out(self.world.all_tasks, traced, replay_buffer, say)
+            own = self.world.all_tasks
+            # what was drawn or compiled from all traces knows their tasks: nothing can be proven on them
+            proof = dream is None and not any(task.drawn for task in own)
+            traced = _with_held_out(own, traced, replay_buffer, say, proof=proof)
         self.world.add_traced(traced)
         self._store_tasks(stored)
         if experience_model is not None:
@@ -309,21 +314,35 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
 
 
 def _with_held_out(
-    tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None]
+    tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None], *, proof: bool
 ) -> list[Task]:
-    """The traces' tasks, two fifths of them held out where none is. Those are in the replay buffer too."""
+    """The traces' tasks, some of them held out where none is. Those are in the replay buffer too.
+
+    Args: `proof`, as of `_split`.
+    """
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
         return traced
     try:
-        split = split_tasks(training, validation=0.2, test=0.2)
+        split = _split(training, proof)
         replay_buffer.add_tasks([task for task in split if task.split != "train"])
     except ConfigurationError as error:
         say(f"no task is held out: {error}")
         return traced
     number = Counter(task.split for task in split)
+    last = "for the proof" if proof else "for the proof (hold out before you draw tasks or compile a world: split_tasks)"
     say(
         f"no task is held out: of the traces' {len(training)}, {number['validation']} are for validation now and "
-        f"{number['test']} for the proof, and not trained on"
+        f"{number['test']} {last}, and not trained on"
     )
     return [*split, *(task for task in traced if not is_tool_task(task))]
+
+
+def _split(tasks: Sequence[Task], proof: bool) -> list[Task]:
+    """A fifth for validation, and with `proof` a fifth for that, where it leaves more than half to train on."""
+    if proof:
+        with suppress(ConfigurationError):
+            split = split_tasks(tasks, validation=0.2, test=0.2)
+            if 2 * sum(task.split == "train" for task in split) > len(split):
+                return split
+    return split_tasks(tasks, validation=0.2, test=0)

@@ -201,7 +201,6 @@ class Hosted:
             store = Store(fspath(path))
             store.spend(self.usage)
             self.path, self._store = fspath(path), store
-            hide_files(self, Path(self.path))
 
     @property
     def usage(self) -> Usage:
@@ -304,12 +303,15 @@ class Hosted:
 def hosted_for(model: object, hosted: Hosted | None = None, replay_buffer: ReplayBuffer | None = None) -> Hosted | None:
     """`hosted`, or the default for a model that is reached with a key, else None.
 
-    Without a file of its own, it keeps answers and spending beside the replay buffer's (`replay-answers.db`).
+    Without a file of its own, it keeps answers and spending beside the replay buffer's (`replay-answers.db`). No agent in
+    training may read its file.
     """
     chosen = hosted or (Hosted() if getattr(model, "lc_secrets", None) else None)
     path = replay_buffer.path if replay_buffer is not None else None
     if chosen is not None and path is not None:
         chosen.keep_in(answers_beside(path))
+    if chosen is not None and chosen.path not in (None, ":memory:"):
+        hide_files(chosen, Path(str(chosen.path)))
     return chosen
 
 

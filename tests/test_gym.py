@@ -5,6 +5,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +39,7 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment.gate import check_truthful
-from dreamgym_lg.gym import _label
+from dreamgym_lg.gym import _label, _split
 from dreamgym_lg.statistics import wilson
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -553,6 +554,28 @@ def test_without_a_held_out_task_a_fifth_of_the_traces_validates_and_a_fifth_is_
     buffer.add(replace(recorded(int(held_out[0].id[1:])), run="newer traces"))
     again = gym_of(agent, buffer, tasks=[], out=tmp_path / "new", say=said.append)
     assert again.tasks("validation") == held_out and len(said) == 1
+
+
+def test_nothing_is_held_out_for_a_proof_that_a_dream_of_all_traces_would_spoil(
+    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    buffer.extend(map(recorded, range(20)))
+    said: list[str] = []
+    drawn = replace(recorded(3).task, id="drawn", origin="synthetic", drawn={"documents": [], "steps": []})
+    for name, own in (("dream", {"dream": Dream([]), "tasks": []}), ("drawn", {"tasks": [drawn]})):
+        with ReplayBuffer(tmp_path / f"{name}.db") as other:
+            other.extend(map(recorded, range(20)))
+            gym = gym_of(agent, other, out=tmp_path / name, say=said.append, **own)
+            assert [len(gym.tasks(split)) for split in ("validation", "test")] == [4, 0]
+    assert all("hold out before you draw tasks or compile a world" in line for line in said[:2])
+
+
+def test_the_proof_gets_nothing_where_too_little_would_be_left_to_train_on() -> None:
+    def named(number: int) -> Task:
+        return Task(id=f"t{number}", instruction=f"Book room R-{number % 4}.", environment="traces", tools=["book"])
+
+    split = Counter(task.split for task in _split([named(number) for number in range(12)], proof=True))
+    assert split == {"train": 9, "validation": 3}, "with a proof it would be half of them"
 
 
 def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_are_left_alone(

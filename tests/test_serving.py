@@ -18,9 +18,11 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.learner import learned
 from dreamgym_lg.production.export import export_policy, load_policy
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import Segment
 
 pytestmark = pytest.mark.slow
 
@@ -62,13 +64,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "1", "function": function}]},
         {"role": "tool", "content": "A real room.", "tool_call_id": "1", "name": "book"},
     ]
-    rows: list[Any] = []
+    rows = []
     for messages, reply in ((asked, CALL), (after, "It is booked.")):
         tools = [convert_to_openai_tool(book)]
         prompt = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         given, said = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, reply))
         said = [*said, tokenizer.eos_token_id]
-        rows.append({"input_ids": given + said, "labels": [-100] * len(given) + said})
+        own, logprobs = [*[0] * len(given), *[1] * len(said)], [0.0] * len(given + said)
+        rows.append(learned(Segment(token_ids=given + said, sampled=own, logprobs=logprobs, temperature=1.0)))
     train_sft(model, rows * 50, steps=50, batch_size=2, learning_rate=5e-3, seed=0)
     home = tmp_path_factory.mktemp("serving")
     (home / "my_app.py").write_text(AGENT)

@@ -75,6 +75,8 @@ class Experiment(Workspace):
         `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-drawn` (`train_drawn`).
         """
         stages = self._baselines(baselines)
+        if model is not None:
+            self._begin_with(model)
         self.collect()
         if self.settings.environment != "real" and self.world.needs_model:
             self.train_experience()
@@ -83,6 +85,20 @@ class Experiment(Workspace):
         self.train_base(model)
         for stage in stages:
             stage()
+
+    def _begin_with(self, model: "StartModel") -> None:
+        """Record the weights that policies begin with, before anything takes long."""
+        if self.start_policy is not None:
+            raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
+        if not isinstance(model, str | Path) and not hasattr(model, "tokenizer"):
+            raise ConfigurationError(f"{model!r} is no model: baselines go into baselines=[...]")
+        self.open()
+        before, path = self.record(evaluation.START).get("path"), str(supervised.start_of(self, model))
+        if before not in (None, path):
+            raise ConfigurationError(
+                f"the policies in {self.out} begin with {before!r}, and {path!r} is given: take another folder"
+            )
+        self.keep_record(evaluation.START, {"path": path})
 
     def collect(self) -> None:
         """Store the world's tasks and real offline trajectories of train tasks. By its scripted policies, and the start's."""
@@ -106,7 +122,7 @@ class Experiment(Workspace):
         """Real episodes of the policy that training begins with, as it is, at temperature 1."""
         if not number or not (tasks := [task for task in self.tasks("train") if not task.drawn]):
             return
-        policy = self.policy_at(self.settings.model) if self.start_policy is None else self.base_policy()
+        policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
             played = tasks[: number - done]
             self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline")

@@ -38,7 +38,7 @@ FILTER = 0.75
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success."""
-    episodes, start = recorded_successes(work), start_of(work, model)
+    episodes, start = recorded_successes(work), start_weights(work) if model is None else start_of(work, model)
     work.keep_record(START, {"path": str(start)})
     imitate(work, "base", episodes, start)
 
@@ -64,7 +64,7 @@ def train_drawn_policy(work: Workspace) -> None:
 
 
 def start_weights(work: Workspace) -> str | Path:
-    """The weights that the base policy began with."""
+    """The weights that the base policy begins with, also where it is not trained yet."""
     return start_of(work, work.record(START).get("path"))
 
 

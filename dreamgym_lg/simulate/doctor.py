@@ -355,21 +355,26 @@ class _TrialEnvironment(Environment):
         return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
 
 
-def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> Any:
-    """A small value of a JSON schema."""
+def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, within: Sequence[str] = ()) -> Any:
+    """A small value of a JSON schema. Args: `within`, names of the definitions that it is a part of; trees end there."""
     definitions = definitions or schema.get("$defs", {})
     if "$ref" in schema:
-        return example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    for key in ("default", "const", "enum", "examples", "anyOf", "oneOf", "allOf"):
+        name = schema["$ref"].rpartition("/")[2]
+        return {} if name in within else example(definitions[name], definitions, (*within, name))
+    for key in ("default", "const", "enum", "examples"):
         if key in schema:
-            value = schema[key][0] if key in ("enum", "examples") else schema[key]
-            plain_first = sorted(value, key=lambda each: "$ref" in each) if key.endswith("Of") else ()  # trees end there
-            return example(plain_first[0], definitions) if plain_first else value
+            return schema[key][0] if key in ("enum", "examples") else schema[key]
+    if "allOf" in schema:
+        return example({name: value for part in schema["allOf"] for name, value in part.items()}, definitions, within)
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        others = [each for each in options if each.get("$ref", "").rpartition("/")[2] not in within]
+        return example((others or options)[0], definitions, within)
     kind = schema.get("type", "string")
+    kind = kind if isinstance(kind, str) else kind[0]
     if kind == "object":
         fields = schema.get("properties", {})
-        return {name: example(fields[name], definitions) for name in schema.get("required", ())}
+        return {name: example(fields[name], definitions, within) for name in schema.get("required", ())}
     if kind == "array":
-        return [example(schema.get("items", {}), definitions) for _ in range(schema.get("minItems", 0))]
+        return [example(schema.get("items", {}), definitions, within) for _ in range(schema.get("minItems", 0))]
     numbers = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0)}
     return {**numbers, "boolean": True, "null": None}.get(kind, "example")

@@ -3,6 +3,7 @@
 from dreamgym_lg.errors import MissingDependency
 
 try:
+    import psutil  # noqa: F401
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:

@@ -137,10 +137,14 @@ def train_sft(
     options = StepOptions(loss="likelihood", learning_rate=learning_rate, weight_decay=0.01, adam_beta2=0.98, **passes)
     trainer = TokenTrainer(model, options, micro_batch_tokens=_TOKENS_A_PASS, schedule=_schedule(steps), multiple=64)
     file, saved = checkpoints / CHECKPOINT if checkpoints is not None else None, time.monotonic()
-    before = trainer.load(file) if file is not None and file.exists() else {}
-    losses: list[float] = before.get("losses", [])
-    if until is not None and before:
-        until.losses, until.best = before["held_out"], before["best"]
+    losses = list[float]()
+    if file is not None and file.exists():
+        before = trainer.load(file)
+        losses = before["losses"]
+        if until is not None:
+            until.losses = before.get("held_out", {})
+            until.best = {name: value.to("cpu") for name, value in before.get("best", {}).items()}
+        del before
     for numbers in islice(_batches(len(usable), min(batch_size, len(usable)), seed), len(losses), steps):
         batch = [usable[i] for i in numbers]
         losses.append(trainer.step(batch, scale=1 / _weight(batch))["loss"])

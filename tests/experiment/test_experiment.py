@@ -214,8 +214,12 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     work.prepare("mine/weights", baselines=["sft"])
     work.prepare(baselines=["sft"])
     assert begun == ["mine/weights"]
-    with pytest.raises(ConfigurationError, match="made of the model 'mine/weights', and 'others' is given"):
-        work.prepare("others", baselines=["sft"])
+    for wrong, told in (("others", "begin with 'mine/weights', and 'others' is given"), (["sft"], "baselines go into")):
+        with pytest.raises(ConfigurationError, match=told):
+            work.prepare(wrong, baselines=["sft"])  # type: ignore[arg-type]
+    work.start_policy = "mine/policy"
+    with pytest.raises(ConfigurationError, match="leave out one of the two"):
+        work.prepare("mine/weights")
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 

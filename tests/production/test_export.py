@@ -239,8 +239,8 @@ def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError("disk full"), SafetensorError("disk full"), KeyboardInterrupt()])
 def test_the_folder_is_whole_or_not_there(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.tmp").mkdir()
-    (tmp_path / "mine.tmp" / "pytorch_model.bin").write_text("of a process that was killed")
+    (draft := tmp_path / f".mine.{2**22 + 1}.abc.draft").mkdir()
+    (draft / "pytorch_model.bin").write_text("of a process that was killed")
 
     def fail(*args: Any) -> None:
         raise error

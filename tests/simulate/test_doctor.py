@@ -320,11 +320,21 @@ def test_an_example_of_a_schema_is_valid() -> None:
 
 
 def test_an_example_of_a_tree_ends() -> None:
+    class Leaf(BaseModel):
+        name: str
+
     class Node(BaseModel):
         children: list["Node"]
         parent: "Node | None"
+        first: "Node | Leaf"
+        owner: Leaf | None
+        some: Annotated[list["Node | Leaf"], Field(min_length=1)]
 
-    assert Node.model_validate(example(Node.model_json_schema())) == Node(children=[], parent=None)
+    one = Node.model_validate(example(Node.model_json_schema()))
+    leaf = Leaf(name="example")
+    assert one == Node(children=[], parent=None, first=leaf, owner=leaf, some=[leaf])
+    assert example({"type": ["string", "null"]}) == "example"
+    assert example({"$defs": {"A": {"const": 3}}, "allOf": [{"$ref": "#/$defs/A"}, {"description": "a"}]}) == 3
 
 
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:

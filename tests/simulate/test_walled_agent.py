@@ -27,7 +27,7 @@ from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
-from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.hosted import Hosted, hosted_for
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -373,10 +373,12 @@ async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
 
 
 def test_a_closed_buffers_file_may_be_read_and_answers_elsewhere_never(tmp_path: Path) -> None:
-    hosted, own = Hosted(tmp_path / "hosted.db"), {tmp_path / name for name in ("replay.db", "replay-answers.db", "hosted.db")}
-    with ReplayBuffer(tmp_path / "replay.db"):
+    own = {tmp_path / name for name in ("replay.db", "replay-answers.db", "hosted.db")}
+    agents, hosted = Hosted(tmp_path / "agents.db"), Hosted(tmp_path / "hosted.db")
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        assert hosted_for(None, hosted, buffer) is hosted, "a model of the dream"
         assert own <= hidden_files()
-    assert own & hidden_files() == {tmp_path / "hosted.db"} and hosted.path
+    assert (own | {tmp_path / "agents.db"}) & hidden_files() == {tmp_path / "hosted.db"} and agents.path
 
 
 @pytest.mark.slow
