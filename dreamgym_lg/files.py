@@ -39,7 +39,7 @@ def whole_folder(path: Path, *errors: type[Exception]) -> Iterator[Path]:
 
 
 def _put(draft: Path, path: Path) -> None:
-    """Let the draft take the folder's place, in two steps: a folder cannot be replaced in one."""
+    """Let the draft take the folder's place. It takes two steps: a folder cannot be replaced in one."""
     old, tries = draft.with_suffix(".old"), 10  # another process may put its own there in between
     for left in reversed(range(tries)):
         try:

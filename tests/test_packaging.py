@@ -167,7 +167,7 @@ def test_the_installed_wheel_runs_the_readme(installed: Path, readers_folder: Pa
     variables = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "sk-none", "HF_HOME": str(readers_folder / "home")}
     try:
         for program in programs:  # the reader has two traces, which the gate refuses to judge a dream by
-            program = program.replace("lora=True)", "lora=True, force=True)")
+            program = program.replace("iterations=100)", "iterations=100, force=True)")
             run(installed / "bin/python", "-c", program, cwd=readers_folder, **variables)
     finally:
         server.stop()

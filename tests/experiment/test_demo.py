@@ -28,7 +28,7 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
             assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
     assert "filtered" not in result["dream"] and result["filtered"] > 0 and result["offline_rl"], "no dream had a part in it"
     assert result["real_steps"]["offline"] > 100
-    stages = {"collect", "experience", "base", "filtered", "offline_rl", "drawn", "train", "prove"}
+    stages = {"collect", "experience", "user", "base", "filtered", "offline_rl", "drawn", "train", "prove"}
     assert set(result["seconds"]) == stages and result["drawn"] == 0 and "drawn" not in result["real"]
     assert (finished_run / "report.html").stat().st_size > 10_000
 

@@ -320,7 +320,7 @@ async def test_what_is_stopped_and_swallowed_has_no_effect_and_fails_where_pytho
         (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
     assert not list(tmp_path.iterdir()) and str(episode.error).startswith("AccessBlocked: ") == fails
     page = Path(__file__).parents[2].joinpath("docs/concepts/wall.md").read_text()
-    assert "of native code that is swallowed is not seen" in page and "can lie about what `verify_dream=` judges" in page
+    assert "ignores the kernel's refusal, nobody sees it" in page and "can falsify what `verify_dream=` is shown" in page
 
 
 @pytest.mark.slow
