@@ -195,16 +195,7 @@ def fine_tune(
     Raises what `load_model` and `train_sft` raise.
     """
     tokenizer, model = load_tokenizer(start), load_model(start)
-    adapters = wants_adapters(model, lora)
-    if adapters:
-        adapt(model)
-    else:
-        model = model.float()  # of bfloat16 weights, small steps are lost by rounding
-    if learning_rate is None:
-        small, large = (2e-3, 2e-4) if adapters else (7e-4, 1e-5)
-        learning_rate = default_rate(model, small=small, large=large)
-    elif not adapters and learning_rate > 1e-4 and model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
-        logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
+    learning_rate = _make_trainable(model, lora, learning_rate)
     drawn = list(rows)
     Random(seed).shuffle(drawn)
     watched = EarlyStopping(_within_context(model, held_out), every=max(steps // 10, 1))
@@ -229,6 +220,21 @@ def fine_tune(
     watched.restore(model)
     save_model(model, tokenizer, to)
     return loss
+
+
+def _make_trainable(model: PreTrainedModel, lora: bool | None, learning_rate: float | None) -> float:
+    """Put adapters into the model, or make its weights float32. Returns the learning rate."""
+    adapters = wants_adapters(model, lora)
+    if adapters:
+        adapt(model)
+    else:
+        model.float()  # of bfloat16 weights, small steps are lost by rounding
+    if learning_rate is None:
+        small, large = (2e-3, 2e-4) if adapters else (7e-4, 1e-5)
+        return default_rate(model, small=small, large=large)
+    if not adapters and learning_rate > 1e-4 and model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
+        logger.warning("a learning rate of %g for all weights of a pretrained model may undo what it knows", learning_rate)
+    return learning_rate
 
 
 def _within_context(model: PreTrainedModel, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
