@@ -14,10 +14,13 @@ from dreamgym_lg.errors import writing
 def write_whole(file: Path, text: str) -> None:
     """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
     draft = file.with_name(f"{file.name}.tmp")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(file)
+    try:
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text)
+            draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -57,7 +60,7 @@ def _put(draft: Path, path: Path) -> None:
 
 
 def _clear_dead(path: Path) -> None:
-    """Remove what killed processes left; the folder itself if it was on its way."""
+    """Remove what killed processes left. A folder that one was about to replace is put back."""
     for left in path.parent.glob(f".{escape(path.name)}.*.*.*"):
         pid, _, kind = left.name.rsplit(".", 3)[1:]
         if kind in ("draft", "old") and pid.isdigit() and not _runs(int(pid)):

@@ -339,7 +339,7 @@ def _with_held_out(
 
 
 def _split(tasks: Sequence[Task], proof: bool) -> list[Task]:
-    """A fifth for validation. With `proof` another for that, where more than half are left."""
+    """A fifth for validation. With `proof` another for that, where more than half are left to train on."""
     if proof:
         with suppress(ConfigurationError):
             split = split_tasks(tasks, validation=0.2, test=0.2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.files import whole_folder
+from dreamgym_lg.files import whole_folder, write_whole
 
 DEAD = 2**22 + 1
 """No process has such a number: Linux allows them up to 2^22."""
@@ -50,6 +50,19 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file", "shop"]
 
 
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "a.json", "before")
+
+    def half(self: Path, text: str) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(ConfigurationError, match="a.json cannot be written .No space left on device"):
+        write_whole(tmp_path / "a.json", "after")
+    assert (tmp_path / "a.json").read_text() == "before" and names(tmp_path) == ["a.json"]
+
+
 def test_what_a_killed_process_left_is_put_back_and_cleared_away(tmp_path: Path) -> None:
     write(tmp_path / "shop", "before")
     (tmp_path / "shop").rename(tmp_path / f".shop.{DEAD}.abc.old")  # killed between the two steps
@@ -64,7 +77,7 @@ def test_what_a_killed_process_left_is_put_back_and_cleared_away(tmp_path: Path)
 WRITER = """
 import sys
 from pathlib import Path
-from dreamgym_lg.files import whole_folder
+from dreamgym_lg.files import whole_folder, write_whole
 for _ in range(50):
     with whole_folder(Path(sys.argv[1])) as draft:
         for name in ("one", "two"):

@@ -161,7 +161,7 @@ def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_
     assert not (work.out / "training.db").exists()
 
 
-def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
+def test_a_truthful_dream_passes_and_is_measured_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     work = make(truthful, ENOUGH, said=said)
     gate.check_truthful(work)
@@ -176,6 +176,11 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     assert "rewards 0 of 20 recorded failures" in said[0] and "does not reward 0 of 20 recorded successes" in said[0]
     (stored,) = work.replay_buffer.metrics(work.run_name("fidelity"))
     assert json.loads(stored["judgement"])["version"] == found.version
+    key = work.record(gate.RUN)["key"]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(work.world), "writing_tools", lambda *_: {"refund", "find"})
+        work.fidelity()
+    assert work.record(gate.RUN)["key"] != key, "with other writing tools the same episodes are judged in other ways"
     work.replay_buffer.add(trace(99, refunds=False))  # more failures: another question
     assert work.fidelity().false_success != found.false_success
 
