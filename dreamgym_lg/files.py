@@ -20,7 +20,8 @@ def write_whole(file: Path, text: str) -> None:
             draft.write_text(text)
             draft.replace(file)
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -475,7 +475,9 @@ def _served(app: Any) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "KEEPS", "__class__"])
+@pytest.mark.parametrize(
+    "tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "KEEPS", "__class__"]
+)
 def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None:
     first = TRAJECTORIES[0]
     steps = [Step(observation="", action=render_call(tool, {"id": "K1"}), next_observation="{}"), first.steps[-1]]
