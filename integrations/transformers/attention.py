@@ -125,7 +125,7 @@ def _multiply(
         attention_mask = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril(keys - length)
     scaled = query * (size**-0.5 if scaling is None else scaling)
     scores = (scaled.reshape(rows, kinds, -1, size) @ key.transpose(-1, -2)).view(rows, heads, length, keys)
-    shares = (scores + _added(attention_mask, query.dtype)).softmax(-1)
+    shares = scores.add_(_added(attention_mask, query.dtype)).softmax(-1)
     mixed = shares.view(rows, kinds, -1, keys) @ value
     return mixed.view(rows, heads, length, size).transpose(1, 2).contiguous(), None
 

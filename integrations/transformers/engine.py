@@ -11,8 +11,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from ctypes import CDLL
 from random import Random
 
 import torch
@@ -20,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
+from dreamgym_lg.integrations.transformers.machine import give_back_memory
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache, SharedPromptBlocks, cache_budget
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
@@ -72,9 +71,7 @@ class LocalEngine:
             self.prefixes.clear()
             self._prompts.clear()
             self._decoder.free_buffer()
-        # glibc keeps what was freed, in holes too small for the next tensors: 64 episodes of SmolLM2 went up to 14 GB
-        with suppress(OSError, AttributeError, TypeError):  # another C library
-            CDLL(None).malloc_trim(0)
+        give_back_memory()  # else 64 episodes of SmolLM2 went up to 14 GB
 
     @torch.inference_mode()
     def answer(self, calls: Sequence[_Call]) -> None:

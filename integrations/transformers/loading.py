@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, writing
 from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, base_of
-from dreamgym_lg.integrations.transformers.machine import use_free_cores
+from dreamgym_lg.integrations.transformers.machine import reuse_freed_memory, use_free_cores
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dty
     device = resolve_device(device)
     if device == "cpu" and "device_map" not in options:
         use_free_cores()
+        reuse_freed_memory()
         dtype = "float32" if dtype == "auto" and not computes_bfloat16() else dtype
     if "quantization_config" in options:  # quantized weights cannot be moved: they are loaded where they shall be
         options.setdefault("device_map", {"": device})

@@ -1,8 +1,10 @@
-"""The free cores and memory of this machine, or of the container on it."""
+"""Cores and memory of this machine, or of the container on it: how much is free, and how this process uses it."""
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from ctypes import CDLL
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import psutil
 import torch
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1
+"""Of glibc's `mallopt`."""
+_LARGEST = 1 << 30, 32 << 20
+"""Bytes of the largest tensors whose memory is kept: first what some versions of glibc refuse, then what all take."""
 
 
 @cache
@@ -21,6 +27,24 @@ def use_free_cores() -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         idle = round(sum(100 - busy for busy in psutil.cpu_percent(0.1, percpu=True)) / 100)
         torch.set_num_threads(max(min(idle, allowed_cores(), torch.get_num_threads()), 1))
+
+
+@cache
+def reuse_freed_memory() -> None:
+    """Keep the memory of freed tensors for the next ones, until `give_back_memory`.
+
+    Else glibc gives it back at once, and the system clears it anew: that was a third of the time of a training step.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        libc = CDLL(None)
+        if any(libc.mallopt(_MMAP_THRESHOLD, size) for size in _LARGEST):
+            libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def give_back_memory() -> None:
+    """Give freed memory back to the system. The holes between what is in use grow with every rollout and update."""
+    with suppress(OSError, AttributeError, TypeError):
+        CDLL(None).malloc_trim(0)
 
 
 def allowed_cores() -> int:

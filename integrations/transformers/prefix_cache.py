@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ContextExceeded
-from dreamgym_lg.integrations.transformers.machine import free_memory
+from dreamgym_lg.integrations.transformers.machine import free_memory, give_back_memory
 from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
@@ -28,6 +28,7 @@ def cache_budget(device: torch.device) -> int:
     """Bytes for conversations: of the free memory a third on a GPU, else a sixth. A batch takes up to 1.5 times as many."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] // 3)
+    give_back_memory()
     return free_memory() // 6
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.adapter_files import save_model
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
+from dreamgym_lg.integrations.transformers.machine import give_back_memory
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, StepOptions, default_rate, precision
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
@@ -157,6 +158,7 @@ def train_sft(
             trainer.save(file, losses=losses, **held_out)
             saved = time.monotonic()
     model.eval()
+    give_back_memory()
     if checkpoints is not None:
         shutil.rmtree(checkpoints, ignore_errors=True)
     last = losses[-max(1, len(losses) // 10) :]

@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
+from peft.helpers import disable_input_dtype_casting
 from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
@@ -197,7 +198,7 @@ class TokenTrainer:
         """Compute the first tokens of all segments once, for all passes in the block."""
         shared, training, reference = self._shared(segments), self.model.training, None
         with products(self.model):
-            with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
+            with self._autocast():
                 prefix = shared_prefix(self.model, shared)
                 if self._reference is not None and shared:
                     self._swap()
@@ -211,6 +212,14 @@ class TokenTrainer:
                 prefix.backward(leaves)
             finally:
                 self._prefixes = [None, None]
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """Compute in bfloat16 where the options say so."""
+        device, bf16 = self.model.device.type, self.options.bf16
+        # PEFT would copy what adapters read to float32, and autocast that to bfloat16 again
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16), disable_input_dtype_casting(self.model, bf16):
+            yield
 
     def _padded(self, length: int) -> int:
         longest = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
@@ -274,7 +283,7 @@ class TokenTrainer:
             output.last_hidden_state = kept[0][None]
             return output
 
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
+        with self._autocast():
             prefix = self._prefixes[0] or shared_prefix(self.model, ())
             scored = batch.scored[:, prefix.length + 1 :]
             inputs = prefix.inputs(self.model, ids, batch.mask)

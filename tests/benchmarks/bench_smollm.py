@@ -3,8 +3,9 @@
 EPISODES conversations share a system prompt of some 500 tokens, as a support desk's do; each has two turns. "Generate": the
 engine against `model.generate` on padded batches, which reads every prompt whole. "After an update": the engine again, with the
 adapters that a GRPO update has moved. "SFT", "GRPO": one optimiser step against a forward and backward pass over the padded
-rows. "Attention by products": the SFT step against the same with PyTorch's own attention. Processor time, because other
-processes do not change it; run it on a quiet machine for seconds.
+rows. "Attention by products": the SFT step against the same with PyTorch's own attention. "Freed memory kept": against the
+same with memory given back to the system, as glibc does by itself. Processor time, because other processes do not change it;
+run it on a quiet machine for seconds.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_smollm.py [EPISODES]      (default: 8, three minutes)
 """
@@ -24,7 +25,9 @@ from unittest.mock import patch
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.integrations.transformers import loading
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.machine import reuse_freed_memory
 from dreamgym_lg.integrations.trl import token_trainer
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
@@ -103,7 +106,8 @@ def show(name: str, ours: float, theirs: float) -> None:
 
 def main() -> None:
     episodes = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    policy: Any = LocalChatModel.from_path("smollm2-135m", max_new_tokens=REPLY)
+    with patch.object(loading, "reuse_freed_memory"):
+        policy: Any = LocalChatModel.from_path("smollm2-135m", max_new_tokens=REPLY)
     model, tokenizer = policy.model, policy.tokenizer
     played = play(policy, episodes)
     before = cost(lambda: play(policy, episodes))
@@ -117,7 +121,10 @@ def main() -> None:
     def supervised() -> float:
         return cost(lambda: train_sft(model, rows, steps=steps, batch_size=episodes)) / steps
 
-    show("SFT step", supervised(), plain)
+    show("SFT step", given_back := supervised(), plain)
+    reuse_freed_memory()
+    supervised()  # it fills the memory that is kept
+    show("freed memory kept", supervised(), given_back)
     with patch.object(token_trainer, "products", lambda _: nullcontext()):
         fused = supervised()
     show("attention by products", supervised(), fused)

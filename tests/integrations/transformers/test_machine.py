@@ -1,6 +1,8 @@
 """What is free: a container's limits count, of both versions of control groups."""
 
+import sys
 from pathlib import Path
+from subprocess import run
 from types import SimpleNamespace
 
 import pytest
@@ -90,3 +92,26 @@ def test_pytorch_computes_on_the_idle_cores(busy: list[float], threads: int, mon
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     machine.use_free_cores.__wrapped__()
     assert used == [threads]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_the_memory_of_freed_tensors_is_used_again_and_given_back_on_request() -> None:
+    code = """
+import resource, psutil, torch
+from dreamgym_lg.integrations.transformers.machine import give_back_memory, reuse_freed_memory
+
+def pages() -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(40):
+        torch.ones(40 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+usual = pages()
+reuse_freed_memory()
+less, kept = pages(), psutil.Process().memory_info().rss
+give_back_memory()
+print(usual, less, kept - psutil.Process().memory_info().rss)
+"""
+    printed = run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    usual, less, freed = map(int, printed.split())
+    assert usual > 40 * 9_000 and less < usual / 4 and freed > 30 << 20
