@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langgraph.graph import START, StateGraph
 from worlds import TASK, Answers, dreamed, node_of, played, slow_unless
 from zoo import World
 from zoo.hostile import EVERYDAY, HOSTILE, PLAIN, TYPICAL, Hostile, hostile_agent, hostile_node, scene
@@ -175,6 +177,46 @@ def test_the_policy_and_the_world_may_do_what_they_must(tmp_path: Path) -> None:
     with simulated(built.graph, policy=NotingPolicy(), environment=Noting(), task=TASK) as episode:
         episode.invoke(built.payload)
     assert episode.blocked == [] and (tmp_path / "asked").exists() and (tmp_path / "policy").exists()
+
+
+class Usage(BaseCallbackHandler):
+    """Writes down every answer of a model, as the usage logs of teams do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_llm_end(self, *_: Any, **__: Any) -> None:
+        self.path.write_text("one more answer")
+
+
+class AsyncUsage(AsyncCallbackHandler):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def on_llm_end(self, *_: Any, **__: Any) -> None:
+        self.path.write_text("one more answer")
+
+
+@pytest.mark.parametrize("handler", [Usage, AsyncUsage])
+@pytest.mark.parametrize("call", ["invoke", "ainvoke", "stream", "astream"])
+async def test_callbacks_of_the_agent_are_guarded_while_the_policy_answers(call: str, handler: Any, tmp_path: Path) -> None:
+    model = ScriptedPolicy()
+
+    async def ask(_: Any) -> dict[str, Any]:
+        made = getattr(model, call)("hello")
+        if call == "astream":
+            return {"result": [chunk async for chunk in made]}
+        return {"result": await made if call == "ainvoke" else list(made)}
+
+    graph: Any = StateGraph(dict).add_node("node", ask).add_edge(START, "node").compile()
+    graph = graph.with_config(callbacks=[handler(tmp_path / "agents")])
+    policy = ScriptedPolicy(callbacks=[handler(tmp_path / "policys")])
+    episode = simulated(graph, policy=policy, environment=Answers(), task=TASK)
+    with pytest.raises(RealAccessBlocked, match="in on_llm_end"):
+        async with episode:
+            await episode.ainvoke({"result": None})
+    assert not (tmp_path / "agents").exists() and (tmp_path / "policys").exists()
+    assert {act.kind for act in episode.acts} >= {"blocked"}
 
 
 def test_outside_of_episodes_it_does_not_stand(tmp_path: Path) -> None:
