@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from logging.handlers import RotatingFileHandler, TimedRotatingFileHandler
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -315,7 +316,10 @@ def install_guard() -> None:
     dispatch(ProcessPoolExecutor, "submit", _checking("process.submit"))
     dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
     dispatch(SharedMemory, "__init__", _checking("shared_memory.open"))
-    dispatch(logging.Handler, "handle", _handle_record)
+    dispatch(logging.FileHandler, "__init__", _create_log)
+    dispatch(logging.FileHandler, "_open", _open_log)
+    for kind in (RotatingFileHandler, TimedRotatingFileHandler):
+        dispatch(kind, "shouldRollover", lambda *_: False)  # a dream's records must not push out those of production
     patch_deferred()
 
 
@@ -376,6 +380,15 @@ def _submit_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args:
     original(pool)
 
 
-def _handle_record(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
-    return run_in(None if isinstance(handler, logging.FileHandler) else episode, original, handler, *args, **kwargs)
+_DREAMED_LOG = "_dreamgym_dreamed"
+"""Attribute of a log file's handler that an episode has created."""
+
+
+def _create_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> None:
+    setattr(handler, _DREAMED_LOG, True)
+    original(handler, *args, **kwargs)
+
+
+def _open_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A log of production is opened at its first record: no doing of the agent's. What else a handler does is guarded."""
+    return run_in(episode if hasattr(handler, _DREAMED_LOG) else None, original, handler, *args, **kwargs)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from logging.handlers import RotatingFileHandler
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,39 @@ def test_what_every_program_does_is_fine(tmp_path: Path, monkeypatch: pytest.Mon
     assert episode.state["result"] == ["seen", 7, [(1,)], "slept"]  # type: ignore[attr-defined]
     assert "said" in (tmp_path / "log.txt").read_text()
     assert list((tmp_path / "__pycache__").glob("fresh_module*.pyc"))
+
+
+class Webhook(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        Path(self.baseFilename).with_name("webhook").write_text(record.getMessage())
+
+
+def test_only_log_files_of_production_are_written(tmp_path: Path) -> None:
+    logger = logging.getLogger("a.user")
+
+    def blocked(*handlers: logging.Handler, create: Callable[[], logging.Handler] | None = None) -> list[str]:
+        logger.handlers[:] = handlers
+
+        def log() -> None:
+            if create is not None:
+                logger.addHandler(create())
+            for _ in range(40):
+                logger.warning("dreamed")
+
+        try:
+            return [Path(each.target).name for each in dreamed(log).blocked]
+        finally:
+            for handler in logger.handlers[:]:
+                logger.removeHandler(handler)
+                handler.close()
+
+    assert blocked(create=lambda: logging.FileHandler(tmp_path / "new.log", delay=True)) == ["new.log"]
+    assert blocked(Webhook(tmp_path / "a.log", delay=True)) == ["webhook"]
+    rotating = RotatingFileHandler(tmp_path / "b.log", maxBytes=200, backupCount=1)
+    rotating.emit(logging.makeLogRecord({"msg": "of production"}))
+    assert blocked(rotating) == []
+    assert "of production" in (tmp_path / "b.log").read_text() and not (tmp_path / "b.log.1").exists()
 
 
 def test_a_librarys_thread_is_traced_to_the_users_line(
