@@ -16,6 +16,7 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -215,6 +216,11 @@ def _peer(args: Any, allow: Allow) -> str | None:
     return None if "\0" not in text and allow.path(text) else text
 
 
+def _listening(args: Any, allow: Allow) -> str | None:
+    """A socket that listens without an address of its own gets a port at every one."""
+    return _peer((args[0], args[0].getsockname()), allow)
+
+
 def _sent(args: Any, allow: Allow) -> str | None:
     """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
     mode = os.fstat(args[0]).st_mode
@@ -260,6 +266,7 @@ WATCHED: dict[str, Check] = {
     "sqlite3.connect": _sqlite,
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
     **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    "socket.listen": _listening,
     **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
     "socket.getnameinfo": _reverse_name,
@@ -273,11 +280,12 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
     **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
     **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
-    **dict.fromkeys(("shared_memory.open", "builtins.input"), _anything),
+    **dict.fromkeys(("shared_memory.open", "builtins.input", "syslog.syslog"), _anything),
+    **dict.fromkeys(("socket.sethostname", "time.clock_settime", "time.clock_settime_ns"), _anything),
 }
 """Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
 
-NETWORK = (_peer, _name, _reverse_name)
+NETWORK = (_peer, _listening, _name, _reverse_name)
 """Those of what leaves this machine."""
 
 
@@ -288,7 +296,8 @@ _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (os, "os", ("mkfifo", "mknod")),
     (signal, "signal", ("raise_signal", "pidfd_send_signal")),
     (_posixsubprocess, "process", ("fork_exec",)),
-    (socket.socket, "socket", ("send", "sendall", "sendfile")),
+    (time, "time", ("clock_settime", "clock_settime_ns")),
+    (socket.socket, "socket", ("listen", "send", "sendall", "sendfile")),
     (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
 )
 """Owner, its name in events, and functions of which Python raises no audit event."""

@@ -5,9 +5,12 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sqlite3
 import sys
+import syslog
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -251,6 +254,27 @@ async def test_callbacks_of_the_agent_are_guarded_while_the_policy_answers(call:
             await episode.ainvoke({"result": None})
     assert not (tmp_path / "agents").exists() and (tmp_path / "policys").exists()
     assert {act.kind for act in episode.acts} >= {"blocked"}
+
+
+@pytest.mark.parametrize(
+    ("act", "event"),
+    [
+        (lambda: syslog.syslog(syslog.LOG_DEBUG, "dreamed"), "syslog.syslog"),
+        (lambda: socket.sethostname(socket.gethostname()), "socket.sethostname"),
+        (lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()), "time.clock_settime"),
+        (lambda: socket.socket().listen(), "socket.listen"),
+    ],
+)
+def test_the_machine_is_not_changed(act: Callable[[], Any], event: str) -> None:
+    assert [blocked.event for blocked in dreamed(act).blocked] == [event]
+
+
+def test_a_server_may_listen_where_hosts_are_allowed() -> None:
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+
+    assert dreamed(serve, allow=Allow(hosts=["127.0.0.1"])).blocked == []
 
 
 def test_outside_of_episodes_it_does_not_stand(tmp_path: Path) -> None:
