@@ -12,12 +12,13 @@ import queue
 import threading
 import weakref
 from asyncio import BaseEventLoop
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.util import Finalize
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, OwnerUnknown
@@ -65,19 +66,36 @@ class ContextEpisode:
     """Its block was left: whatever of its code still runs is answered by nobody."""
 
 
-_current: ContextVar[ContextEpisode | None] = ContextVar("dreamgym_episode", default=None)
+class PolicyCall:
+    """A reply of a policy while it is made. It belongs to no episode, but the agent's callbacks of it do."""
+
+    def __init__(self, episode: ContextEpisode, handlers: Collection[Any]) -> None:
+        self.episode, self.handlers = episode, handlers
+        """The episode that waits for the reply, and the policy's own callback handlers."""
+
+
+Owner = ContextEpisode | PolicyCall | None
+
+_current: ContextVar[Owner] = ContextVar("dreamgym_episode", default=None)
 in_flight = set[ContextEpisode]()
 """The episodes of this process that have begun and not ended."""
 
 
 def guarded_episode() -> ContextEpisode | None:
     """The episode that this code runs in. None: production, the policy, or the environment."""
-    return _current.get()
+    current = _current.get()
+    return current if isinstance(current, ContextEpisode) else None
+
+
+def policy_call() -> PolicyCall | None:
+    """The policy's reply that this code is part of."""
+    current = _current.get()
+    return current if isinstance(current, PolicyCall) else None
 
 
 def answering_episode() -> ContextEpisode | None:
     """As `guarded_episode`, for a model, tool or graph. Raises `OwnerUnknown` for one that has ended: another run may ask."""
-    episode = _current.get()
+    episode = guarded_episode()
     if episode is not None and episode.ended:
         raise OwnerUnknown(
             f"{_thread_or_task()} asks a model or tool after the episode that it belongs to has ended: create it anew in every "
@@ -104,12 +122,12 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def in_episode(owner: ContextEpisode | None) -> AbstractContextManager[None]:
+def in_episode(owner: Owner) -> AbstractContextManager[None]:
     """The block belongs to `owner`. None: to no episode, as the policy and the environment."""
     return set_var(_current, owner)
 
 
-def iterate_in_episode(source: Iterator[Any], episode: ContextEpisode | None = None) -> Iterator[Any]:
+def iterate_in_episode(source: Iterator[Any], episode: Owner) -> Iterator[Any]:
     """The items of `source`, each made inside `episode`; a generator shares its caller's context."""
     end = object()
     try:
@@ -125,7 +143,7 @@ def iterate_in_episode(source: Iterator[Any], episode: ContextEpisode | None = N
                 source.close()
 
 
-async def aiterate_in_episode(source: AsyncIterator[Any], episode: ContextEpisode | None = None) -> AsyncIterator[Any]:
+async def aiterate_in_episode(source: AsyncIterator[Any], episode: Owner) -> AsyncIterator[Any]:
     """As `iterate_in_episode`."""
     try:
         while True:
@@ -150,15 +168,15 @@ Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
 """(episode, original method, self, args, kwargs) -> what the method returns inside the episode."""
 
 
-def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
+def dispatch(owner: type | ModuleType, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
     """Replace `owner.name` by a method that calls `handler` inside an episode, that of `lookup`; idempotent.
 
-    Raises `ConfigurationError` if the installed version has no such method.
+    Of a module, `name` is a function. Raises `ConfigurationError` if the installed version has no such method.
     """
     original = owner.__dict__.get(name)
     if original is None:
         raise ConfigurationError(
-            f"{owner.__module__}.{owner.__name__} has no method {name!r} in the installed version, which simulation needs: "
+            f"{owner!r} has no method {name!r} in the installed version, which simulation needs: "
             "install a version of langchain-core and langgraph that pyproject.toml names"
         )
     if hasattr(original, "__dreamgym__") or not callable(original):

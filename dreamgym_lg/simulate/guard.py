@@ -16,10 +16,12 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from logging.handlers import RotatingFileHandler, TimedRotatingFileHandler
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -214,6 +216,11 @@ def _peer(args: Any, allow: Allow) -> str | None:
     return None if "\0" not in text and allow.path(text) else text
 
 
+def _listening(args: Any, allow: Allow) -> str | None:
+    """A socket that listens without an address of its own gets a port at every one."""
+    return _peer((args[0], args[0].getsockname()), allow)
+
+
 def _sent(args: Any, allow: Allow) -> str | None:
     """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
     mode = os.fstat(args[0]).st_mode
@@ -259,6 +266,7 @@ WATCHED: dict[str, Check] = {
     "sqlite3.connect": _sqlite,
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
     **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    "socket.listen": _listening,
     **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
     "socket.getnameinfo": _reverse_name,
@@ -272,11 +280,12 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
     **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
     **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
-    **dict.fromkeys(("shared_memory.open", "builtins.input"), _anything),
+    **dict.fromkeys(("shared_memory.open", "builtins.input", "syslog.syslog"), _anything),
+    **dict.fromkeys(("socket.sethostname", "time.clock_settime", "time.clock_settime_ns"), _anything),
 }
 """Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
 
-NETWORK = (_peer, _name, _reverse_name)
+NETWORK = (_peer, _listening, _name, _reverse_name)
 """Those of what leaves this machine."""
 
 
@@ -287,7 +296,8 @@ _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (os, "os", ("mkfifo", "mknod")),
     (signal, "signal", ("raise_signal", "pidfd_send_signal")),
     (_posixsubprocess, "process", ("fork_exec",)),
-    (socket.socket, "socket", ("send", "sendall", "sendfile")),
+    (time, "time", ("clock_settime", "clock_settime_ns")),
+    (socket.socket, "socket", ("listen", "send", "sendall", "sendfile")),
     (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
 )
 """Owner, its name in events, and functions of which Python raises no audit event."""
@@ -315,7 +325,10 @@ def install_guard() -> None:
     dispatch(ProcessPoolExecutor, "submit", _checking("process.submit"))
     dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
     dispatch(SharedMemory, "__init__", _checking("shared_memory.open"))
-    dispatch(logging.Handler, "handle", _handle_record)
+    dispatch(logging.FileHandler, "__init__", _create_log)
+    dispatch(logging.FileHandler, "_open", _open_log)
+    for kind in (RotatingFileHandler, TimedRotatingFileHandler):
+        dispatch(kind, "shouldRollover", lambda *_: False)  # a dream's records must not push out those of production
     patch_deferred()
 
 
@@ -376,6 +389,15 @@ def _submit_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args:
     original(pool)
 
 
-def _handle_record(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
-    return run_in(None if isinstance(handler, logging.FileHandler) else episode, original, handler, *args, **kwargs)
+_DREAMED_LOG = "_dreamgym_dreamed"
+"""Attribute of a log file's handler that an episode has created."""
+
+
+def _create_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> None:
+    setattr(handler, _DREAMED_LOG, True)
+    original(handler, *args, **kwargs)
+
+
+def _open_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A log of production is opened at its first record: no doing of the agent's. What else a handler does is guarded."""
+    return run_in(episode if hasattr(handler, _DREAMED_LOG) else None, original, handler, *args, **kwargs)

@@ -3,8 +3,11 @@
 import contextlib
 import json
 from collections.abc import Mapping
+from itertools import compress
+from operator import not_
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, manager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.runnables import RunnableBinding
@@ -17,17 +20,20 @@ from dreamgym_lg.simulate.context import (
     Handler,
     Kwargs,
     Method,
+    PolicyCall,
     aiterate_in_episode,
     answering_episode,
     dispatch,
     in_episode,
     iterate_in_episode,
+    policy_call,
     subclasses,
 )
 from dreamgym_lg.simulate.episode import AgentEpisode, Call
 from dreamgym_lg.tasks import with_own_rules
 from dreamgym_lg.types import Task
 
+Handlers = list[BaseCallbackHandler]
 Messages = list[BaseMessage]
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
@@ -46,6 +52,30 @@ def patch_models() -> None:
     """Patch every chat-model class known by now. Classes come later too: each episode's start calls it anew."""
     for cls in subclasses(BaseChatModel):
         patch_model_class(cls)
+    dispatch(manager, "handle_event", _handle_event, policy_call)
+    dispatch(manager, "ahandle_event", _ahandle_event, policy_call)
+
+
+def _handle_event(call: PolicyCall, original: Method, handlers: Handlers, args: Args, kwargs: Kwargs) -> None:
+    """Run the agent's callbacks of a policy's reply inside the episode, where its guard stands."""
+    own, of_agent = _handlers_by_owner(call, handlers)
+    original(own, *args, **kwargs)
+    with in_episode(call.episode):
+        original(of_agent, *args, **kwargs)
+
+
+async def _ahandle_event(call: PolicyCall, original: Method, handlers: Handlers, args: Args, kwargs: Kwargs) -> None:
+    """As `_handle_event`."""
+    own, of_agent = _handlers_by_owner(call, handlers)
+    await original(own, *args, **kwargs)
+    with in_episode(call.episode):
+        await original(of_agent, *args, **kwargs)
+
+
+def _handlers_by_owner(call: PolicyCall, handlers: Handlers) -> tuple[Handlers, Handlers]:
+    """The policy's handlers, and the agent's."""
+    is_own = [any(each is own for own in call.handlers) for each in handlers]
+    return list(compress(handlers, is_own)), list(compress(handlers, map(not_, is_own)))
 
 
 def patch_model_class(cls: type[BaseChatModel]) -> None:
@@ -122,14 +152,20 @@ def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Ca
     )
 
 
+def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
+    """A call of the policy, or of a model that production keeps, whose handlers are the agent's."""
+    callbacks = model.callbacks if episode.policy is model else None
+    return PolicyCall(episode, callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ())
+
+
 def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with in_episode(None):
+    with in_episode(_policy_call(episode, model)):
         result = method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
 
 async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with in_episode(None):
+    with in_episode(_policy_call(episode, model)):
         result = await method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
@@ -146,7 +182,7 @@ def _finish_call(episode: AgentEpisode, call: Call | None, result: Any, kwargs: 
 def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        for chunk in iterate_in_episode(method(model, *args, **kwargs)):
+        for chunk in iterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
             chunks.append(chunk)
             yield chunk
     finally:  # also if its reader stops early
@@ -158,7 +194,7 @@ def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwarg
 async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        async for chunk in aiterate_in_episode(method(model, *args, **kwargs)):
+        async for chunk in aiterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
             chunks.append(chunk)
             yield chunk
     finally:

@@ -5,17 +5,23 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sqlite3
 import sys
+import syslog
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from logging.handlers import RotatingFileHandler
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langgraph.graph import START, StateGraph
 from worlds import TASK, Answers, dreamed, node_of, played, slow_unless
 from zoo import World
 from zoo.hostile import EVERYDAY, HOSTILE, PLAIN, TYPICAL, Hostile, hostile_agent, hostile_node, scene
@@ -136,6 +142,39 @@ def test_what_every_program_does_is_fine(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "__pycache__").glob("fresh_module*.pyc"))
 
 
+class Webhook(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        Path(self.baseFilename).with_name("webhook").write_text(record.getMessage())
+
+
+def test_only_log_files_of_production_are_written(tmp_path: Path) -> None:
+    logger = logging.getLogger("a.user")
+
+    def blocked(*handlers: logging.Handler, create: Callable[[], logging.Handler] | None = None) -> list[str]:
+        logger.handlers[:] = handlers
+
+        def log() -> None:
+            if create is not None:
+                logger.addHandler(create())
+            for _ in range(40):
+                logger.warning("dreamed")
+
+        try:
+            return [Path(each.target).name for each in dreamed(log).blocked]
+        finally:
+            for handler in logger.handlers[:]:
+                logger.removeHandler(handler)
+                handler.close()
+
+    assert blocked(create=lambda: logging.FileHandler(tmp_path / "new.log", delay=True)) == ["new.log"]
+    assert blocked(Webhook(tmp_path / "a.log", delay=True)) == ["webhook"]
+    rotating = RotatingFileHandler(tmp_path / "b.log", maxBytes=200, backupCount=1)
+    rotating.emit(logging.makeLogRecord({"msg": "of production"}))
+    assert blocked(rotating) == []
+    assert "of production" in (tmp_path / "b.log").read_text() and not (tmp_path / "b.log.1").exists()
+
+
 def test_a_librarys_thread_is_traced_to_the_users_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +214,67 @@ def test_the_policy_and_the_world_may_do_what_they_must(tmp_path: Path) -> None:
     with simulated(built.graph, policy=NotingPolicy(), environment=Noting(), task=TASK) as episode:
         episode.invoke(built.payload)
     assert episode.blocked == [] and (tmp_path / "asked").exists() and (tmp_path / "policy").exists()
+
+
+class Usage(BaseCallbackHandler):
+    """Writes down every answer of a model, as the usage logs of teams do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_llm_end(self, *_: Any, **__: Any) -> None:
+        self.path.write_text("one more answer")
+
+
+class AsyncUsage(AsyncCallbackHandler):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def on_llm_end(self, *_: Any, **__: Any) -> None:
+        self.path.write_text("one more answer")
+
+
+@pytest.mark.parametrize("handler", [Usage, AsyncUsage])
+@pytest.mark.parametrize("call", ["invoke", "ainvoke", "stream", "astream"])
+async def test_callbacks_of_the_agent_are_guarded_while_the_policy_answers(call: str, handler: Any, tmp_path: Path) -> None:
+    model = ScriptedPolicy()
+
+    async def ask(_: Any) -> dict[str, Any]:
+        made = getattr(model, call)("hello")
+        if call == "astream":
+            return {"result": [chunk async for chunk in made]}
+        return {"result": await made if call == "ainvoke" else list(made)}
+
+    graph: Any = StateGraph(dict).add_node("node", ask).add_edge(START, "node").compile()
+    graph = graph.with_config(callbacks=[handler(tmp_path / "agents")])
+    policy = ScriptedPolicy(callbacks=[handler(tmp_path / "policys")])
+    episode = simulated(graph, policy=policy, environment=Answers(), task=TASK)
+    with pytest.raises(RealAccessBlocked, match="in on_llm_end"):
+        async with episode:
+            await episode.ainvoke({"result": None})
+    assert not (tmp_path / "agents").exists() and (tmp_path / "policys").exists()
+    assert {act.kind for act in episode.acts} >= {"blocked"}
+
+
+@pytest.mark.parametrize(
+    ("act", "event"),
+    [
+        (lambda: syslog.syslog(syslog.LOG_DEBUG, "dreamed"), "syslog.syslog"),
+        (lambda: socket.sethostname(socket.gethostname()), "socket.sethostname"),
+        (lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()), "time.clock_settime"),
+        (lambda: socket.socket().listen(), "socket.listen"),
+    ],
+)
+def test_the_machine_is_not_changed(act: Callable[[], Any], event: str) -> None:
+    assert [blocked.event for blocked in dreamed(act).blocked] == [event]
+
+
+def test_a_server_may_listen_where_hosts_are_allowed() -> None:
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+
+    assert dreamed(serve, allow=Allow(hosts=["127.0.0.1"])).blocked == []
 
 
 def test_outside_of_episodes_it_does_not_stand(tmp_path: Path) -> None:
