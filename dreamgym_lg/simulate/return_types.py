@@ -37,16 +37,27 @@ UNKNOWN_UPDATE = (
 
 
 def parse_answer(
-    tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str, exact: bool = False
+    tool: BaseTool,
+    graph: object,
+    arguments: Mapping[str, Any],
+    call_id: str | None,
+    answer: str,
+    exact: bool = False,
+    valid: bool = True,
 ) -> Any:
     """The answer in the shape of the tool's own return value. Or as the message that a tool node makes of it.
 
     Args: `graph`, whose state a `Command` writes; `call_id`, None where the agent's code calls; `exact`, a text of a record or
-    an error, which a tool node has to write byte for byte. Raises `PredictionFailed` for another structure than promised.
+    an error, which a tool node has to write byte for byte; `valid`, False for an error, which graphs know by its status.
+    Raises `PredictionFailed` for another structure than promised.
     """
-    if returns_command(tool):
-        if (update := state_update(tool)) is None:
-            raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
+    update = state_update(tool) if (is_command := returns_command(tool)) else None
+    if is_command and update is None:
+        raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
+    if call_id is not None and not valid:
+        error = ToolMessage(answer, tool_call_id=call_id, name=tool.name, status="error")
+        return (error, None) if tool.response_format == "content_and_artifact" else error
+    if update is not None:
         return _command(tool, update, _known(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
     if structure is None:
