@@ -268,7 +268,7 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
     commands = [command for call in calls if (command := _read_command(call)) is not None]
-    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1:
+    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1 or _in_list(tree):
         return None
     updates, (goto, graph) = [command[0] for command in commands], commands[0][1:]
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -282,6 +282,13 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
         else:
             answered[key] = in_all
     return StateUpdate(answered, computed, any(MESSAGES in update for update in updates), goto, graph)
+
+
+def _in_list(tree: ast.Module) -> bool:
+    """Tells if code makes Commands in a list. A tool node takes the tool's message from beside them."""
+    lists = (node for node in ast.walk(tree) if isinstance(node, ast.List | ast.ListComp))
+    parts = (part for each in lists for part in ast.walk(each))
+    return any(isinstance(part, ast.Call) and _name(part.func) == "Command" for part in parts)
 
 
 def _parse(source: str) -> ast.Module:
