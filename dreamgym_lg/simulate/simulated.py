@@ -201,9 +201,13 @@ class SimulatedEpisode(AgentEpisode):
             config,
             respond=self._respond,
             next_payload=self._next_payload or partial(next_input, self.graph, payload),
-            read_message=self._read_message,
+            read_action=self.read_action,
             max_turns=self._max_turns if self.listener is not None else 0,
         )
+
+    def read_action(self, state: Any) -> str:
+        """The agent's message in a state, as an action."""
+        return final_action(state) if self._read_message is None else render_answer(self._read_message(state))
 
     def _hear(self, action: str) -> str | None:
         """The user's reply to a message; None ends the conversation."""
@@ -253,7 +257,7 @@ class _Run:
         *,
         respond: Callable[[Interrupt], Any],
         next_payload: NextPayload,
-        read_message: Callable[[Any], str] | None,
+        read_action: Callable[[Any], str],
         max_turns: int,
     ) -> None:
         configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
@@ -263,7 +267,7 @@ class _Run:
         """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
         self.paused = False
         """It stands at a breakpoint (`interrupt_before`, `interrupt_after`), of which its stream tells nothing."""
-        self._respond, self._next_payload, self._read_message = respond, next_payload, read_message
+        self._respond, self._next_payload, self._read_action = respond, next_payload, read_action
         self._converses, self._turns_left = max_turns > 0, max_turns
         self._interrupts: list[Interrupt] = []
         self._interrupted = 0
@@ -287,8 +291,7 @@ class _Run:
             return []
         waiting = [question(each) for each in self._interrupts if self._is_question(each)]
         if not self._interrupts and not malformed_call(self.state):
-            read = self._read_message
-            waiting = [final_action(self.state) if read is None else render_answer(read(self.state))]
+            waiting = [self._read_action(self.state)]
             waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
         self.gave_up = len(waiting) > self._turns_left
         self._turns_left -= len(waiting)
@@ -347,7 +350,8 @@ def simulated(
         context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.
-        read_message: The agent's message in a state of the graph. Default: the last message's text.
+        read_message: The agent's message in a state of the graph, which the user hears and judges read. Default: the last
+            message's text, else what the graph returned.
         max_turns: Replies of the user, after which the episode is truncated.
 
     Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.
