@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import Serializable
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -164,6 +164,8 @@ class SimulatedEpisode(AgentEpisode):
                     for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
                     run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
+                elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
+                    run.add_chunk(self.graph.invoke(run.input, run.config))
                 else:
                     run.state = self.graph.invoke(run.input)
                 if not run.proceed([self._hear(message) for message in run.messages()]):
@@ -180,6 +182,8 @@ class SimulatedEpisode(AgentEpisode):
                     async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
                     run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
+                elif isinstance(self.graph, Runnable):
+                    run.add_chunk(await self.graph.ainvoke(run.input, run.config))
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
                 else:

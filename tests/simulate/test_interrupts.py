@@ -93,3 +93,12 @@ def test_breakpoints_of_a_subgraph_are_passed_and_none_lasts_for_ever(tmp_path: 
     circle = StateGraph(MessagesState).add_node("node", lambda state: {}).add_edge(START, "node").add_edge("node", "node")
     episode, _ = dream(circle.compile(checkpointer=InMemorySaver(), interrupt_before="*"), ScriptedPolicy())
     assert episode.truncated
+
+
+async def test_a_graph_behind_a_runnable_has_its_thread_and_is_approved(tmp_path: Path) -> None:
+    graph = reviewed(World(folder=tmp_path)).with_retry()
+    episode, state = dream(graph, ScriptedPolicy(per_reply=2))
+    assert names(episode) == ["book", "pay"] and state["messages"][-1].text.startswith("policy: ")
+    async with simulated(graph, policy=ScriptedPolicy(per_reply=2), environment=Answers(), task=TASK) as again:
+        await again.ainvoke(ask())
+    assert names(again) == ["book", "pay"]
