@@ -166,7 +166,8 @@ class SimulatedAgent:
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
         """The steps with a last one that carries the reward. The final answer or an unreadable call."""
         malformed = malformed_call(final)
-        answer = malformed or episode.last_action or final_action(final)
+        read = final_action if episode.truncated else episode.read_action  # what was cut short may lack what the user reads
+        answer = malformed or episode.last_action or read(final)
         result, reward, success = episode.last, 0.0, False
         decided_by, judged_by = "schema" if malformed and not self.real else "", ""
         if not episode.truncated and self.verify is not None:

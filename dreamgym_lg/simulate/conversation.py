@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Interrupt
 
@@ -92,6 +92,8 @@ def malformed_call(state: Any) -> str:
 
 
 def _messages(state: Any) -> Any:
+    if isinstance(state, BaseMessage):  # what an `@entrypoint` returns
+        return [state]
     return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
 
 

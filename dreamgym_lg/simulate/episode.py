@@ -28,8 +28,8 @@ from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 from dreamgym_lg.user_code import users
 
 T = TypeVar("T")
-Read = Callable[[str, bool], T]
-"""Function of (answer, exact) to the graph's value. Exact is a tool's own recorded text, or an error text."""
+Read = Callable[[str, bool, bool], T]
+"""Function of (answer, exact, valid) to the graph's value. Exact is a tool's own recorded text, or an error text."""
 
 
 class Call(NamedTuple):
@@ -218,7 +218,7 @@ class AgentEpisode(ContextEpisode):
             self.last = result
         answer, place, valid = result.observation, self.call_order.place(call_id), bool(result.info.get("valid", True))
         reasoning, by = (str(result.info.get(key, "")) for key in ("reasoning", "decided_by"))
-        value = read(answer, by == "recorded" or not valid)
+        value = read(answer, by == "recorded" or not valid, valid)
         step = PendingStep(
             action=action, answer=answer, place=place, valid=valid, reasoning=reasoning, decided_by=by, line=line
         )

@@ -126,7 +126,7 @@ def _copy_store(real: BaseStore) -> InMemoryStore:
     return own
 
 
-def _update(name: str, answer: str, exact: bool) -> dict[str, Any]:
+def _update(name: str, answer: str, *_: bool) -> dict[str, Any]:
     """The state update that the environment answers for a node. Raises `PredictionFailed` if it is no JSON object."""
     with contextlib.suppress(ValueError):
         update = json.loads(answer)

@@ -37,16 +37,27 @@ UNKNOWN_UPDATE = (
 
 
 def parse_answer(
-    tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str, exact: bool = False
+    tool: BaseTool,
+    graph: object,
+    arguments: Mapping[str, Any],
+    call_id: str | None,
+    answer: str,
+    exact: bool = False,
+    valid: bool = True,
 ) -> Any:
     """The answer in the shape of the tool's own return value. Or as the message that a tool node makes of it.
 
     Args: `graph`, whose state a `Command` writes; `call_id`, None where the agent's code calls; `exact`, a text of a record or
-    an error, which a tool node has to write byte for byte. Raises `PredictionFailed` for another structure than promised.
+    an error, which a tool node has to write byte for byte; `valid`, False for an error, which graphs know by its status.
+    Raises `PredictionFailed` for another structure than promised.
     """
-    if returns_command(tool):
-        if (update := state_update(tool)) is None:
-            raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
+    update = state_update(tool) if (is_command := returns_command(tool)) else None
+    if is_command and update is None:
+        raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
+    if call_id is not None and not valid:
+        error = ToolMessage(answer, tool_call_id=call_id, name=tool.name, status="error")
+        return (error, None) if tool.response_format == "content_and_artifact" else error
+    if update is not None:
         return _command(tool, update, _known(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
     if structure is None:
@@ -257,7 +268,7 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
     commands = [command for call in calls if (command := _read_command(call)) is not None]
-    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1:
+    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1 or _in_list(tree):
         return None
     updates, (goto, graph) = [command[0] for command in commands], commands[0][1:]
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -271,6 +282,13 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
         else:
             answered[key] = in_all
     return StateUpdate(answered, computed, any(MESSAGES in update for update in updates), goto, graph)
+
+
+def _in_list(tree: ast.Module) -> bool:
+    """Tells if code makes Commands in a list. A tool node takes the tool's message from beside them."""
+    lists = (node for node in ast.walk(tree) if isinstance(node, ast.List | ast.ListComp))
+    parts = (part for each in lists for part in ast.walk(each))
+    return any(isinstance(part, ast.Call) and _name(part.func) == "Command" for part in parts)
 
 
 def _parse(source: str) -> ast.Module:

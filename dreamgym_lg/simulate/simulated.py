@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import Serializable
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt
@@ -153,7 +154,7 @@ class SimulatedEpisode(AgentEpisode):
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run the graph until the user ends the conversation. Without a user, to its first end. Returns the last state.
 
-        Its interrupts are answered by `respond`. The recursion limit and `max_turns` truncate the episode.
+        Its interrupts are answered by `respond`, breakpoints passed. The recursion limit and `max_turns` truncate the episode.
         """
         kwargs = self._with_context(kwargs)
         run = self._run(payload, config)
@@ -162,6 +163,9 @@ class SimulatedEpisode(AgentEpisode):
                 if isinstance(self.graph, Pregel):
                     for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
+                    run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
+                elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
+                    run.add_chunk(self.graph.invoke(run.input, run.config))
                 else:
                     run.state = self.graph.invoke(run.input)
                 if not run.proceed([self._hear(message) for message in run.messages()]):
@@ -177,6 +181,9 @@ class SimulatedEpisode(AgentEpisode):
                 if isinstance(self.graph, Pregel):
                     async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
+                    run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
+                elif isinstance(self.graph, Runnable):
+                    run.add_chunk(await self.graph.ainvoke(run.input, run.config))
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
                 else:
@@ -198,9 +205,13 @@ class SimulatedEpisode(AgentEpisode):
             config,
             respond=self._respond,
             next_payload=self._next_payload or partial(next_input, self.graph, payload),
-            read_message=self._read_message,
+            read_action=self.read_action,
             max_turns=self._max_turns if self.listener is not None else 0,
         )
+
+    def read_action(self, state: Any) -> str:
+        """The agent's message in a state, as an action."""
+        return final_action(state) if self._read_message is None else render_answer(self._read_message(state))
 
     def _hear(self, action: str) -> str | None:
         """The user's reply to a message; None ends the conversation."""
@@ -250,7 +261,7 @@ class _Run:
         *,
         respond: Callable[[Interrupt], Any],
         next_payload: NextPayload,
-        read_message: Callable[[Any], str] | None,
+        read_action: Callable[[Any], str],
         max_turns: int,
     ) -> None:
         configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
@@ -258,7 +269,9 @@ class _Run:
         self.input = self.state = payload
         self.gave_up = False
         """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
-        self._respond, self._next_payload, self._read_message = respond, next_payload, read_message
+        self.paused = False
+        """It stands at a breakpoint (`interrupt_before`, `interrupt_after`), of which its stream tells nothing."""
+        self._respond, self._next_payload, self._read_action = respond, next_payload, read_action
         self._converses, self._turns_left = max_turns > 0, max_turns
         self._interrupts: list[Interrupt] = []
         self._interrupted = 0
@@ -272,14 +285,17 @@ class _Run:
                 return
         self.state = chunk
 
+    def may_be_paused(self, graph: Pregel) -> bool:
+        """Tells if nodes may be left to run. Without a checkpointer none can."""
+        return not self._interrupts and isinstance(graph.checkpointer, BaseCheckpointSaver)
+
     def messages(self) -> list[str]:
         """Answers that wait for the user: the agent's last one, or its questions by interrupts. None at the turn limit."""
-        if not self._converses:
+        if not self._converses or self.paused:
             return []
         waiting = [question(each) for each in self._interrupts if self._is_question(each)]
         if not self._interrupts and not malformed_call(self.state):
-            read = self._read_message
-            waiting = [final_action(self.state) if read is None else render_answer(read(self.state))]
+            waiting = [self._read_action(self.state)]
             waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
         self.gave_up = len(waiting) > self._turns_left
         self._turns_left -= len(waiting)
@@ -288,12 +304,14 @@ class _Run:
     def proceed(self, replies: Sequence[str | None]) -> bool:
         """Set `input` for the next round. False: the run has ended."""
         interrupts, self._interrupts = self._interrupts, []
-        self._interrupted = self._interrupted + 1 if interrupts and not replies else 0
+        self._interrupted = self._interrupted + 1 if (interrupts or self.paused) and not replies else 0
         self.gave_up |= self._interrupted >= MAX_INTERRUPTS
         heard = [reply for reply in replies if reply is not None]
-        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies):
+        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies or self.paused):
             return False
-        if interrupts:
+        if self.paused:
+            self.input = None  # LangGraph's way to go on behind a breakpoint
+        elif interrupts:
             spoken = iter(heard)
             answers = {each.id: next(spoken) if self._is_question(each) else self._respond(each) for each in interrupts}
             self.input = Command(resume=answers)
@@ -336,7 +354,8 @@ def simulated(
         context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.
-        read_message: The agent's message in a state of the graph. Default: the last message's text.
+        read_message: The agent's message in a state of the graph, which the user hears and judges read. Default: the last
+            message's text, else what the graph returned.
         max_turns: Replies of the user, after which the episode is truncated.
 
     Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.

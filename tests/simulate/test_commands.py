@@ -157,7 +157,14 @@ def either(name: str, tool_call_id: Id) -> Command:
     return Command(goto="after") if name else Command(goto=END)
 
 
-@pytest.mark.parametrize("made", [helped, keyed, either], ids=lambda made: str(made.name))
+@tool
+def beside(name: str, tool_call_id: Id) -> list[Command | ToolMessage]:
+    """Its message is beside its Command."""
+    ORDERS.append(name)
+    return [Command(update={"name": name}), ToolMessage("found", tool_call_id=tool_call_id)]
+
+
+@pytest.mark.parametrize("made", [helped, keyed, either, beside], ids=lambda made: str(made.name))
 def test_what_the_code_does_not_show_is_refused_before_the_first_episode(made: BaseTool) -> None:
     graph = asking(made)
     [part] = [part for part in examine(graph).parts if part.name == made.name]

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, messages_to_dict
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, messages_to_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
@@ -140,6 +141,43 @@ def test_the_answer_is_judged(name: str) -> None:
     asyncio.run(play())
     assert is_right(name, world.judged) and parse_action(steps[-1].action) == world.judged and steps[-1].terminated
     assert len(steps) == (3 if name == "direct" else 2)
+
+
+class Asked(TypedDict):
+    question: str
+    answer: str
+
+
+def without_messages() -> Any:
+    def node(state: Asked) -> dict[str, str]:
+        return {"answer": Scripted(replies=[]).invoke(state["question"]).text}
+
+    return StateGraph(Asked).add_node("node", node).add_edge(START, "node").compile()
+
+
+def of_functions() -> Any:
+    @entrypoint()
+    def agent(messages: list[Any]) -> BaseMessage:
+        return Scripted(replies=[]).invoke(messages)
+
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("graph", "options"),
+    [
+        (without_messages(), {"payload": lambda task: {"question": "?"}, "read_message": lambda state: state["answer"]}),
+        (of_functions(), {"payload": lambda task: [HumanMessage("?")]}),
+    ],
+    ids=["state without messages", "entrypoint"],
+)
+async def test_the_answer_of_a_graph_without_messages_is_judged(graph: Any, options: Any) -> None:
+    world, policy = Tools(), Scripted(replies=[AIMessage("It is delivered.")])
+    context = EpisodeContext(environment=world)  # type: ignore[arg-type]
+    task = Task(id="t", instruction="What about order A7?", environment="desk")
+    agent = SimulatedAgent(graph, policy, **options)
+    states = [state async for state in agent.astream({"task": task}, None, context=context, stream_mode="values")]
+    assert world.judged == parse_action(states[-1]["steps"][-1].action) == "It is delivered."
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if "words" not in name])

@@ -7,7 +7,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from worlds import TASK, Answers, dream, names
 from zoo import World
@@ -70,3 +70,35 @@ def test_an_action_that_must_not_be_approved_needs_respond(tmp_path: Path) -> No
     rejected = {"decisions": [{"type": "reject", "message": "no"}]}
     episode, _ = dream(graph, ScriptedPolicy(sequence=("book",)), respond=lambda interrupt: rejected)
     assert episode.steps == []
+
+
+@pytest.mark.parametrize("breakpoints", [{"interrupt_before": ["tools"]}, {"interrupt_after": ["tools", "model"]}])
+async def test_breakpoints_are_passed(breakpoints: dict[str, Any], tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    graph = create_agent(world.model, list(toolbox(world)[:2]), checkpointer=InMemorySaver(), **breakpoints)
+    episode, state = dream(graph, ScriptedPolicy(sequence=("book", "pay")))
+    assert names(episode) == ["book", "pay"] and not episode.truncated
+    assert state["messages"][-1].text.startswith("policy: ")
+    async with simulated(graph, policy=ScriptedPolicy(sequence=("book", "pay")), environment=Answers(), task=TASK) as again:
+        await again.ainvoke(ask())
+    assert names(again) == ["book", "pay"]
+
+
+def test_breakpoints_of_a_subgraph_are_passed_and_none_lasts_for_ever(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    inner = create_agent(world.model, list(toolbox(world)[:2]), interrupt_before=["tools"])
+    graph = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile(checkpointer=InMemorySaver())
+    episode, _ = dream(graph, ScriptedPolicy(sequence=("book", "pay")))
+    assert names(episode) == ["book", "pay"]
+    circle = StateGraph(MessagesState).add_node("node", lambda state: {}).add_edge(START, "node").add_edge("node", "node")
+    episode, _ = dream(circle.compile(checkpointer=InMemorySaver(), interrupt_before="*"), ScriptedPolicy())
+    assert episode.truncated
+
+
+async def test_a_graph_behind_a_runnable_has_its_thread_and_is_approved(tmp_path: Path) -> None:
+    graph = reviewed(World(folder=tmp_path)).with_retry()
+    episode, state = dream(graph, ScriptedPolicy(per_reply=2))
+    assert names(episode) == ["book", "pay"] and state["messages"][-1].text.startswith("policy: ")
+    async with simulated(graph, policy=ScriptedPolicy(per_reply=2), environment=Answers(), task=TASK) as again:
+        await again.ainvoke(ask())
+    assert names(again) == ["book", "pay"]

@@ -431,6 +431,33 @@ def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
     assert [step.next_observation for step in episode.steps] == ["dreamed 1 of look"]
 
 
+@tool
+def set_the_city(city: str, runtime: ToolRuntime) -> Command:
+    """Note a city."""
+    print(city)
+    return Command(update={"messages": [ToolMessage(city, tool_call_id=runtime.tool_call_id)]})
+
+
+class Failing(Answers):
+    def step(self, action: str) -> StepResult:
+        return super().step(action)._replace(info={"valid": False})
+
+
+@pytest.mark.parametrize("kind", [str, dict[str, float], tuple[str, Any], Command])
+def test_the_graph_knows_a_failed_call_by_its_status(kind: Any, tmp_path: Path) -> None:
+    made = returning(kind, None)
+    if kind == tuple[str, Any]:
+        made.response_format = "content_and_artifact"
+    if kind is Command:
+        made = set_the_city
+    agent, policy = react(World(folder=tmp_path).model, [made]), Saying(says=[[(made.name, {"city": "Rome"})]])
+    for environment, status in ((Failing({made.name: "{}"}), "error"), (Answers({made.name: "{}"}), "success")):
+        episode, state = dream(agent, policy, environment)
+        message, [step] = state["messages"][2], episode.steps
+        assert (message.text, message.status, message.tool_call_id) == ("{}", status, "call_0")
+        assert step.next_observation == "{}" and step.valid == (status == "success")
+
+
 def test_the_world_is_told_the_agents_system_prompt_once(tmp_path: Path) -> None:
     world, environment, silent = World(folder=tmp_path), Answers(), Answers()
     dream(create_agent(world.model, [toolbox(world)[0]], system_prompt="You book rooms."), ScriptedPolicy(), environment)
