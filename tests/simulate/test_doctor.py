@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import SqliteStore
 from pydantic import BaseModel, Field
 from test_zoo_dreamed import dream, the_graph
 from worlds import TASK, Answers, slow_unless
@@ -192,6 +195,22 @@ def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_
     assert handled(agent) == []
     assert handled(agent, pass_through=["query"]) == [("connection", "could leak")]
     assert handled(node_graph(node)) == [("connection", "could leak")]
+
+
+def test_a_store_that_code_holds_leaks_and_that_of_a_graph_is_replaced(tmp_path: Path) -> None:
+    """Only a graph's own is replaced: the code of a node goes on with the store that it closes over."""
+    connection = sqlite3.connect(tmp_path / "memory.db")
+    store, saver, in_memory = SqliteStore(connection), SqliteSaver(connection), InMemoryStore()
+
+    def node(state: dict) -> dict:
+        store.put(("memories",), "key", {"text": "harm"})
+        return {}
+
+    assert handled(node_graph(node)) == [("connection", "could leak")]
+    assert handled(node_graph(lambda state: {"checkpoints": list(saver.list(None))})) == [("connection", "could leak")]
+    assert handled(node_graph(lambda state: {"items": in_memory.search(("memories",))})) == []
+    built = StateGraph(dict).add_node("act", lambda state: {}).add_edge(START, "act")
+    assert handled(built.compile(store=store, checkpointer=saver)) == []
 
 
 class Service:
