@@ -17,12 +17,13 @@ from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 from pydantic import PrivateAttr
 
-from dreamgym_lg.actions import parse_call
+from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError
 from dreamgym_lg.rollout import Agent
@@ -134,8 +135,9 @@ def examine(
         parts += _tool(tool, pass_through, uses[name])
     parts += _graphs(graphs)
     bodies = {id(body(tool)): name for name, tool in tools.items() if name not in pass_through and not runs_in_dream(tool)}
+    by_name = _bound_names(objects) - tools.keys() - set(pass_through)
     for place, roots in _places(graph, graphs, simulate_nodes):
-        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies)
+        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies, by_name)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
     if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
@@ -206,8 +208,28 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
         yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
 
 
-def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Iterator[Part]:
-    """The parts of code that really runs. Args: `bodies`, the simulated tools' functions by id."""
+def _bound_names(objects: Iterable[Any]) -> set[str]:
+    """Names of the tools that were bound to models, or are where a list of functions is in code that binds."""
+    names = set[str]()
+    for each in objects:
+        if isinstance(each, RunnableBinding):
+            names |= {schema["function"]["name"] for schema in tool_schemas(each.kwargs.get("tools") or ())}
+        elif users(each) and "bind_tools" in named(each):
+            names |= {function.__name__ for function in _listed(each)}
+    return names
+
+
+def _listed(function: types.FunctionType) -> list[types.FunctionType]:
+    """The user's functions in the lists and dictionaries that code refers to."""
+    containers = [each for each in function_references(function) if isinstance(each, list | tuple | dict)]
+    return [each for container in containers for each in references(container) if users(each)]
+
+
+def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str], by_name: Collection[str] = ()) -> Iterator[Part]:
+    """The parts of code that really runs.
+
+    Args: `bodies`, the simulated tools' functions by id; `by_name`, what models may call of which the graph has no tool.
+    """
     objects = list(run_by(roots))
     functions = [each for each in objects if users(each)]
     problems = [part for each in objects for part in _reached(each, place)]
@@ -217,6 +239,9 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
             problems.append(Part("node", place, "not simulated", advice))
     for function in functions:
         problems += _called_past_its_class(function, place)
+        called = [] if "bind_tools" in named(function) else [*filter(users, function_references(function)), *_listed(function)]
+        names = dict.fromkeys(each.__name__ for each in called if each.__name__ in by_name)
+        problems += [Part("tool", name, "not simulated", f"{place} {_BY_NAME}") for name in names]
         if any(each is interrupt for each in function_references(function)):
             yield Part("interrupt", place, "answered", _INTERRUPT)
         if makes_tools(function):
@@ -224,6 +249,7 @@ def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str]) -> Ite
     yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
 
+_BY_NAME = "calls it as a plain function, which really runs: make it a @tool and call its invoke or ainvoke"
 _INTERRUPT = (
     "by respond=; without it LangChain's requests to approve tool calls are approved, a user hears any other, and without one "
     "the answer is yes"

@@ -13,15 +13,12 @@ from enum import Enum
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool, tool
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel
 
@@ -118,8 +115,11 @@ def body(tool: BaseTool) -> Any:
 
 # --- what runs --------------------------------------------------------------------------------------------------------------
 
-_ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
-"""Classes that an episode answers for or replaces. Code behind them does not run, or is looked at by itself."""
+_ANSWERED = (BaseTool, BaseChatModel, Pregel)
+"""Classes that an episode answers for or replaces. Code behind them does not run, or is looked at by itself.
+
+Stores, checkpointers and caches are none: those of a graph are replaced, and those that code holds by itself are not.
+"""
 
 
 def run_by(roots: Iterable[Any]) -> Iterator[Any]:

@@ -10,7 +10,11 @@ from typing import Annotated, Any, Literal
 import pytest
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import SqliteStore
 from pydantic import BaseModel, Field
 from test_zoo_dreamed import dream, the_graph
 from worlds import TASK, Answers, slow_unless
@@ -20,7 +24,8 @@ from zoo.hostile import HOSTILE, PLAIN, Hostile, hostile_agent, hostile_node, sc
 from zoo.policy import policy_for
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import SimulatedAgent, examine, simulated
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.simulate import SimulatedAgent, doctor, examine, simulated
 from dreamgym_lg.simulate.doctor import Examination, Part, TrialPolicy, example, try_out
 
 MADE_AT_RUN_TIME = {
@@ -194,6 +199,22 @@ def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_
     assert handled(node_graph(node)) == [("connection", "could leak")]
 
 
+def test_a_store_that_code_holds_leaks_and_that_of_a_graph_is_replaced(tmp_path: Path) -> None:
+    """Only a graph's own is replaced: the code of a node goes on with the store that it closes over."""
+    connection = sqlite3.connect(tmp_path / "memory.db")
+    store, saver, in_memory = SqliteStore(connection), SqliteSaver(connection), InMemoryStore()
+
+    def node(state: dict) -> dict:
+        store.put(("memories",), "key", {"text": "harm"})
+        return {}
+
+    assert handled(node_graph(node)) == [("connection", "could leak")]
+    assert handled(node_graph(lambda state: {"checkpoints": list(saver.list(None))})) == [("connection", "could leak")]
+    assert handled(node_graph(lambda state: {"items": in_memory.search(("memories",))})) == []
+    built = StateGraph(dict).add_node("act", lambda state: {}).add_edge(START, "act")
+    assert handled(built.compile(store=store, checkpointer=saver)) == []
+
+
 class Service:
     def __init__(self, folder: Path) -> None:
         self.log, self.never = (folder / "log").open("w"), (folder / "never").open("w")
@@ -263,6 +284,40 @@ def test_code_that_holds_the_functions_of_tools_is_refused(tmp_path: Path) -> No
     (problem,) = examine(agent).problems
     assert problem.handling == "not simulated" and "the function of tool book" in problem.advice
     assert examine(agent, pass_through=["book"]).problems == []
+
+
+REFUNDED: list[str] = []
+
+
+def refund(order_id: str) -> str:
+    """Refund an order."""
+    REFUNDED.append(order_id)
+    return "refunded"
+
+
+FUNCTIONS = {"refund": refund}
+
+
+def called_by_name(state: dict) -> dict:
+    return {"answers": [FUNCTIONS[call["name"]](**call["args"]) for call in state["calls"]]}
+
+
+@pytest.mark.parametrize("bound_in", ["module", "node"])
+def test_a_plain_function_that_a_model_may_call_and_a_node_calls_by_name_is_refused(bound_in: str, tmp_path: Path) -> None:
+    model = World(folder=tmp_path).model
+    bound = model.bind_tools([convert_to_openai_tool(refund)])
+    binds = lambda state: {"calls": model.bind_tools(list(FUNCTIONS.values())).invoke("x").tool_calls}  # noqa: E731
+    thinks = {"module": lambda state: {"calls": bound.invoke("x").tool_calls}, "node": binds}[bound_in]
+
+    def agent(act: Any) -> Any:
+        builder = StateGraph(dict).add_node("think", thinks).add_node("act", act)
+        return builder.add_edge(START, "think").add_edge("think", "act").compile()
+
+    (problem,) = examine(agent(called_by_name)).problems
+    assert problem == ("tool", "refund", "not simulated", f"act {doctor._BY_NAME}", "")
+    with pytest.raises(ConfigurationError, match="tool refund .not simulated.*make it a @tool"):
+        AgentWorld(agent(called_by_name))
+    assert examine(agent(lambda state: {})).problems == [], "a schema alone, as of a route, runs nothing"
 
 
 def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
