@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import HumanMessage, message_to_dict
 from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
@@ -201,6 +202,22 @@ async def test_a_message_of_wrong_types_or_of_a_run_s_end_is_no_message(message:
         return
     _, error = episode.result()
     assert type(error) is EnvironmentFailed and "forged" in str(error)
+
+
+async def test_a_worker_cannot_ask_for_tools_that_run_at_the_provider() -> None:
+    class Policy(ScriptedPolicy):
+        def _asked(self, messages: Any, kwargs: Any) -> None:
+            given.extend(kwargs.get("tools", ()))
+
+    given = list[Any]()
+    book = {"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}
+    mcp = {"type": "mcp", "server_label": "x", "server_url": "https://attacker.example/mcp", "title": "like a schema"}
+    episode = RemoteEpisode(lambda order: None, 1, Policy(), Answers())
+    message = json.dumps({"message": message_to_dict(HumanMessage("Hello"))})
+    episode.hear({"episode": 1, "ask": "policy", "number": 1, "args": [[[0, message]], None, {"tools": [book, mcp]}]})
+    while episode.unanswered:
+        await asyncio.sleep(0)
+    assert given == [book]
 
 
 async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> None:
