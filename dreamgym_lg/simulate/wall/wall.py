@@ -64,7 +64,7 @@ def promises_of(isolation: Isolation) -> str:
     but = "".join(f"; {each}" for each in limits_of_wall())
     return (
         "Dreamed episodes run behind a wall of the kernel: nothing outside a scratch folder and what allow= names is written, "
-        f"and no socket but to its hosts is opened{but}."
+        f"and no socket but to its hosts is opened, by native code but to its hosts' ports, at any host{but}."
     )
 
 
