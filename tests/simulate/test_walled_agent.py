@@ -633,6 +633,20 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeyp
     assert not killed.exists() and alive.exists()
 
 
+def test_a_scratch_folder_of_another_container_s_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process's number is none here; its lock tells that it runs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    monkeypatch.setattr(os, "getpid", lambda: ended.pid)
+    folder = resources.create_scratch()
+    resources.remove_stale_scratch()
+    assert os.path.exists(folder)
+    os.close(resources._locks.pop(folder))
+    resources.remove_stale_scratch()
+    assert not os.path.exists(folder)
+
+
 def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:
     one, other = ValueError("one"), KeyError("other")
     one.__context__, other.__context__ = other, one
