@@ -103,7 +103,7 @@ def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
             schemas.append({"type": "function", "function": function})
         elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
             schemas.append(dict(convert_to_openai_tool(tool)))
-    return schemas
+    return [schema for schema in schemas if schema["type"] in ("function", "custom")]
 
 
 def tool_line(function: Mapping[str, Any]) -> str:

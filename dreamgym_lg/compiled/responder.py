@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
+from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.wall.wall import start_walled
 
 PATIENCE = 10.0
@@ -34,8 +33,8 @@ LONGEST_ANSWER = 2**20
 class Compiled:
     """Answers the calls that a compiled world knows, in a process behind the wall.
 
-    The world's module is code that a person or a model may have written: it sees no network, writes no file and is killed when
-    it takes more than `PATIENCE` seconds.
+    The world's module is code that a person or a model may have written: it sees no network and no replay buffer, writes no
+    file and is killed when it takes more than `PATIENCE` seconds.
 
     Args: `folder`, as `compile_world` writes it.
 
@@ -110,12 +109,13 @@ class Compiled:
                 timer.cancel()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        scratch = tempfile.mkdtemp(prefix="dreamgym-world-")
         command = [sys.executable, "-I", runtime.__file__, str(self.folder)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-        self._process = start_walled(command, scratch=Path(scratch), children=False, env=env, start_new_session=True, **pipes)
-        self._end = weakref.finalize(self, _close, self._process, scratch)
+        self._process = start_walled(
+            command, scratch=None, hidden=hidden_files(), children=False, env=env, start_new_session=True, **pipes
+        )
+        self._end = weakref.finalize(self, _close, self._process)
         return self._process
 
     def _lost(self, what: str) -> ProcessLost:
@@ -142,13 +142,12 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _close(process: "subprocess.Popen[bytes]", scratch: str) -> None:
+def _close(process: "subprocess.Popen[bytes]") -> None:
     _kill(process)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             cast(Any, pipe).close()
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 class EndState:

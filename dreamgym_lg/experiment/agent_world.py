@@ -31,6 +31,7 @@ from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.agent import ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
+from dreamgym_lg.simulate.models import check_provider_tools
 from dreamgym_lg.simulate.object_graph import simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
@@ -258,6 +259,8 @@ class AgentWorld(World):
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
         """The graph with `policy` in it, as `rollout` plays it. In the dream or, with `real`, on its own tools."""
+        if not real:
+            check_provider_tools(policy)
         if self._workers is not None and not real:
             return WalledAgent(self._workers, policy)
         return SimulatedAgent(

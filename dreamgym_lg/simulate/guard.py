@@ -63,6 +63,11 @@ class Allow:
         for name, value in (("hosts", self.hosts), ("paths", self.paths)):
             if isinstance(value, str | Path):
                 raise ConfigurationError(f"Allow({name}={value!r}): give a list; of a text, each letter would be allowed")
+        for host in self.hosts:
+            if "/" in host:
+                raise ConfigurationError(
+                    f"Allow(hosts=[{host!r}]): a host has no '/', nor are paths of one allowed; give 'host' or 'host:port'"
+                )
 
     @cached_property
     def _roots(self) -> list[str]:

@@ -15,6 +15,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import (
     Args,
     Handler,
@@ -245,6 +246,20 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         name, body = schema
         bound["response_format"] = {"type": "json_schema", "json_schema": {"name": name, "schema": body}}
     return bound
+
+
+def check_provider_tools(model: BaseChatModel) -> None:
+    """Raise `ConfigurationError` for a model with tools of its own that run at its provider, where no dream plays them."""
+    fields = vars(model)
+    own = {"mcp_servers": fields.get("mcp_servers")}
+    for holder in ("model_kwargs", "extra_body"):
+        own |= {f"{holder}[{name!r}]": (fields.get(holder) or {}).get(name) for name in ("tools", "mcp_servers")}
+    for name, tools in own.items():
+        if tools:
+            raise ConfigurationError(
+                f"{type(model).__name__} has tools in {name}: they really run at its provider, also in a dream; play a model "
+                "without them, and give its tools to the agent"
+            )
 
 
 def _in_own_form(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import PrivateAttr
 
 from dreamgym_lg import errors
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, tool_schemas
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.rollout import Agent
@@ -305,9 +305,9 @@ class RemoteEpisode:
         texts: dict[int, str] = dict(each for each in sent if isinstance(each, tuple))
         new = {number: clean(json.loads(text)["message"]) for number, text in texts.items()}
         self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        arguments: dict[str, Any] = {
-            name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options
-        }
+        arguments: dict[str, Any] = {name: options[name] for name in ("tool_choice", "response_format") if name in options}
+        if tools := tool_schemas(options.get("tools") or ()):  # the other process may ask for what runs at the provider
+            arguments["tools"] = tools
         return [self._messages[each[0] if isinstance(each, tuple) else each] for each in sent], arguments
 
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:

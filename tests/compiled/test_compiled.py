@@ -297,6 +297,24 @@ def test_a_module_can_start_no_process(compiled: Any, tmp_path: Path) -> None:
         Compiled(folder).respond(episode)
 
 
+@walled
+def test_a_module_reads_no_replay_buffer_and_writes_nothing(compiled: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    shutil.copytree(compiled[0], folder)
+    with (folder / "world.py").open("a") as module:
+        module.write(
+            "\nimport os, tempfile"
+            f"\ntry: open({str(tmp_path / 'replay.db')!r}, 'rb')"
+            "\nexcept PermissionError: pass"
+            "\nelse: os._exit(8)"
+            "\ntry: tempfile.mkdtemp()"
+            "\nexcept FileNotFoundError: os._exit(7)\n"
+        )
+    episode = Episode(task=TRAJECTORIES[0].task, action=render_call("refund", {"order_id": "K1"}))
+    with ReplayBuffer(tmp_path / "replay.db"), pytest.raises(ProcessLost, match="status 7"):
+        Compiled(folder).respond(episode)
+
+
 RIGHT = """
 def refund(state, **args):
     order = state.read("get_order", order_id=args["order_id"])

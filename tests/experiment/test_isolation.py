@@ -142,6 +142,22 @@ def test_an_agent_given_by_its_path_dreams_behind_the_wall_and_is_real_here(app:
     assert (tmp_path / "native").exists()
 
 
+class AtProvider(Policy):
+    """Its fields are those of ChatAnthropic and ChatOpenAI."""
+
+    mcp_servers: list[dict[str, Any]] | None = None
+    extra_body: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize("own", [{"mcp_servers": [{"url": "https://shop"}]}, {"extra_body": {"tools": [{"type": "mcp"}]}}])
+def test_a_model_whose_own_tools_run_at_its_provider_is_played_in_no_dream(own: dict[str, Any], app: Path) -> None:
+    world = AgentWorld(load_agent(f"{app}:graph"), verify_real=lambda task, state: 1.0)
+    world.agent(AtProvider(), real=False)
+    with pytest.raises(ConfigurationError, match=f"AtProvider has tools in {next(iter(own))}.*really run at its provider"):
+        world.agent(AtProvider(**own), real=False)
+    world.agent(AtProvider(**own), real=True)
+
+
 def test_an_object_is_guarded_and_what_that_cannot_promise_is_said_once(
     app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -154,4 +154,5 @@ def test_what_isolated_the_dream_is_said(tmp_path):
 def test_what_an_older_kernel_cannot_promise_is_in_the_sentence(monkeypatch):
     monkeypatch.setattr(kernel, "landlock_abi", lambda: 3)
     told = promises_of("process")
-    assert "behind a wall of the kernel" in told and "before Linux 6.7, native code can connect" in told
+    assert "behind a wall of the kernel" in told and "to its hosts' ports, at any host" in told
+    assert "before Linux 6.7, native code can connect" in told

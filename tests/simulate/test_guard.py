@@ -295,6 +295,12 @@ def test_a_text_is_no_list_of_what_is_allowed() -> None:
         Allow(paths="/var/log")
 
 
+@pytest.mark.parametrize("host", ["https://shop.example", "shop.example/orders", "10.0.0.0/8"])
+def test_an_address_of_a_page_is_no_host(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Allow\(hosts=\['{host}'\]\): a host has no '/'.*'host:port'"):
+        Allow(hosts=[host])
+
+
 def test_a_path_is_meant_in_the_folder_that_is_given_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (scratch := tmp_path / "scratch").mkdir()
     number = os.open(tmp_path, os.O_RDONLY)

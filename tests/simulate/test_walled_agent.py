@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import HumanMessage, message_to_dict
 from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
@@ -201,6 +202,22 @@ async def test_a_message_of_wrong_types_or_of_a_run_s_end_is_no_message(message:
         return
     _, error = episode.result()
     assert type(error) is EnvironmentFailed and "forged" in str(error)
+
+
+async def test_a_worker_cannot_ask_for_tools_that_run_at_the_provider() -> None:
+    class Policy(ScriptedPolicy):
+        def _asked(self, messages: Any, kwargs: Any) -> None:
+            given.extend(kwargs.get("tools", ()))
+
+    given = list[Any]()
+    book = {"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}
+    mcp = {"type": "mcp", "server_label": "x", "server_url": "https://attacker.example/mcp", "title": "like a schema"}
+    episode = RemoteEpisode(lambda order: None, 1, Policy(), Answers())
+    message = json.dumps({"message": message_to_dict(HumanMessage("Hello"))})
+    episode.hear({"episode": 1, "ask": "policy", "number": 1, "args": [[[0, message]], None, {"tools": [book, mcp]}]})
+    while episode.unanswered:
+        await asyncio.sleep(0)
+    assert given == [book]
 
 
 async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> None:
@@ -614,6 +631,20 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeyp
     (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
     resources.remove_stale_scratch()
     assert not killed.exists() and alive.exists()
+
+
+def test_a_scratch_folder_of_another_container_s_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process's number is none here; its lock tells that it runs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    monkeypatch.setattr(os, "getpid", lambda: ended.pid)
+    folder = resources.create_scratch()
+    resources.remove_stale_scratch()
+    assert os.path.exists(folder)
+    os.close(resources._locks.pop(folder))
+    resources.remove_stale_scratch()
+    assert not os.path.exists(folder)
 
 
 def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:

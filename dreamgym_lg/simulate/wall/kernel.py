@@ -104,8 +104,8 @@ _COMMANDS = {
     **{"FICLONE": 0x40049409, "FICLONERANGE": 0x4020940D},  # into a file that is open for writing
 }
 """The `ioctl` commands that only ask, or change no more than a descriptor."""
-_FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, *range(1030, 1041))
-"""Those of `fcntl`, but leases (1024), notes of changes (1026), and signals to a process (8, 10, 15)."""
+_FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, *range(1030, 1036), 1037, 1039, 1040)
+"""Those of `fcntl`, but leases (1024), notes of changes (1026), hints for a file (1036, 1038), and signals (8, 10, 15)."""
 
 Unless = tuple[tuple[int, int, Collection[int]], ...]
 """(number of an argument, mask, values): the call is let through if every argument, masked, is one of its values."""
@@ -129,7 +129,8 @@ RULES = (
     Rule("shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"),
     Rule("add_key request_key keyctl unshare setns bpf open_by_handle_at"),
     Rule("io_uring_setup io_uring_enter io_uring_register", errno.ENOSYS),  # does what the other rules forbid
-    Rule("inotify_init inotify_init1", errno.EMFILE),  # a user has few, in all processes together
+    Rule("io_setup", errno.EAGAIN),  # the machine has few
+    Rule("inotify_init inotify_init1 fanotify_init", errno.EMFILE),  # a user has few, in all processes together
     Rule("clone3", errno.ENOSYS),  # its flags cannot be seen here; the C library then takes `clone`
     Rule("clone", unless=((0, _NAMESPACES, (0,)),)),
     Rule("ioctl", unless=((1, 0xFFFFFFFF, _COMMANDS.values()),)),
@@ -188,6 +189,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424)},
     **{"rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "truncate": (76, 45)},
     **{"inotify_init": (253, None), "inotify_init1": (294, 26), "open": (2, None), "openat": (257, 56), "openat2": (437, 437)},
+    **{"io_setup": (206, 0), "fanotify_init": (300, 262)},
     **{"setns": (308, 268), "socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
     **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
 }

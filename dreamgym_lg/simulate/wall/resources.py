@@ -1,6 +1,7 @@
 """The processes and the scratch folder of a walled worker. Limited while it runs, cleared away after it."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ WATCHED_EVERY = 0.5
 """Seconds between two looks at what a worker uses; more where a look takes long."""
 
 _SCRATCH = "dreamgym-scratch-"
+_locks: dict[str, int] = {}
+"""The open, locked scratch folders of this process, by path."""
 
 
 class Use:
@@ -73,17 +76,28 @@ def kill_family(scratch: str) -> None:
 
 
 def create_scratch() -> str:
-    """A folder whose name holds this process's number."""
-    return tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
+    """A folder whose name holds this process's number, locked by it."""
+    folder = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
+    _locks[folder] = os.open(folder, os.O_RDONLY)
+    fcntl.flock(_locks[folder], fcntl.LOCK_EX)
+    return folder
 
 
 def remove_scratch(folder: str | Path) -> None:
     """By `rm`, which does not recurse: it may be deeper than Python's stack."""
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+    if (lock := _locks.pop(str(folder), None)) is not None:
+        os.close(lock)
 
 
 def remove_stale_scratch() -> None:
-    """Remove the folders of processes that were killed."""
+    """Remove the folders of processes that were killed. The lock of one in another container tells that it runs."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
         if not Path(f"/proc/{folder.name.removeprefix(_SCRATCH).partition('-')[0]}").exists():
-            remove_scratch(folder)
+            with contextlib.suppress(OSError):  # locked, another user's, or gone
+                number = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_scratch(folder)
+                finally:
+                    os.close(number)

@@ -64,7 +64,7 @@ def promises_of(isolation: Isolation) -> str:
     but = "".join(f"; {each}" for each in limits_of_wall())
     return (
         "Dreamed episodes run behind a wall of the kernel: nothing outside a scratch folder and what allow= names is written, "
-        f"and no socket but to its hosts is opened{but}."
+        f"and no socket but to its hosts is opened, by native code but to its hosts' ports, at any host{but}."
     )
 
 
@@ -80,7 +80,7 @@ def check_wall() -> None:
 def start_walled(
     command: Sequence[str | Path],
     *,
-    scratch: Path,
+    scratch: Path | None,
     allow: Allow | None = None,
     hidden: Collection[Path] = (),
     children: bool = True,
@@ -91,7 +91,7 @@ def start_walled(
 
     Args:
         command: The program by its whole path, then its arguments.
-        scratch: The folder that it may write, which is its `TMPDIR`.
+        scratch: The folder that it may write, which is its `TMPDIR`. None: it writes nothing.
         allow: Paths that may be written too; and hosts, whose ports TCP clients may connect to (of every host: the kernel knows
             no names; without a port all ports), and port 53 for their names. Nothing listens.
         hidden: SQLite files that it cannot open.
@@ -103,10 +103,11 @@ def start_walled(
     """
     check_wall()
     allow = allow or Allow()
-    environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
+    own = [] if scratch is None else [os.path.realpath(scratch)]
+    environment = {**(os.environ if env is None else env), **({"TMPDIR": own[0]} if own else {})}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    writable = [os.path.realpath(scratch), *_writable(allow, hidden)]
+    writable = [*own, *_writable(allow, hidden)]
     unreadable = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
     walls: dict[str, Any] = {"writable": writable, "hidden": unreadable, "ports": _ports(allow)}
     walls |= {"children": children, "abi": kernel.landlock_abi()}
