@@ -107,7 +107,11 @@ UNKNOWN = ToolUse(True, "nothing says that it only reads")
 
 
 def find_tool_uses(
-    tools: Iterable[BaseTool] = (), called: Iterable[str] = (), *, writes: Collection[str] | None = None
+    tools: Iterable[BaseTool] = (),
+    called: Iterable[str] = (),
+    *,
+    writes: Collection[str] | None = None,
+    pass_through: Collection[str] = (),
 ) -> dict[str, ToolUse]:
     """The use of each tool, by name: as `writes` or its metadata say, else `UNKNOWN`.
 
@@ -115,9 +119,15 @@ def find_tool_uses(
         tools: The agent's; `tool.metadata["writes"]` counts, and MCP's `readOnlyHint`, which langchain-mcp-adapters puts there.
         called: Names of further tools, that traces call.
         writes: These tools write and no others.
+        pass_through: Names of tools that really run in a dream, which sees none of their calls.
 
-    Raises `ConfigurationError` for a name in `writes` that no tool has.
+    Raises `ConfigurationError` for a name in `writes` that no tool has, or a tool that really runs: nobody would judge it.
     """
+    for name in sorted(set(writes or ()) & set(pass_through)):
+        raise ConfigurationError(
+            f"tool {name!r} in writes really runs in a dream, as it changes the graph's state alone, runs an agent, or is in "
+            "pass_through: no judge sees its calls. Leave it out; verify_dream= can look at the state in which a graph ends"
+        )
     metadata = {tool.name: tool.metadata or {} for tool in tools}
     names = sorted({*metadata, *called})
     for name in sorted(set(writes or ()) - set(names)):

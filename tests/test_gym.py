@@ -292,6 +292,11 @@ def test_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: Repla
         gym_of(agent, buffer, dream=Dream([Recorded(TraceIndex(buffer, writes=["boook"]))]))
 
 
+def test_writes_of_tools_that_really_run_are_refused(agent: Agent, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="tool 'book' in writes really runs in a dream.*Leave it out; verify_dream="):
+        gym_of(agent, buffer, writes=["book"], pass_through=["book"])
+
+
 def test_a_writing_tool_that_no_trace_calls_may_be_named(agent: Agent, buffer: ReplayBuffer) -> None:
     index = TraceIndex(buffer, writes=["book"])
     gym = gym_of(agent, buffer, dream=Dream([Recorded(index), Model(World())], judges=[ModelJudge(World())]))

@@ -41,3 +41,5 @@ def test_what_the_user_says_comes_before_everything() -> None:
     }
     with pytest.raises(ConfigurationError, match="unknown tool in writes 'refunds'.*Did you mean 'refund'"):
         find_tool_uses(tools, writes=["refunds"])
+    with pytest.raises(ConfigurationError, match="tool 'refund' in writes really runs in a dream"):
+        find_tool_uses(tools, writes=["get_order", "refund"], pass_through=["refund"])

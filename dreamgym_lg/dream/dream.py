@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded
-from dreamgym_lg.dream.schemas import Schemas, fits_returns
+from dreamgym_lg.dream.schemas import Schemas, fits_returns, sets_state
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed, Unanswered
 from dreamgym_lg.event_loop import wait_in_loop
@@ -26,7 +26,8 @@ class Dream:
 
     Args:
         responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. A valid answer
-            that does not fit the JSON schema of what the tool returns is passed over, but for a recorded one.
+            that does not fit the JSON schema of what the tool returns is passed over, but for a recorded one. Recordings lack
+            the state that a tool's `Command` sets, so that there they are passed over, too.
         user: Replies to a tool agent's messages. None: the first message ends the episode.
         judges: The first that knows the outcome decides it, at the end of a tool agent's episode and after each action of a
             text agent.
@@ -90,13 +91,16 @@ class Dream:
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
         """The first answer to the action, and the name of its responder. Raises `Unanswered` without one."""
+        is_update = sets_state(episode.task, episode.action)
         for responder in self.responders:
             answer = await ask(responder, "respond", Answer, episode)
             # what a tool really answered, an error text perhaps, is its answer whatever it promises
-            if answer is not None and (isinstance(responder, Recorded) or fits_returns(episode.task, episode.action, answer)):
+            is_real = isinstance(responder, Recorded) and not is_update
+            if answer is not None and (is_real or fits_returns(episode.task, episode.action, answer)):
                 return answer, responder.name
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
-        raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
+        hint = "; recordings lack the state that this tool sets: an experience model has to answer it" if is_update else ""
+        raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
         """The first final verdict, else the first one, and its judge's name. None and "" without one."""

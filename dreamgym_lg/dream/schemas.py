@@ -68,6 +68,16 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
+STATE_UPDATE = "State update"
+"""Title of the schema of the state that a tool's `Command` sets."""
+
+
+def sets_state(task: Task, action: str) -> bool:
+    """Tells if the called tool's answer is an update of the graph's state, of which traces hold the message alone."""
+    schema = returns_schema(task, action)
+    return schema is not None and schema.get("title") == STATE_UPDATE
+
+
 def returns_schema(task: Task, action: str) -> Mapping[str, Any] | None:
     """The schema of the called tool's return value. None for another action, or where the tool returns any text."""
     call = parse_call(action)

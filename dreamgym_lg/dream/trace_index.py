@@ -75,7 +75,7 @@ class TraceIndex:
         pass_through: Tools that really run: a dream does not see their calls.
 
     `refresh` raises `ConfigurationError` for a name in `writes` that no tool has: none of `tools`, none that a trace calls, and
-    none of a stored task.
+    none of a stored task. And for a tool of `pass_through` there.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TraceIndex:
         if self._writes is not None:  # which may name a tool that no trace calls
             known |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, known, writes=self._writes)
+        new.uses = find_tool_uses(self.tools, known, writes=self._writes, pass_through=self._pass_through)
         new._free_text = _find_free_text(recorded, new.writes)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:

@@ -115,7 +115,8 @@ def examine(
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
     (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
 
-    Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
+    Raises `ConfigurationError` if `graph` holds no graph at all, a name given is none of its nodes or tools, or one in `writes`
+    is a tool that really runs.
     """
     objects = list(reachable(graph))
     graphs = [each for each in objects if isinstance(each, Pregel)]
@@ -129,12 +130,14 @@ def examine(
     check_names(graph, pass_through=pass_through)
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     calls = (parse_call(step.action) for each in trajectories for step in each.steps if step.valid)
-    uses = find_tool_uses(tools.values(), {call.name for call in calls if call is not None}, writes=writes)
+    called = {call.name for call in calls if call is not None}
+    running = {name for name, tool in tools.items() if name in pass_through or runs_in_dream(tool)}
+    uses = find_tool_uses(tools.values(), called, writes=writes, pass_through=running)
     parts = [part for each in objects for part in _object(each)]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])
     parts += _graphs(graphs)
-    bodies = {id(body(tool)): name for name, tool in tools.items() if name not in pass_through and not runs_in_dream(tool)}
+    bodies = {id(body(tool)): name for name, tool in tools.items() if name not in running}
     by_name = _bound_names(objects) - tools.keys() - set(pass_through)
     for place, roots in _places(graph, graphs, simulate_nodes):
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies, by_name)

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
+from dreamgym_lg.dream.schemas import STATE_UPDATE
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate.object_graph import body, named, reachable
 
@@ -242,7 +243,7 @@ def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
     kinds = {key: types.get(key, Any) for key in update.answered}
     kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
     fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
-    return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.has_message else {}), **fields})  # type: ignore[operator]
+    return TypedDict(STATE_UPDATE, {**({MESSAGES: NotRequired[str]} if update.has_message else {}), **fields})  # type: ignore[operator]
 
 
 def returns_command(tool: BaseTool) -> bool:

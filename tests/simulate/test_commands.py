@@ -14,14 +14,18 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 from pydantic import BaseModel
-from test_tools import Saying
-from worlds import Answers, dream
+from test_tools import Saying, Says
+from worlds import TASK, Answers, dream
 from zoo.models import ScriptedModel
 
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.actions import render_call
+from dreamgym_lg.dream import Dream, Recorded
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, Unanswered
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.simulate import return_types
 from dreamgym_lg.simulate.doctor import examine
+from dreamgym_lg.types import Step, Trajectory
 
 ORDERS: list[str] = []
 """The real world: no tool writes to it in a dream."""
@@ -108,6 +112,18 @@ def test_an_answer_without_the_state_is_none() -> None:
     for said in ("found Ann", '{"customer": "Ann"}', '{"messages": "found Ann"}'):
         with pytest.raises(PredictionFailed, match="tool 'find' returns JSON of .*'customer'"):
             dream(asking(find), Saying(says=[[("find", {"name": "Ann"})]]), Answers({"find": said}))
+
+
+def test_recordings_lack_the_state_and_the_next_responder_answers_it() -> None:
+    policy = Saying(says=[[("find", {"name": "Ann"})]])
+    step = Step(observation="", action=render_call("find", {"name": "Ann"}), next_observation="found Ann")
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.add(Trajectory(task=TASK, steps=[step], success=True))
+        parts = [Recorded(buffer), Says(json.dumps(FOUND))]
+        episode, state = dream(asking(find), policy, Dream(parts, judges=[Says("")]).create_environment())
+        assert state["customer"].orders == 3 and [step.decided_by for step in episode.steps] == ["says"]
+        with pytest.raises(Unanswered, match=r"\(recorded\) answers .*recordings lack the state that this tool sets"):
+            dream(asking(find), policy, Dream(parts[:1], judges=[Says("")]).create_environment())
 
 
 def test_a_recorded_answer_that_is_the_state_is_taken_as_it_is() -> None:

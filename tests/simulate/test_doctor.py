@@ -165,6 +165,8 @@ def test_tools_of_which_nothing_is_known_are_named_with_a_line_to_paste(tmp_path
     *_, names_them, line = str(found).splitlines()
     assert "only read: get_order. Leave those out" in names_them and line == 'writes=["drop", "get_order"]'
     assert not examine(graph, writes=["drop"]).writes_line
+    with pytest.raises(ConfigurationError, match="tool 'drop' in writes really runs in a dream"):
+        examine(graph, writes=["drop"], pass_through=["drop"])
 
 
 def test_sub_graphs_are_named(tmp_path: Path) -> None:
