@@ -1,5 +1,6 @@
 """Loads the user's code (`my_app.py:graph`), and tells it from that of Python and packages."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -123,7 +124,8 @@ def compiled(agent: object) -> object:
 def load_object(place: str, **arguments: object) -> object:
     """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called with those of `arguments` that it names.
 
-    `config` is an empty one, which one other positional parameter gets, too. Raises `ConfigurationError` if loading fails.
+    `config` is one with nothing configurable, which one other positional parameter gets, too. A context manager that it gives
+    is entered and stays open. Raises `ConfigurationError` if loading fails.
     """
     source, _, name = place.rpartition(":")
     if not source or not name:
@@ -135,7 +137,7 @@ def load_object(place: str, **arguments: object) -> object:
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)
     is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
-    return _loading(place, lambda: _called(place, value, {"config": {}, **arguments})) if is_factory else value
+    return _loading(place, lambda: _called(place, value, {"config": _config(), **arguments})) if is_factory else value
 
 
 def _loading(what: str, load: Callable[[], T]) -> T:
@@ -205,8 +207,23 @@ def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, 
             f"{place} needs {', '.join(each.name for each in needed)}; a function gets what it names of: "
             f"{', '.join(sorted(arguments))}; one other parameter gets an empty config"
         )
-    value = factory(*([{}] if needed else []), **named)
-    return run_lasting(_awaited(value)) if inspect.isawaitable(value) else value
+    value = factory(*([_config()] if needed else []), **named)
+    value = run_lasting(_awaited(value)) if inspect.isawaitable(value) else value
+    if isinstance(value, contextlib._AsyncGeneratorContextManager):
+        _entered.append(value)
+        return run_lasting(value.__aenter__())
+    if isinstance(value, contextlib._GeneratorContextManager):
+        _entered.append(value)
+        return value.__enter__()
+    return value
+
+
+_entered: list[object] = []
+"""Context managers of factories. They stay open as long as the process: a collected one would close what its agent uses."""
+
+
+def _config() -> dict[str, object]:
+    return {"configurable": {}}
 
 
 async def _awaited(value: Awaitable[object]) -> object:

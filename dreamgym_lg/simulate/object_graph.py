@@ -4,6 +4,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import re
 import sys
 import threading
 import types
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from enum import Enum
 from multiprocessing.pool import ThreadPool
-from typing import Any
+from typing import Any, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
@@ -249,8 +250,13 @@ _HARMLESS = {
     *("builtins", "typing", "types", "json", "re", "math", "uuid", "datetime", "time", "enum", "operator"),
 }
 """Packages whose functions and classes touch nothing outside of the process by themselves."""
-_ACTING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "setattr", "context", "config"}
+_ACTING = {
+    *("open", "input", "print", "exec", "eval", "compile", "__import__", "setattr"),
+    *("context", "config", "get_config", "get_runtime", "get_store", "ensure_config"),
+}
 """Names by which a function may act all the same. A run's context and config hold whatever the user put there."""
+_HANDED_IN = re.compile(r"\b(RunnableConfig|InjectedToolArg)\b")
+"""Annotations of arguments that no model writes, and that hold whatever the user put there."""
 _CONSTANTS = (str, bytes, int, float, bool, type(None))
 
 
@@ -264,7 +270,16 @@ def changes_state_only(tool: BaseTool) -> bool:
         return True
     if function is type(tool)._run or not isinstance(function, types.FunctionType):
         return False
-    return any(value is Command for value in named_values(function)) and _is_harmless(function)
+    makes_command = any(value is Command for value in named_values(function))
+    return makes_command and not _is_handed_objects(function) and _is_harmless(function)
+
+
+def _is_handed_objects(function: types.FunctionType) -> bool:
+    """Tells if a parameter's annotation hands in a run's config or another object of the user's."""
+    hints = function.__annotations__
+    with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text has to do
+        hints = get_type_hints(function, include_extras=True)
+    return any(_HANDED_IN.search(str(hint)) for hint in hints.values())
 
 
 def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
@@ -272,6 +287,8 @@ def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(_is_harmless(each, seen) for each in value)
     if isinstance(value, types.FunctionType):
+        if value.__name__ in _ACTING:  # imported by another name
+            return False
         return _package(value) in _HARMLESS or any(value is each for each in seen) or _is_harmless_function(value, seen)
     if isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
         return _package(value) in _HARMLESS or (isinstance(value, type) and issubclass(value, BaseModel | Enum | dict))

@@ -1,5 +1,6 @@
 """`dreamgym doctor` and `dreamgym import`, in this process and as the command that a user types."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -16,13 +17,16 @@ from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.user_code import load_agent, load_object
 
 APP = '''
+import io
 import os
+from contextlib import asynccontextmanager, closing, contextmanager
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph, MessagesState
 from langgraph.prebuilt import ToolNode
 
 print("the module speaks")
+opened_by = io.StringIO()
 
 @tool
 def book(city: str) -> str:
@@ -52,8 +56,18 @@ def factory():
     return clean
 
 async def configured(config):
-    assert config == {}
+    assert config["configurable"].get("user_id") is None
     return clean
+
+@contextmanager
+def opened(config):
+    with closing(opened_by):
+        yield clean
+
+@asynccontextmanager
+async def opened_async():
+    with closing(opened_by):
+        yield clean
 
 def greedy(first, second):
     return clean
@@ -186,10 +200,13 @@ def test_the_verdict_is_that_of_the_isolation(folder: Path, monkeypatch: pytest.
     assert code == 1 and "could leak" in shown and "no guard sees" in shown
 
 
-@pytest.mark.parametrize("name", ["clean", "uncompiled", "factory", "configured"])
+@pytest.mark.parametrize("name", ["clean", "uncompiled", "factory", "configured", "opened", "opened_async"])
 @pytest.mark.parametrize("source", ["my_agent.py", "my_agent"])
 def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder: Path) -> None:
+    """Context managers, as LangGraph's server takes them, stay open."""
     assert set(load_agent(f"{source}:{name}").nodes) == {"__start__", "think", "tools"}
+    gc.collect()
+    assert not sys.modules["my_agent"].opened_by.closed
 
 
 @pytest.mark.parametrize("isolation", ["guard", pytest.param("process", marks=pytest.mark.slow)])

@@ -296,7 +296,7 @@ def seeded(seed, *, out="runs/own"):
     return Experiment(Doors(), out)
 
 def configured(*, config):
-    assert config == {}
+    assert config == {"configurable": {}}
     return Experiment(Doors(), "runs/own")
 
 def needy(store, *, runtime):

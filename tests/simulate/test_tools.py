@@ -9,17 +9,20 @@ from datetime import date
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import UUID
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import BaseTool, StructuredTool, tool
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
+from langgraph.runtime import get_runtime as own_runtime
 from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
@@ -474,6 +477,10 @@ def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
 # --- tools that only make a Command -------------------------------------------------------------------------------------------
 
 
+def state_only(function: Any) -> bool:
+    return changes_state_only(StructuredTool.from_function(function))
+
+
 def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: Path) -> None:
     """What a tool refers to decides: a client, a file, an import, the run's context may all touch the world."""
     world = World(folder=tmp_path)
@@ -510,8 +517,32 @@ def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: 
         """Say."""
         return text
 
-    def only(function: Any) -> bool:
-        return changes_state_only(StructuredTool.from_function(function))
+    assert state_only(notes)
+    assert not any(map(state_only, (books, opens, imports, asks_context, through, says)))
 
-    assert only(notes)
-    assert not any(map(only, (books, opens, imports, asks_context, through, says)))
+
+def test_a_command_of_what_a_run_hands_in_may_act() -> None:
+    """A run's config, and an injected argument that is not the graph's state, hold whatever the user put there."""
+
+    def asks_config(text: str) -> Command:
+        """Ask."""
+        return Command(update={"note": get_config()["configurable"]["client"].book(text)})
+
+    def asks_by_another_name(text: str) -> Command:
+        """Ask."""
+        return Command(update={"note": own_runtime(text)})
+
+    def is_given_config(text: str, cfg: RunnableConfig) -> Command:
+        """Book."""
+        return Command(update={"note": cfg["configurable"]["client"].book(text)})
+
+    def is_given_client(text: str, client: Annotated[Any, InjectedToolArg]) -> Command:
+        """Book."""
+        return Command(update={"note": client.book(text)})
+
+    def reads_state(text: str, state: Annotated[dict, InjectedState], number: Annotated[str, InjectedToolCallId]) -> Command:
+        """Note."""
+        return Command(update={"note": state["note"] + text, "number": number})
+
+    assert state_only(reads_state)
+    assert not any(map(state_only, (asks_config, asks_by_another_name, is_given_config, is_given_client)))

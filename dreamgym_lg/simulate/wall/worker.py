@@ -279,8 +279,8 @@ def main() -> None:
         if _is_of_the_wall(error) or "unable to open database file" in str(error):
             failure["text"] += (
                 "; behind the wall nothing is written but what allow= names: do it in a tool, allow it (allow= of DreamGym or "
-                "AgentWorld), or take the guard (isolation='guard' there, --isolation guard of a command), which refuses an agent "
-                "whose own code holds an open file or database"
+                "AgentWorld), or take the guard (isolation='guard' there, --isolation guard of a command), which refuses an "
+                "agent whose own code holds an open file or database"
             )
         return write(to_line(**failure))
     write(to_line(ready=True))
