@@ -222,7 +222,7 @@ def _peer(args: Any, allow: Allow) -> str | None:
 
 
 def _listening(args: Any, allow: Allow) -> str | None:
-    """A socket that listens without an address of its own gets a port at every one."""
+    """A listening socket's own address. One that is not bound gets a port at every address."""
     return _peer((args[0], args[0].getsockname()), allow)
 
 

@@ -154,7 +154,7 @@ def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Ca
 
 
 def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
-    """A call of the policy, or of a model that production keeps, whose handlers are the agent's."""
+    """A call of the policy. All handlers of a model that production keeps are the agent's."""
     callbacks = model.callbacks if episode.policy is model else None
     return PolicyCall(episode, callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ())
 
@@ -249,7 +249,7 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_provider_tools(model: BaseChatModel) -> None:
-    """Raise `ConfigurationError` for a model with tools of its own that run at its provider, where no dream plays them."""
+    """Raise `ConfigurationError` for a model with tools of its own that run at its provider."""
     fields = vars(model)
     own = {"mcp_servers": fields.get("mcp_servers")}
     for holder in ("model_kwargs", "extra_body"):
