@@ -76,7 +76,7 @@ def required_context(graph: object) -> list[str]:
 
 
 def input_hint(graph: object) -> str:
-    """Names `payload=` for a graph whose state has no `messages`, so that a task's message is no input of it; else ""."""
+    """Names `payload=` for a graph whose state has no `messages`; else ""."""
     keys = [name for name in getattr(graph, "channels", {}) if not name.startswith(("__", "branch:"))]
     if not keys or "messages" in keys:
         return ""
