@@ -116,7 +116,7 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
     """Load the agent and try one episode: its findings and system prompts. Behind the wall it is loaded there first."""
     from dreamgym_lg.simulate import SimulatedAgent
     from dreamgym_lg.simulate.doctor import Part, TrialPolicy, examine, try_out
-    from dreamgym_lg.simulate.episode import required_context
+    from dreamgym_lg.simulate.episode import input_hint, required_context
     from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
     from dreamgym_lg.user_code import load_agent
 
@@ -130,7 +130,11 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
     if workers is None and any(part.handling == "could leak" for part in examine(graph, **names).parts):
         return graph, [], {}  # which the trial would really do
     policy = TrialPolicy()
-    return graph, *asyncio.run(try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names)))
+    playing = try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names))
+    tried, prompts = asyncio.run(playing)
+    if hint := input_hint(graph):
+        tried = [part._replace(advice=f"{part.advice}; {hint}") if part.handling == "raised" else part for part in tried]
+    return graph, tried, prompts
 
 
 def _show(agent: str, examination: "Examination") -> None:

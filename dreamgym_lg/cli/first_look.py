@@ -27,6 +27,7 @@ from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.doctor import Examination
+from dreamgym_lg.simulate.episode import input_hint, required_context
 from dreamgym_lg.traces import Rejected, lacking_rewards, load_traces
 from dreamgym_lg.types import DECIDERS, Trajectory
 
@@ -147,7 +148,9 @@ def _play(gym: DreamGym, policy: BaseChatModel, number: int) -> list[Trajectory]
     try:
         rate, episodes = gym.evaluate(policy, tasks=chosen)
     except EpisodesMissing as error:
-        raise EpisodesMissing(re.sub(r"then evaluate\(.*", "then run this again", str(error))) from None
+        hint = input_hint(gym.world.graph)
+        text = re.sub(r"then evaluate\(.*", "then run this again", str(error))
+        raise EpisodesMissing(f"{text}. The graph is given a message alone, but {hint}" if hint else text) from None
     say(f"{gym.world.path} in the dream: success {rate} on {len(chosen)} tasks, with its 95 % interval", "bold")
     _say_deciders(episodes)
     return episodes
@@ -216,7 +219,8 @@ def init(
         with ReplayBuffer(":memory:") as buffer:
             buffer.extend(_read(traces))
             talks = recorded_user(buffer) is not None
-            names = sorted(AgentWorld(agent, isolation=isolation, writes=writes or None).writing_tools(buffer))
+            world = AgentWorld(agent, isolation=isolation, writes=writes or None, context={})  # no episode is played
+            names, needed = sorted(world.writing_tools(buffer)), required_context(world.graph)
         stored, template = is_replay_buffer(traces), files("dreamgym_lg") / "templates" / "train.py.txt"
         text = template.read_text(encoding="utf-8").format(
             file=to,
@@ -227,7 +231,9 @@ def init(
             model=experience_model or EXAMPLE_MODEL,
             user_model=f", {json.dumps(experience_model)}" if experience_model else "",
             only=experience_model is None,
+            fields=", ".join(f"{name}=FILL_IN" for name in needed),
             **{"#load": "# " * stored, "#model": "# " * (not experience_model), "#dream": "# " * bool(experience_model)},
+            **{"#context": "# " * (not needed), "context": ", context=CONTEXT" * bool(needed)},
             **{
                 "#user": "# " * (not talks),
                 "user": ", user=user" * talks,
@@ -236,4 +242,4 @@ def init(
         )
         with writing(to):
             to.write_text(text)
-    say(f"{to} is written. Check `WRITES` there; then: python {to}")
+    say(f"{to} is written. Check `WRITES` there{' and fill in `CONTEXT`' if needed else ''}; then: python {to}")

@@ -78,9 +78,10 @@ class Recordings:
         offered = {function["name"]: function for each in chosen for function in schemas(each.task)}
         uses = find_tool_uses(tools, {*called, *offered}, writes=writes)
         if not any(not uses[tool].writes for tool in called):
+            advice = ": name those that change something in writes= (--writes)" if writes is None else ""
             raise ConfigurationError(
                 f"{len(called)} tools are called in {len(traces)} recorded episodes, and none of them is known to read only. "
-                "A world is compiled from what reading tools return: name those that change something in writes= (--writes)"
+                f"A world is compiled from what reading tools return{advice}"
             )
         functions = {name: function for name, function in offered.items() if "parameters" in function}
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}

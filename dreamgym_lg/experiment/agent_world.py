@@ -284,7 +284,8 @@ def dream_of_traces(
         `say`, told who answers.
     """
     world = AgentWorld(agent, **options)
-    index, writes = world.index(replay_buffer), world.writing_tools(replay_buffer)
+    index = world.index(replay_buffer)
+    writes = None if world.writes is None else world.writing_tools(replay_buffer)
     try:
         tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
     except ConfigurationError as error:

@@ -212,7 +212,7 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
 
 
 def _bound_names(objects: Iterable[Any]) -> set[str]:
-    """Names of the tools that were bound to models, or are where a list of functions is in code that binds."""
+    """Names of tools bound to models, and of functions listed in code that binds."""
     names = set[str]()
     for each in objects:
         if isinstance(each, RunnableBinding):

@@ -75,12 +75,21 @@ def required_context(graph: object) -> list[str]:
     return sorted(getattr(schema, "__required_keys__", ()))
 
 
+def input_hint(graph: object) -> str:
+    """Names `payload=` for a graph whose state has no `messages`; else ""."""
+    keys = [name for name in getattr(graph, "channels", {}) if not name.startswith(("__", "branch:"))]
+    if not keys or "messages" in keys:
+        return ""
+    return f"its state has {', '.join(keys)} and no `messages`: give DreamGym payload=, which makes its input of a task"
+
+
 def check_context(graph: object, context: object) -> None:
     """Raise `ConfigurationError` where the graph's runs need a context, and none is there."""
     if context is None and (names := required_context(graph)):
         schema = graph.context_schema.__name__  # type: ignore[attr-defined]
         raise ConfigurationError(
-            f"the graph's runs need a {schema} with {', '.join(names)}: give context=, a value or a function of the task"
+            f"the graph's runs need a {schema} with {', '.join(names)}: give context=, a value or a function of the task; "
+            "dreamgym init writes the line"
         )
 
 

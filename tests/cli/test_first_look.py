@@ -171,3 +171,68 @@ def test_init_names_the_model_and_the_buffer_that_it_was_given(folder: Path, mon
     assert '\n    experience_model="openai:gpt-5.4-mini",' in text and "\n    # dream=" in text
     assert 'ReplayBuffer("stored.db")' in text and "\n# replay_buffer.extend" in text
     ast.parse(text)
+
+
+@pytest.mark.slow
+def test_init_has_a_stub_of_the_context_that_the_agent_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "in_context.py").write_text(IN_CONTEXT)
+    named = ["in_context.py:graph", "traces.jsonl", "--isolation", "guard"]
+    result = CliRunner().invoke(app, ["init", *named, "--to", "in_context_train.py"])
+    assert result.exit_code == 0 and "fill in `CONTEXT`" in " ".join(result.output.split()), result.output
+    text = (folder / "in_context_train.py").read_text()
+    assert "\nCONTEXT = dict(user_id=FILL_IN, tier=FILL_IN)" in text and text.count("context=CONTEXT") == 2
+    ast.parse(text)
+    result = CliRunner().invoke(app, ["try", *named, "--out", "runs/in_context"])
+    assert result.exit_code == 2 and "dreamgym init writes the line" in " ".join(result.output.split())
+
+
+IN_CONTEXT = """
+from dataclasses import dataclass
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+@dataclass
+class Ctx:
+    user_id: str
+    tier: int
+
+@tool
+def read_order(id: str) -> str:
+    "Read an order."
+
+graph = StateGraph(MessagesState, context_schema=Ctx).add_node("t", ToolNode([read_order])).add_edge(START, "t").compile()
+"""
+
+
+@pytest.mark.slow
+def test_a_try_names_payload_for_a_graph_without_messages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "questions.py").write_text(QUESTIONS)
+    named = ["questions.py:graph", "traces.jsonl", "--tasks", "1", "--isolation", "guard", "--out", "runs/questions"]
+    output = " ".join(CliRunner().invoke(app, ["try", *named]).output.split())
+    assert (
+        "KeyError: 'question'" in output
+        and "its state has question, answer and no `messages`: give DreamGym payload=" in output
+    )
+    shown = CliRunner().invoke(app, ["doctor", "questions.py:graph", "--isolation", "guard"], env={"COLUMNS": "999"}).output
+    assert "no `messages`: give DreamGym payload=" in " ".join(shown.split())
+
+
+QUESTIONS = """
+from typing import TypedDict
+from langchain_core.language_models import GenericFakeChatModel
+from langgraph.graph import START, StateGraph
+
+class QA(TypedDict):
+    question: str
+    answer: str
+
+model = GenericFakeChatModel(messages=iter([]))
+
+def answer(state):
+    return {"answer": model.invoke(state["question"]).text}
+
+graph = StateGraph(QA).add_node("reply", answer).add_edge(START, "reply").compile()
+"""

@@ -206,8 +206,13 @@ def test_only_dates_are_moved() -> None:
 def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="0 tools are called in 0 recorded episodes"):
         compile_world(ReplayBuffer(":memory:"), tmp_path)
-    with pytest.raises(ConfigurationError, match="none of them is known to read only"):
+    with pytest.raises(ConfigurationError, match=r"none of them is known to read only.*\(--writes\)"):
         compile_world(buffer, tmp_path)
+    everything = {
+        json.loads(step.action)["name"] for each in buffer.trajectories() for step in each.steps if '"name"' in step.action
+    }
+    with pytest.raises(ConfigurationError, match="what reading tools return$"):
+        compile_world(buffer, tmp_path, writes=everything)
     with pytest.raises(ConfigurationError, match=r"holds no world\.py"):
         Compiled(tmp_path)
 
