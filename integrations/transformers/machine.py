@@ -1,4 +1,4 @@
-"""Cores and memory of this machine, or of the container on it: how much is free, and how this process uses it."""
+"""Free cores and memory of this machine or its container, and their use."""
 
 import os
 import re
