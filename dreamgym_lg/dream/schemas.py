@@ -73,7 +73,7 @@ STATE_UPDATE = "State update"
 
 
 def sets_state(task: Task, action: str) -> bool:
-    """Tells if the called tool's answer is an update of the graph's state, of which traces hold the message alone."""
+    """Tells if the tool's answer updates the graph's state. Traces hold its message alone."""
     schema = returns_schema(task, action)
     return schema is not None and schema.get("title") == STATE_UPDATE
 

@@ -143,12 +143,13 @@ def examine(
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots, bodies, by_name)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
-    if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
-        parts = [
-            part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
-            for part in parts
-        ]
+    parts = list(map(_behind_wall, parts)) if isolation == "process" else parts
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
+
+
+def _behind_wall(part: Part) -> Part:
+    """The wall stops what could leak past the guard. The part's advice begins with what no guard sees."""
+    return part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
 
 
 _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")

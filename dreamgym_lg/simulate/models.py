@@ -250,10 +250,9 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_provider_tools(model: BaseChatModel) -> None:
     """Raise `ConfigurationError` for a model with tools of its own that run at its provider."""
-    fields = vars(model)
-    own = {"mcp_servers": fields.get("mcp_servers")}
+    own = {"mcp_servers": getattr(model, "mcp_servers", None)}
     for holder in ("model_kwargs", "extra_body"):
-        own |= {f"{holder}[{name!r}]": (fields.get(holder) or {}).get(name) for name in ("tools", "mcp_servers")}
+        own |= {f"{holder}[{name!r}]": (getattr(model, holder, None) or {}).get(name) for name in ("tools", "mcp_servers")}
     for name, tools in own.items():
         if tools:
             raise ConfigurationError(

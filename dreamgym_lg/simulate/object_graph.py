@@ -275,7 +275,7 @@ def changes_state_only(tool: BaseTool) -> bool:
 
 
 def _is_handed_objects(function: types.FunctionType) -> bool:
-    """Tells if a parameter's annotation hands in a run's config or another object of the user's."""
+    """Tells if a parameter gets a run's config or another object of the user's."""
     hints = function.__annotations__
     with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text has to do
         hints = get_type_hints(function, include_extras=True)
