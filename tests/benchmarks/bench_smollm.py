@@ -139,7 +139,6 @@ def main() -> None:
         ]
         learner.update([group])
         show("GRPO update, with KL term", cost(lambda: learner.update([group])), plain)
-        learner.close()
     after = cost(lambda: play(policy, episodes))
     print(f"{'generate after an update':28} {after:7.1f} s: {after / before:.2f} of before")
 
