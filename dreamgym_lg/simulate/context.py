@@ -66,12 +66,12 @@ class ContextEpisode:
     """Its block was left: whatever of its code still runs is answered by nobody."""
 
 
-class PolicyCall:
-    """A reply of a policy while it is made. It belongs to no episode, but the agent's callbacks of it do."""
+class PolicyCall(NamedTuple):
+    """A policy's reply while it is made: of no episode. The agent's callbacks of it run in the episode."""
 
-    def __init__(self, episode: ContextEpisode, handlers: Collection[Any]) -> None:
-        self.episode, self.handlers = episode, handlers
-        """The episode that waits for the reply, and the policy's own callback handlers."""
+    episode: ContextEpisode
+    handlers: Collection[Any]
+    """The policy's own callbacks, which run outside."""
 
 
 Owner = ContextEpisode | PolicyCall | None

@@ -33,7 +33,7 @@ def use_free_cores() -> None:
 def reuse_freed_memory() -> None:
     """Keep the memory of freed tensors for the next ones, until `give_back_memory`.
 
-    Else glibc gives it back at once, and the system clears it anew: that was a third of the time of a training step.
+    Else glibc gives it back at once, and the system clears it anew (docs/results/speed.md has where that costs time).
     """
     with suppress(OSError, AttributeError, TypeError):  # another C library
         libc = CDLL(None)
