@@ -33,7 +33,7 @@ from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
 from dreamgym_lg.simulate.models import check_provider_tools
 from dreamgym_lg.simulate.object_graph import simulated_tools
-from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
+from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay, warn_of
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall, promises_of
@@ -201,11 +201,7 @@ class AgentWorld(World):
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
         """Recorded episodes, replayed through the graph. With its tools and the steps that reach its environment."""
         replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
-        if misfits := [each.misfit for each in replayed if each.misfit is not None]:
-            warning = (
-                "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s"
-            )
-            logger.warning(warning, len(misfits), len(replayed), misfits[0])
+        warn_of(replayed)
         most = max((each.tools for each in replayed), key=len, default=())
         fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]

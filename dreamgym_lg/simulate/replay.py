@@ -3,13 +3,14 @@
 Policy and environment say again what was recorded. That shows the prompts, the tools, and which calls reach the environment.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
@@ -20,6 +21,8 @@ from dreamgym_lg.simulate.context import set_var
 from dreamgym_lg.tasks import with_tools
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class Replayed(NamedTuple):
@@ -33,6 +36,8 @@ class Replayed(NamedTuple):
     """The policy's tokens, if it reports any."""
     misfit: str | None
     """Difference of today's graph from the recorded episode. None if it plays it to its end."""
+    reworded: str | None
+    """A recorded tool answer that the policy reads otherwise. None: all are read as recorded."""
 
 
 _NO_TOOLS = (
@@ -58,6 +63,7 @@ class Script:
         self.actions: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
         self.misfit: str | None = None
+        self.reworded: str | None = None
         self.ended = False
         """True once the graph asks its policy behind a tool's answer with which the recorded episode ended."""
 
@@ -72,6 +78,15 @@ class Script:
             raise RuntimeError("the recorded episode ended with a tool's answer")
         self.position += 1
         return self.say(as_said(self.steps[self.position - 1].action))
+
+    def compare(self, last: BaseMessage) -> None:
+        """Compare the tool's answer that the policy reads now with the recorded one."""
+        number = self.position - 1
+        if isinstance(last, ToolMessage) and number in self.actions and self.reworded is None:
+            recorded, read = self.steps[number].next_observation, last.text
+            if read != recorded:
+                call = self.actions[number][:80]
+                self.reworded = f"{call!r} is answered by {recorded[:80]!r} in the traces, and by {read[:80]!r} here"
 
     @property
     def words(self) -> str:
@@ -122,6 +137,7 @@ class RecordedPolicy(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         script = Script.current()
+        script.compare(messages[-1])
         action = parse_action(script.next_action())
         message = AIMessage(action if isinstance(action, str) else script.words)
         if isinstance(action, ToolCall):
@@ -146,7 +162,20 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
                 script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}{_OTHER_MODELS}"
     if script.misfit is None and not script.ended and script.position < len(script.steps):
         script.misfit = f"the graph ends after {script.position} of the {len(script.steps)} recorded actions"
-    return Replayed(script.actions, script.tools, recorder.segments(), script.misfit)
+    return Replayed(script.actions, script.tools, recorder.segments(), script.misfit, script.reworded)
+
+
+def warn_of(replayed: Sequence[Replayed]) -> None:
+    """Say what differs between recorded episodes and the graph of today."""
+    if misfits := [each.misfit for each in replayed if each.misfit is not None]:
+        text = "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s"
+        logger.warning(text, len(misfits), len(replayed), misfits[0])
+    if reworded := [each.reworded for each in replayed if each.reworded is not None]:
+        text = (
+            "in %d of %d recorded episodes the graph's own code changes a recorded answer, maybe a second time: %s; "
+            "record what the tools return, and annotate tools whose results the graph writes as JSON (-> dict)"
+        )
+        logger.warning(text, len(reworded), len(replayed), reworded[0])
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:

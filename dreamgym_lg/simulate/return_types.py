@@ -5,6 +5,7 @@ A tool that returns a `Command` is read: its code shows which state the answer i
 
 import ast
 import inspect
+import json
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +63,7 @@ def parse_answer(
         return _command(tool, update, _known(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
     if structure is None:
+        answer = _as_returned(answer) if call_id is None else answer
         return (answer, None) if tool.response_format == "content_and_artifact" else answer
     try:
         value = _validate(tool, structure, answer)
@@ -72,6 +74,13 @@ def parse_answer(
         if call_id is None or not exact or msg_content_output(value) == answer:
             return value
     return ToolMessage(answer, tool_call_id=call_id, name=tool.name)
+
+
+def _as_returned(answer: str) -> str:
+    """The text that a tool returned of which its caller made `answer`, a JSON string, as `json.dumps` does."""
+    with suppress(ValueError):
+        return value if isinstance(value := json.loads(answer), str) else answer
+    return answer
 
 
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

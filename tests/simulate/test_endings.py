@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, messages_to_dict
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, messages_to_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langgraph.func import entrypoint
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import parse_action
@@ -259,3 +259,55 @@ def test_a_policy_learns_all_turns_of_a_conversation(tmp_path: Any) -> None:
     (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": TALK, "reward": 1}))
     (trajectory,) = load_traces(tmp_path / "traces.jsonl")
     assert replies_learned(trajectory, graph_of("thinking")) == ["Which order?", *LEARNED["thinking"]]
+
+
+# --- a node that words results itself -----------------------------------------------------------------------------------------
+
+
+@tool
+def weather(city: str) -> str:
+    """Tell the weather."""
+    return f'Rain in "{city}", 4 °C'
+
+
+@tool
+def price(item: str) -> dict[str, Any]:
+    """Look up a price."""
+    return {"item": item, "price": 3.5}
+
+
+@tool
+def stock(item: str):  # type: ignore[no-untyped-def]
+    """Count what is left."""
+    return {"left": 2}
+
+
+def worded(name: str) -> Any:
+    """An agent whose node writes what its tools return as JSON, as LangGraph's examples do."""
+    tools = {"weather": weather, "price": price, "stock": stock}
+
+    def model(state: MessagesState) -> Any:
+        model = Scripted(replies=[calling(name, **{next(iter(tools[name].args)): "Bari"}), AIMessage("That is it.")])
+        return {"messages": [model.bind_tools(list(tools.values())).invoke(state["messages"])]}
+
+    def act(state: MessagesState) -> Any:
+        calls = state["messages"][-1].tool_calls  # type: ignore[union-attr]
+        texts = [(json.dumps(tools[call["name"]].invoke(call["args"])), call) for call in calls]
+        return {"messages": [ToolMessage(text, tool_call_id=call["id"], name=call["name"]) for text, call in texts]}
+
+    graph = StateGraph(MessagesState).add_node(model).add_node(act).add_edge(START, "model").add_edge("act", "model")
+    graph.add_conditional_edges("model", lambda state: "act" if state["messages"][-1].tool_calls else END)
+    return graph.compile()
+
+
+@pytest.mark.parametrize(("name", "is_exact"), [("weather", True), ("price", True), ("stock", False)])
+def test_what_a_node_words_is_read_as_recorded_or_the_replay_says_so(name: str, is_exact: bool, tmp_path: Any) -> None:
+    state = worded(name).invoke({"messages": [("user", "Tell me.")]})
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages_to_dict(state["messages"]), "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    replayed = asyncio.run(replay(SimulatedAgent(worded(name), RecordedPolicy()), trajectory))
+    assert replayed.misfit is None
+    assert (replayed.reworded is None) == is_exact
+    if not is_exact:
+        text = str(state["messages"][2].content)
+        assert f"{text!r} in the traces, and by {json.dumps(text)!r} here" in str(replayed.reworded)
