@@ -23,6 +23,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.hosted import is_on_tinker, name_of
+from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -146,9 +147,9 @@ class DreamGym:
         """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""
         self.experiment.train_base(model)
 
-    def advise(self) -> Advice:
+    def advise(self, learner: LearnerName | None = None) -> Advice:
         """Say whether to train, to collect more traces, or to stop at imitation (`Experiment.advise`)."""
-        return self.experiment.advise()
+        return self.experiment.advise(learner)
 
     def train(self, policy: "BaseChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any) -> Any:
         """Train the policy in the dream, or where `Settings.environment` says, and return it.

@@ -99,7 +99,7 @@ def cell(place: str, seed: int, trained: str, assisted: bool = False, **baseline
 def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a_dream(reproduce: Any, tmp_path: Path) -> None:
     data = {"start": "0000", "base": "1100", "filtered": "1000"}
     cells = [cell("dream", seed, "1111", True, **data) for seed in (0, 1)] + [cell("s2r", 0, "1000", **data)]
-    cells[0] |= {"cell": "twc.grpo.dream.seed0", "note": "greedy was not played"}
+    cells[0] |= {"cell": "twc.grpo.dream.seed0", "note": "greedy was not played", "advice": {"verdict": "stop", "why": "x"}}
     for number, each in enumerate(cells):
         (tmp_path / f"{number}.json").write_text(json.dumps(each))
     text = reproduce.tables.write_tables(tmp_path).read_text()
@@ -119,7 +119,9 @@ def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a
     assert rows[10].startswith(
         "| GRPO, in the dream, then real − SFT, successes | temperature 1 | -0.25 [-0.75, +0.00] | 0, 1 | 1 |"
     )
-    assert text.endswith("* `twc.grpo.dream.seed0`: greedy was not played\n")
+    assert text.endswith(
+        "* `twc.grpo.dream.seed0`: advice before training: stop\n* `twc.grpo.dream.seed0`: greedy was not played\n"
+    )
     (tmp_path / "cut.json").write_text('{"cell": ')
     with pytest.raises(ConfigurationError, match=r"cut\.json is damaged .*run its cell again"):
         reproduce.tables.write_tables(tmp_path)
@@ -134,14 +136,14 @@ def call(*arguments: str) -> str:
 @pytest.mark.slow
 def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
     small = str(Path(__file__).parent / "tiny" / "small_base")
-    cell = ["--quick", "--only", "library.rft.real.seed2", "--runs", str(tmp_path), "--model", small]
+    cell = ["--quick", "--only", "library.rft.real.seed3", "--runs", str(tmp_path), "--model", small]
     assert "0 of 1 cells are done" in call(*cell)
     results = tmp_path / "quick" / "results"
-    figures = json.loads((results / "library.rft.real.seed2.json").read_text())
+    figures = json.loads((results / "library.rft.real.seed3.json").read_text())
     assert set(figures["real"]) == {"start", "base", "offline_rl", "trained"} and figures["world"] == "library"
     assert len(figures["real"]["trained"]["greedy"]["outcomes"]) == 4 and all(figures["real_steps"].values())
     assert "| second tries, real |" in (results / "RESULTS.md").read_text()
-    assert "1 of 1 cells are done" in call(*cell) and "done library.rft.real.seed2" in call(*cell, "--list")
+    assert "1 of 1 cells are done" in call(*cell) and "done library.rft.real.seed3" in call(*cell, "--list")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""All that joins a desk to dreamgym-lg. The desk's own files are unchanged."""
+"""All that joins a desk to dreamgym-lg. Of the desk's own files, `write_logs.py` got the option `--world`."""
 
 import importlib
 import subprocess
@@ -54,24 +54,28 @@ def _with_tools(bot: type[BaseChatModel]) -> BaseChatModel:
 class Desk:
     """A desk's modules, its database as it is before any episode, and its tasks.
 
-    Args: `name`, clinic or parking; a process opens one of them, because both have modules of the same names.
+    Args: `name`, clinic, parking or library; a process opens one of them, because all have modules of the same names; `seed`,
+    of another database with other tasks than the desk's own.
     """
 
-    def __init__(self, name: str, out: Path) -> None:
+    def __init__(self, name: str, out: Path, seed: int | None = None) -> None:
         sys.path.insert(0, str(HERE / name))
         self.agent, self.world, self.predecessor = map(importlib.import_module, ("agent", "world", "predecessor"))
         self.name, self.out, self.master = name, out, out / "master.db"
+        self.seed = self.world.SEED if seed is None else seed
         out.mkdir(parents=True, exist_ok=True)
         if not self.master.exists():
-            self.world.reset(self.master)
-        self.cases = {case["instruction"]: case for split in self.world.SIZES for case in self.world.make_tasks(split)}
+            self.world.reset(self.master, self.seed)
+        self.cases = {
+            case["instruction"]: case for split in self.world.SIZES for case in self.world.make_tasks(split, self.seed)
+        }
         self.graph = self.agent.build(_with_tools(self.predecessor.Predecessor), EpisodeDatabase())
 
     def tasks(self, *splits: str) -> list[Task]:
         return [
             Task(id=case["id"], instruction=case["instruction"], environment=self.name, split=split)
             for split in splits
-            for case in self.world.make_tasks(split)
+            for case in self.world.make_tasks(split, self.seed)
         ]
 
     @contextmanager
@@ -130,7 +134,7 @@ class Desk:
 def read_logs(desk: Desk, episodes: int, seed: int) -> ReplayBuffer:
     """The logs of the desk's predecessor, written unless they are there."""
     if not (logs := desk.out / "logs.jsonl").exists():
-        arguments = ["--out", f"{logs}.part", "--episodes", str(episodes), "--seed", str(seed)]
+        arguments = ["--out", f"{logs}.part", "--episodes", str(episodes), "--seed", str(seed), "--world", str(desk.seed)]
         subprocess.run([sys.executable, "write_logs.py", *arguments], cwd=HERE / desk.name, check=True)
         Path(f"{logs}.part").rename(logs)
     buffer = ReplayBuffer(desk.out / "replay.db")

@@ -91,8 +91,12 @@ def rows_of(cells: Iterable[Figures], mode: str) -> dict[str, Outcomes]:
             title = title_of(cell) if name == "trained" else BASELINES.get(name, name)
             if outcomes := modes.get(mode, {}).get("outcomes"):
                 rows.setdefault(title, {}).setdefault(cell["seed"], outcomes)
-    order = [*BASELINES.values(), *TRAINED]
-    return dict(sorted(rows.items(), key=lambda row: [*order, row[0]].index(row[0].removesuffix(ASSISTED))))
+    return rows
+
+
+def _place(title: str) -> int:
+    """Of a row in its table."""
+    return [*BASELINES.values(), *TRAINED, title].index(title.removesuffix(ASSISTED))
 
 
 def title_of(cell: Figures) -> str:
@@ -119,14 +123,14 @@ def write_tables(folder: Path) -> Path:
 def _world(cells: Sequence[Figures]) -> list[str]:
     by_mode = {mode: rows_of(cells, mode) for mode in MODES}
     rows, compared = [], []
-    for title in dict.fromkeys(title for found in by_mode.values() for title in found):
+    for title in sorted({title for found in by_mode.values() for title in found}, key=_place):
         shown = [_success(by_mode[mode][title]) if title in by_mode[mode] else "–" for mode in MODES]
         own = [cell for cell in cells if title == title_of(cell)]
         spent = f"{np.mean([cell['real_steps']['train'] for cell in own]):,.0f}" if own else "0"
         seconds = [cell["seconds"]["train"] for cell in own if cell["seconds"]["train"] is not None]
         rows.append((title, *shown, spent, f"{np.mean(seconds) / 60:.0f}" if seconds else "–"))
     for mode, found in by_mode.items():
-        trained = [title for title in found if title.removesuffix(ASSISTED) in TRAINED]
+        trained = sorted((title for title in found if title.removesuffix(ASSISTED) in TRAINED), key=_place)
         without = {title: _success(each).value for title, each in found.items() if title not in trained}
         best = max(without, key=lambda title: without[title], default="")
         for title in trained if best else ():
@@ -136,7 +140,10 @@ def _world(cells: Sequence[Figures]) -> list[str]:
                 compared.append((f"{title} − {best}", MODES[mode], text, f"{only}, {other}", f"{mcnemar(only, other):.2g}"))
     head = ("row", *MODES.values(), "real steps", "training, minutes")
     against = ("against the best row without a dream", "mode", "difference", "tasks that only one solves", "p")
-    notes = [f"* `{cell['cell']}`: {cell['note']}" for cell in cells if "note" in cell]
+    advised = [(cell["cell"], f"advice before training: {cell['advice']['verdict']}") for cell in cells if cell.get("advice")]
+    notes = [
+        f"* `{name}`: {note}" for name, note in [*advised, *((each["cell"], each["note"]) for each in cells if "note" in each)]
+    ]
     return [*_table(head, rows), *_table(against, compared), *notes, *[""][: len(notes)]]
 
 

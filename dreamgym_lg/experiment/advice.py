@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,16 +10,19 @@ from dreamgym_lg.dream.relative import compared
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
-from dreamgym_lg.experiment.evaluation import START, validated
+from dreamgym_lg.experiment.evaluation import ADVICE, START, validated
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import teaches
-from dreamgym_lg.report.proof import BASELINES, LABELS, MIN_TASKS
+from dreamgym_lg.report.proof import BASELINES, LABELS
+from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Task, Trajectory, lacks_answers
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
+MAX_LOST = 0.2
+"""Share of tasks that imitation may still lose, at 95 %, where nothing is left for a dream."""
 MAX_DULL = 0.75
 """Share of dreamed groups that teach nothing above which training is not advised."""
 MOST_GROUPS = 32
@@ -51,8 +53,8 @@ def conclude(
         return Advice("collect", refusal)
     if tasks and not best:
         return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
-    if best == tasks >= MIN_TASKS:
-        return Advice("stop", "there is nothing left on them that a dream could add")
+    if (most := wilson(tasks - best, tasks)[1]) <= MAX_LOST:
+        return Advice("stop", f"imitation is enough: at most {most:.0%} of such tasks are lost (95 %), too few to train for")
     if len(dull) <= MAX_DULL * len(groups):
         return Advice("train", "train() may add to it, and prove() tells whether it did")
     if 2 * len(failed) <= len(dull):
@@ -66,7 +68,8 @@ def conclude(
 def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     """Measure and say what is known before a training that begins with `policy`.
 
-    Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream.
+    Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream. The
+    advice is kept, and stands in the proof (`result.json`).
     """
     s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
     dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
@@ -75,7 +78,8 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     if tasks and (real or (dream is not None and not s.references_only)):
         path = work.record(START).get("path")
         start = policy if path is None else work.policy_at(path)
-        place, run = (None, "validate/start") if dream is None or real else (dream, f"validate/start/dream@{dream.version}")
+        place, run = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
+        run = f"validate/start/{policy_version(start)}{run}"
         played = work.play(run, start, tasks, dream=place)  # weights without any training may fail in all
         won = {"start": sum(each.success for each in played), **won}
     if dream is not None:
@@ -87,7 +91,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         drawn = Random(s.seed).sample(known, number)
         lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
-        run = f"advice/{Path(policy_version(policy)).name}/dream@{dream.version}"
+        run = f"advice/{policy_version(policy)}/dream@{dream.version}"
         played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
@@ -100,6 +104,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
+    work.keep_record(ADVICE, {**advice._asdict(), "figures": "; ".join(figures), "learner": s.learner})
     return advice
 
 

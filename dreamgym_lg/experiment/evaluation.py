@@ -33,6 +33,8 @@ DREAMED = "sampled"
 _FIRST = 10
 """Dreamed episodes of an evaluation behind which no further ones are played, if none was answered to its end."""
 _VALIDATED = "validate/real"
+ADVICE = "advice"
+"""Record of the advice before training."""
 START = "stage/base/start"
 """Record of the weights that the base policy began with."""
 _SAMPLING = "stage/train/sampling"
@@ -206,6 +208,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
         "began": began,
+        "advice": work.record(ADVICE) or None,
         "drawn": sum(bool(task.drawn) for task in work.tasks("train")),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),

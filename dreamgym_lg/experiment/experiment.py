@@ -23,6 +23,7 @@ from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, s
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.learner import LearnerName
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -215,9 +216,17 @@ class Experiment(Workspace):
             raise ConfigurationError.unknown("baseline", unknown[0], stages)
         return [stage for name, stage in stages.items() if name in names]
 
-    def advise(self) -> Advice:
-        """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes."""
-        return advise(self, self.base_policy())
+    def advise(self, learner: LearnerName | None = None) -> Advice:
+        """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes.
+
+        Args: `learner`, that is to train; default: the settings'.
+        """
+        own = self.settings
+        self.settings = replace(own, learner=learner or own.learner)
+        try:
+            return advise(self, self.base_policy())
+        finally:
+            self.settings = own
 
     # --- training ----------------------------------------------------------------------------------------------------------
 

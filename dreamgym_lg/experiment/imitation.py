@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.advice import conclude
 from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
@@ -188,7 +187,7 @@ def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
     shutil.rmtree(last, ignore_errors=True)
     if best.figures:
         successes, tasks = int(best.figures["successes"]), len(work.validation_tasks())
-        work.say(f"the {name} policy wins {successes} of {tasks} validation tasks: {conclude(successes, tasks).why}")
+        work.say(f"the {name} policy wins {successes} of {tasks} validation tasks")
 
 
 def _name_of_best(work: Workspace, name: str) -> str:

@@ -199,7 +199,9 @@ def _note(result: Mapping[str, Any]) -> str:
     began, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
     start = f"Training began with the {began}. " if began else ""
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
-    return start + filtered + offline + NOTE
+    advice = result.get("advice") or {}
+    before = f"Advice before training: {advice['verdict']}; {advice['why']}. " if advice else ""
+    return start + filtered + offline + before + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def parse_answer(
 
 
 def _as_returned(answer: str) -> str:
-    """The text that a tool returned of which its caller made `answer`, a JSON string, as `json.dumps` does."""
+    """The text that a caller wrote as `answer`, if that is a JSON string (`json.dumps`)."""
     with suppress(ValueError):
         return value if isinstance(value := json.loads(answer), str) else answer
     return answer

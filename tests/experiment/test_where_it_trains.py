@@ -359,10 +359,10 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
     work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
     first, again = work.advise(), work.advise()
-    began = Path(policy_version(work.models / "base")).name
+    began = policy_version(work.models / "base")
     assert first == again and first.verdict == "collect"
     runs = Counter(each.run for each in work.replay_buffer.trajectories() if "advice" in each.run or "start" in each.run)
-    assert runs == {"validate/start": 4, f"advice/{began}/dream@{work.dream().version}": 4}, (
+    assert runs == {f"validate/start/{began}": 4, f"advice/{began}/dream@{work.dream().version}": 4}, (
         "what is stored is not played again"
     )
     line = said[-1]
@@ -370,6 +370,8 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert "2 of 2 dreamed groups teach nothing. " in line
     told = "the gate refuses the dream: the responder 'model' accepts 4 of 4 invalid" if gated else "import successes for"
     assert first.why.startswith(told) and line.endswith(first.why)
+    kept = work.record("advice")
+    assert (kept["verdict"], kept["why"], kept["learner"]) == (*first, "grpo") and kept["figures"] in line
     work.settings = replace(work.settings, environment="real")
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
 
@@ -402,6 +404,8 @@ def test_a_group_of_one_episode_teaches_ppo(make: Make) -> None:
     work.settings = replace(work.settings, **own)
     work.advise()
     assert "0 of 2 dreamed groups teach nothing" in said[-1]
+    work.advise("grpo")
+    assert "2 of 2 dreamed groups teach nothing" in said[-1] and work.settings.learner == "ppo"
 
 
 def test_dream_and_reality_take_turns_until_the_real_steps_are_spent(make: Make) -> None:

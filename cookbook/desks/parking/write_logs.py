@@ -17,12 +17,13 @@ def main():
     ap.add_argument("--out", default="logs.jsonl")
     ap.add_argument("--episodes", type=int, default=300)
     ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--world", type=int, default=world.SEED, help="seed of the database and its tasks")
     args = ap.parse_args()
-    tasks = list(world.make_tasks("train"))
+    tasks = list(world.make_tasks("train", args.world))
     random.Random(args.seed).shuffle(tasks)
     with tempfile.TemporaryDirectory() as tmp, open(args.out, "w") as out:
         master, db = Path(tmp, "master.db"), Path(tmp, "episode.db")
-        world.reset(master)
+        world.reset(master, args.world)
         for task in tasks[: args.episodes]:
             world.episode_db(master, db)
             agent = build(Predecessor(rng=random.Random(f"{args.seed}/{task['id']}")), db)
