@@ -19,7 +19,7 @@ from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
-from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, sampling_like, served_by, train_policy
+from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
@@ -293,7 +293,7 @@ class Experiment(Workspace):
         if self.training_ended(self.settings):
             more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
-            return sampling_like(self.start_policy, self.policy("trained"))
+            return self.policy("trained")
         start = self.base_policy()
         if self.start_policy is not None:
             self._record_start(self.start_policy)
@@ -352,7 +352,7 @@ class Experiment(Workspace):
         keep, trained = evaluation.kept_policy(self), self.trained_policy()
         if trained is None or not keep:
             return trained
-        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"])
+        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"], trained.temperature)
         return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
     def base_policy(self) -> "LocalChatModel":

@@ -196,7 +196,8 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
-    model.save(work.models / "start")
+    as_a_baseline = {"temperature": 1.0, "max_new_tokens": work.settings.policy_tokens}
+    model.model_copy(update=as_a_baseline).save(work.models / "start")
     return work.models / "start"
 
 

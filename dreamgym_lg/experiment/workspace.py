@@ -26,6 +26,7 @@ from dreamgym_lg.experiment.experience_models import (
     load_named_policy,
     model_name,
     policy_version,
+    saved_sampling,
 )
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
@@ -267,17 +268,21 @@ class Workspace:
         trained = self._given is None or (self.models / USER).exists()
         return self.experience_data()[1] if trained else self.offline()
 
-    def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
+    def policy(self, name: str, temperature: float | None = None) -> "LocalChatModel":
         """A policy of the folder: `base`, `trained`, or another in `models`."""
         return self.policy_at(self.models / name, temperature)
 
-    def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
-        """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained.
+    def policy_at(self, path: str | Path, temperature: float | None = None) -> "LocalChatModel":
+        """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained. It samples as it was saved.
 
-        Weights here are float32, under LoRA as they were saved."""
+        Weights here are float32, under LoRA as they were saved. Of another experiment's policy, replies have `policy_tokens`.
+        """
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
-        policy = load_named_policy(path, temperature=temperature, max_new_tokens=self.settings.policy_tokens)
+        options = {"max_new_tokens": self.settings.policy_tokens}
+        options |= saved_sampling(path) if Path(path).parent == self.models else {}
+        options |= {} if temperature is None else {"temperature": temperature}
+        policy = load_named_policy(path, **options)
         if policy.model is not None and not wants_adapters(policy.model, self.settings.lora):
             policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,12 +22,13 @@ from dreamgym_lg.experiment.evaluation import START, _chosen, _dreamed, check_dr
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _tell_shared_entities
 from dreamgym_lg.production.provenance import provenance
-from dreamgym_lg.report.proof import _title
+from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
 
 pytest.importorskip("trl")
 from tiny_models import create_model, create_tokenizer  # noqa: E402
 
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel  # noqa: E402
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
 from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
 
@@ -291,6 +293,36 @@ def test_the_export_samples_as_validation_found_best_and_its_card_says_so(make: 
     assert f"{why}; export is {'greedy' if opens else 'at temperature 1'}" in said
     assert provenance(work, kept)["sampling_chosen"] == why
     assert provenance(work, kept.with_temperature(0.5 if opens else 0))["sampling_chosen"] == "", "the user's own"
+
+
+def test_the_proof_and_a_new_process_sample_as_was_trained(make: Make) -> None:
+    class Hears(Turns):
+        def submit(self, request: Request) -> "Future[Generated]":
+            heard.add((request.temperature, request.max_new_tokens, request.stop, str(request.template_kwargs)))
+            return super().submit(request)
+
+    heard = set[tuple[Any, ...]]()
+    sampling: dict[str, Any] = {
+        "temperature": 0.7,
+        "max_new_tokens": 5,
+        "stop": ["!"],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    tokenizer.chat_template += "{% if enable_thinking %}{% endif %}"
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    work = make()
+    shutil.rmtree(work.models / "base")
+    work.train(LocalChatModel(model=model, tokenizer=tokenizer, engine=Hears(), **sampling), 1, environment="real", **NUMBERS)
+    trained = heard.copy()
+    later = Experiment(Doors(), work.out, engine=lambda _: Hears())
+    result = later.prove()
+    assert trained == {(0.7, 5, ("!",), "{'enable_thinking': False}")} and heard == trained | {(0, *[*trained][0][1:])}
+    kept = later.kept_policy()
+    assert kept is not None and kept.sampling == sampling
+    assert claims(result)[0]["sentence"].startswith("Real success (temperature 0.7) on 4 held-out episodes: ")
+    elsewhere = Experiment(Doors(), later.out.with_name("other"), replace(later.settings, policy_tokens=6))
+    assert elsewhere.policy_at(later.models / "trained").sampling == sampling | {"max_new_tokens": 6}
 
 
 def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of_its_own(make: Make) -> None:
