@@ -1,6 +1,7 @@
 """Models by name: experience models, asked as they were trained, and versions of weights."""
 
 import json
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,8 @@ def load_experience_model(
     """Load an experience model with retrieval, by name or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.
+    any other is prompted. A `Model` is given back; of one without a replay buffer a copy, which has this one and retrieves
+    nothing from it.
 
     Args: `settings`, how many transitions are retrieved and shown, and how much of them.
 
@@ -97,6 +99,7 @@ def load_experience_model(
     """
     if isinstance(model, Model):
         if model.replay_buffer is None:
+            model = copy(model)  # the given one may be in another experiment, too
             model.replay_buffer = replay_buffer
         return model
     settings = settings or Settings()

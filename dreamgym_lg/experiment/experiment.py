@@ -23,6 +23,7 @@ from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, s
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.rollout import check_played
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -125,7 +126,7 @@ class Experiment(Workspace):
         policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
             played = tasks[: number - done]
-            self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline")
+            check_played(self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline"))
             self.progress("collect real trajectories", done + len(played), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:

@@ -175,6 +175,27 @@ def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make,
     assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
 
 
+def test_a_collection_that_cannot_be_played_is_no_finished_stage(make: Make, tmp_path: Path) -> None:
+    class Staging(Door):
+        def reset(self, task: Task) -> str:
+            if down:
+                raise ConnectionError("staging is down")
+            return super().reset(task)
+
+    class Away(Doors):
+        def create_environment(self) -> Environment:
+            return Staging()
+
+    down = ["down"]
+    settings = Settings(episodes={"start": 6}, model=str(make().models / "base"), policy_tokens=9)
+    work = Experiment(Away(), tmp_path / "other", settings, engine=lambda _: Turns())
+    with pytest.raises(EpisodesMissing, match="4 of 4 episodes .*staging is down.*then the same command plays only these 4"):
+        work.collect()
+    down.clear()
+    work.collect()
+    assert len(work.offline()) == 6
+
+
 def test_the_environment_of_the_page_is_prepared_and_trained(make: Make, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "world.md").read_text()
     (block,) = (each for each in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "class Doors(" in each)
