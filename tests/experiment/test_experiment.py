@@ -332,6 +332,34 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     assert after > before
 
 
+@pytest.mark.parametrize("more", [True, False], ids=["more traces", "the same"])
+def test_a_killed_imitation_keeps_its_evaluations_only_where_its_rows_are_the_same(
+    more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException): ...
+
+    def kill(label: str, done: int, total: int) -> None:
+        if label.startswith("base policy") and done == 2:
+            raise Killed
+
+    monkeypatch.setattr("dreamgym_lg.integrations.trl.sft.SAVE_SECONDS", 0)
+    tokenizer = create_tokenizer(["open the door kick"], vocab_size=320)
+    start = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer=tokenizer)
+    work = Experiment(Doors(), tmp_path / "run", replace(Doors.settings, base_steps=3, policy_tokens=16), progress=kill)
+    work.collect()
+    with pytest.raises(Killed):
+        work.train_base(start)
+    before = work.record("stage/base/best")["folder"]
+    if more:
+        recorded = next(each for each in work.offline() if each.success)
+        work.replay_buffer.add(replace(recorded, task=work.tasks("train")[3], rollout_index=9))
+    work.progress = lambda *_: None
+    work.train_base(start)
+    after = work.record("stage/base/best")["folder"]
+    played = [len(list(work.replay_buffer.trajectories(run=f"validate/{folder}"))) for folder in (before, after)]
+    assert played == ([2, 6] if more else [6, 6]) and (before != after) == more
+
+
 @pytest.mark.parametrize(("steps", "groups", "pairs"), [(3, 2, 4), (4, 3, 6), (None, 9, 18)])
 def test_dpo_takes_no_more_steps_than_imitation_may(
     steps: int | None, groups: int, pairs: int, monkeypatch: pytest.MonkeyPatch
