@@ -74,6 +74,8 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     if written.failed:
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = work.model_user() or ModelUser(None)
+    if work.seconds("experience") is None:
+        work.keep_record(DATA, {"trajectories": len(work.offline())})
     recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
     if not recorded:
         raise ConfigurationError(

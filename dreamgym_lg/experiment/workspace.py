@@ -56,7 +56,7 @@ MIN_CASES = 20
 """Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
 
 DATA = "stage/experience/data"
-"""Record of the number of trajectories that the experience model was trained from."""
+"""Record of the number of trajectories that the experience model, or without one the user, was trained from."""
 
 
 class Workspace:
@@ -214,7 +214,7 @@ class Workspace:
     def offline(self) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
 
-        What came after the experience model was trained is at the end: which of the others were held out from it stays.
+        What came after the training that `DATA` records is at the end: which of the others were held out from it stays.
         """
         usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
@@ -237,18 +237,17 @@ class Workspace:
             )
 
     def _known(self, now: int) -> int:
-        """Number of offline trajectories when the experience model was trained; `now` before."""
+        """Number of offline trajectories at the training that `DATA` records; `now` before."""
         return int(self.record(DATA).get("trajectories", now))
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.
 
-        As many as its steps take; where that would be all of them, a tenth of the tasks is held out, and up to three tenths
-        until the gate has `MIN_CASES` failures and successes.
+        A tenth of the tasks is held out, and up to three tenths until the gate has `MIN_CASES` failures and successes. So are
+        tasks that are not reached: it is trained on no more episodes than its steps take.
         """
         offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        if (known := self._known(len(offline))) > needed:
-            return offline[:needed], offline[needed:]
+        known = self._known(len(offline))
         outcomes = dict[str, Counter[bool]]()
         for each in offline[:known]:
             outcomes.setdefault(each.task.id, Counter())[each.success] += 1
@@ -258,10 +257,9 @@ class Workspace:
             if number <= len(outcomes) * (0.3 if few else 0.1):
                 held_out.add(task)
                 cases += counts
-        return (
-            [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out],
-            [trajectory for trajectory in offline[:known] if trajectory.task.id in held_out] + offline[known:],
-        )
+        trained = [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out][:needed]
+        tasks = {trajectory.task.id for trajectory in trained}
+        return trained, [each for each in offline[:known] if each.task.id not in tasks] + offline[known:]
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that `train_experience` and `train_user` did not take; all, where neither was trained."""

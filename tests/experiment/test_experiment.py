@@ -164,8 +164,12 @@ def test_collecting_stores_tasks_and_trajectories_once(work: Experiment) -> None
 
 def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experiment, scripted: Any) -> None:
     work.collect()
-    work.settings = replace(work.settings, batch_size=1, experience_steps=3)
-    assert work.held_out_offline() == work.offline()[3:] and len(work.offline()) == 5
+    work.settings = replace(work.settings, batch_size=1, experience_steps=2)
+    taught, held_out = work.experience_data()
+    trained = {each.task.id for each in taught}
+    assert taught == work.offline()[:2] and len(work.offline()) == 5
+    assert held_out == work.held_out_offline() == [each for each in work.offline() if each.task.id not in trained] != []
+    assert len(taught + held_out) < 5, "another episode of a trained task is neither"
     work.settings = replace(work.settings, experience_steps=5)
     assert work.held_out_offline() == []
     hosted = Experiment(Doors(), work.out, work.settings, experience_model=scripted(reply=str))
