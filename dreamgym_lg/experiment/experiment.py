@@ -277,15 +277,15 @@ class Experiment(Workspace):
                     "and create_learner="
                 )
             learner = partial(RejectionLearner, self)
-        self.force, self.start_policy = force, start
-        if self.start_policy is not None:
-            self._check_policy(self.start_policy)  # before the settings of a call that is refused are written
+        if start is not None:
+            self._check_policy(start)  # before the settings of a call that is refused are written
         if choice:
             self.say(choice)
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
             self._check_trainable()
+            self.force, self.start_policy = force, start
             self.trained = self._train(learner, servers)
         return self.trained
 

@@ -181,6 +181,8 @@ class Workspace:
         began, names = f"stage/{name}/from", {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
             before = self.record(began)
+            if before.get("model") == "None":  # the default one was taken
+                before["model"] = self.record(f"stage/{name}/start").get("path", self.settings.model)
             for key, value in names.items():
                 if start[key] is not None and before.get(key, value) != value:
                     raise ConfigurationError(
@@ -286,7 +288,7 @@ class Workspace:
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def dream(self) -> Dream:
-        """The dream of this folder's world. The one object that training, evaluation, gate and `fidelity` step."""
+        """A dream of this folder's world."""
         dream = self.world.create_dream(self.experience())
         user = self.model_user()
         if user is not None and user.model is None and (self.models / USER).exists():

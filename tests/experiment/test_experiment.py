@@ -218,6 +218,10 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     work.prepare("mine/weights", baselines=["sft"])
     work.prepare(baselines=["sft"])
     assert begun == ["mine/weights"]
+    work.prepare("mine/weights", baselines=["sft"])
+    work.train_experience(str(SMALL_BASE))  # the default, by its name
+    with pytest.raises(ConfigurationError, match=f"made of the model '{SMALL_BASE}', and 'others' is given"):
+        work.train_experience("others")
     for wrong, told in (("others", "begin with 'mine/weights', and 'others' is given"), (["sft"], "baselines go into")):
         with pytest.raises(ConfigurationError, match=told):
             work.prepare(wrong, baselines=["sft"])  # type: ignore[arg-type]

@@ -263,7 +263,8 @@ def test_a_training_that_began_with_the_base_policy_refuses_another_and_writes_n
     settings = (make().out / "settings.json").read_text()
     for iterations in (1, 2):
         with pytest.raises(ConfigurationError, match="trains the policy .*, and 'other' is given"):
-            make().train("other", iterations, **NUMBERS)
+            (work := make()).train("other", iterations, **NUMBERS)
+        assert work.start_policy is None, "train_base() still trains"
     assert (make().out / "settings.json").read_text() == settings
     make().train(make().models / "base", 1, **NUMBERS)
 
