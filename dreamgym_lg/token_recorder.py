@@ -17,6 +17,9 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.types import Segment
 
+SAMPLING_FILE = "sampling.json"
+"""Beside a policy's saved weights: the fields of the policy that decide its replies."""
+
 
 class TrainablePolicy(BaseChatModel):
     """A chat model that a learner can train; it reports its tokens to the `TokenRecorder`.
@@ -40,7 +43,7 @@ class TrainablePolicy(BaseChatModel):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the weights, or where they are, to a folder, whole or not at all. `load_named_policy` reads it.
+        """Write the weights, or where they are, and `SAMPLING_FILE`, whole or not at all. `load_named_policy` reads it.
 
         Its file `version` names these weights. Raises `ConfigurationError` where there are none or the disk is full.
         """

@@ -393,6 +393,11 @@ def test_a_folder_that_cannot_be_written_is_named(agent: Agent, buffer: ReplayBu
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
     mine = Model(World())
+    other = ReplayBuffer(":memory:")
+    own, others = (gym_of(agent, each, experience_model=mine).experiment.experience() for each in (buffer, other))
+    assert (own.replay_buffer, others.replay_buffer, mine.replay_buffer) == (buffer, other, None), "each gym has its traces"
+    assert own.prompter is mine.prompter is others.prompter and own.k == 0
+    mine = Model(World(), replay_buffer=buffer)
     assert gym_of(agent, buffer, experience_model=mine).experiment.experience() is mine
     made = gym_of(agent, buffer).experiment.experience()
     assert made.replay_buffer is buffer and made.k == 3

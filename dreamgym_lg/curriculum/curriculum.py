@@ -13,6 +13,8 @@ from dreamgym_lg.types import Task, Trajectory, is_unanswered, lacks_answers
 CheckTask = Callable[[Task], str | None]
 """The reason against training on a generated task, or None. A word under which refusals are counted."""
 
+_SEEDS = 8
+"""The paper's m: the most tasks of high V that are varied."""
 _TRIES = 4
 """Refused or unwritten variations after which an original task takes the place."""
 
@@ -36,7 +38,6 @@ class Curriculum:
         task_generator: Writes the variations; None: there are none.
         check_task: Refuses generated tasks.
         synthetic_share: The paper's lambda, in [0, 1].
-        num_seeds: The paper's m: number of high-V tasks that are varied.
 
     Raises `ConfigurationError` without a task, for an evaluation task and for a share out of range.
     """
@@ -48,7 +49,6 @@ class Curriculum:
         task_generator: TaskGenerator | None = None,
         check_task: CheckTask = lambda task: None,
         synthetic_share: float = 0.25,
-        num_seeds: int = 8,
         seed: int = 0,
     ) -> None:
         if not tasks:
@@ -59,7 +59,7 @@ class Curriculum:
             raise ConfigurationError(f"evaluation tasks must not be trained on: {', '.join(evaluation[:3])}")
         self._tasks, self._original = {task.id: task for task in tasks}, list(tasks)
         self._generate, self._check = task_generator, check_task
-        self._share, self._num_seeds, self._seed = synthetic_share, num_seeds, seed
+        self._share, self._seed = synthetic_share, seed
         self.values: dict[str, float] = {}
         """V of each task of the newest iteration that was trained on."""
         self._episodes: dict[str, list[Trajectory]] = {}
@@ -101,7 +101,7 @@ class Curriculum:
         Where no task had variance, those that were always solved are varied: a variation may be harder.
         """
         ranked = sorted((v, task_id) for task_id, v in self.values.items() if task_id in self._tasks)
-        varied = [task_id for v, task_id in ranked if v > 0][-self._num_seeds :]
+        varied = [task_id for v, task_id in ranked if v > 0][-_SEEDS:]
         seeds = varied or [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
         if self._generate is None or not seeds:
             return None

@@ -141,6 +141,8 @@ logger = logging.getLogger(__name__)
 
 PROPOSE, SELECT = "task-variations-1", "task-selection-1"
 """The prompts of the two stages."""
+_PROPOSALS = 4
+"""Variations that the first stage writes."""
 _PROMPT_STEPS, _PROMPT_CHARACTERS = 8, 300
 """Maximum steps of an episode in a prompt, and characters of each action and answer."""
 
@@ -177,11 +179,10 @@ class ChatTaskGenerator:
     Args:
         model: A temperature above 0 gives more different tasks.
         hosted: Limits and retries of a model behind a network. Default: as for `Model`.
-        num_proposals: Variations that the first stage writes.
     """
 
-    def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None, num_proposals: int = 4) -> None:
-        self.model, self.hosted, self.num_proposals = model, hosted or hosted_for(model), num_proposals
+    def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None) -> None:
+        self.model, self.hosted = model, hosted or hosted_for(model)
         structured = default_format(model) == "json_schema"
         forms: Mapping[str, type[BaseModel]] = {PROPOSE: _Variations, SELECT: _Selection}
         self._models = {
@@ -194,7 +195,7 @@ class ChatTaskGenerator:
         seeds = {task.id: task} | {trajectory.task.id: trajectory.task for trajectory in trajectories}
         summaries = [_summary(seed, trajectories) for seed in seeds.values()]
         try:
-            request = {"seed_tasks": summaries, "number": self.num_proposals, "tools": schemas(task)}
+            request = {"seed_tasks": summaries, "number": _PROPOSALS, "tools": schemas(task)}
             proposals = read_proposals(self._reply(PROPOSE, request))
             numbered = [{"number": number, **proposal.model_dump()} for number, proposal in enumerate(proposals, 1)]
             reply = self._reply(SELECT, {"seed_task": summaries[0], "variations": numbered})

@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.experience_models import policy_version, saved_sampling
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.files import write_whole
@@ -26,10 +26,8 @@ from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 Played = TypeVar("Played")
 
-MODES = {"greedy": 0.0, "sampled": 1.0}
-"""Temperature by mode of evaluation."""
 DREAMED = "sampled"
-"""The mode that is dreamed too. It is the one that was trained, and dreamed episodes are expensive."""
+"""The mode that is dreamed too, beside `greedy`. It is the one that was trained, and dreamed episodes are expensive."""
 _FIRST = 10
 """Dreamed episodes of an evaluation behind which no further ones are played, if none was answered to its end."""
 _VALIDATED = "validate/real"
@@ -182,11 +180,11 @@ def start_baseline(work: Workspace) -> str:
 
 
 def prove(work: Workspace) -> dict[str, Any]:
-    """Play every policy of the folder on the held-out tasks. Real, and dreamed at temperature 1.
+    """Play every policy of the folder on the held-out tasks. Real, and dreamed as sampled.
 
-    The weights before any training are played too, at temperature 1. The validation tasks, really played, choose the policy and
-    the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is dreamed where there is no
-    experience model, as after a training in the real environment alone.
+    Sampled is at the trained policy's temperature. The weights before any training are played too. The validation tasks, really
+    played, choose the policy and the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is
+    dreamed where there is no experience model, as after a training in the real environment alone.
 
     Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
     """
@@ -199,6 +197,7 @@ def prove(work: Workspace) -> dict[str, Any]:
     result = {
         "world": work.world.name,
         "seed": made_with.seed,
+        "temperature": _temperature(work),
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
         "assisted": work.world.assisted and _is_dreamed(work),
@@ -277,8 +276,8 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
         return
     played = {}
     for mode, temperature in {"greedy": 0.0, "sampled": policy.temperature}.items():
-        same = place == "real" and temperature == MODES[mode]  # as the proof: what is stored is not played again
-        run = f"proof/validation/trained/{mode}/{version}" if same else f"validate/{place}/{mode}/{version}"
+        # really as the proof: what is stored is not played again
+        run = f"proof/validation/trained/{mode}/{version}" if place == "real" else f"validate/dream/{mode}/{version}"
         played[mode] = check_played(work.play(run, policy.with_temperature(temperature), tasks, dream=world))
     successes = {mode: sum(each.success for each in episodes) for mode, episodes in played.items()}
     mode = "greedy" if successes["greedy"] >= max(successes["sampled"], 1) else "sampled"
@@ -303,11 +302,16 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
     return {"policy": "trained", "mode": "sampled", "why": "as in training"}
 
 
+def _temperature(work: Workspace) -> float:
+    """At which a proof samples every policy: as the trained one was trained."""
+    return float(saved_sampling(work.models / "trained").get("temperature", 1))
+
+
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
     """Play one policy in every mode, dreamed meanwhile. Stored episodes are not played again."""
     loaded: Any = work.policy_at(path)
     held_out = work.tasks("test")[: work.settings.proof_tasks]
-    modes = {DREAMED: MODES[DREAMED]} if name == "start" else MODES
+    modes = ({} if name == "start" else {"greedy": 0.0}) | {DREAMED: _temperature(work)}
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}

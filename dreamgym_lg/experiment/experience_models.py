@@ -1,5 +1,7 @@
 """Models by name: experience models, asked as they were trained, and versions of weights."""
 
+import json
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from dreamgym_lg.experiment.settings import Settings, read_settings
 from dreamgym_lg.hosted import TIMEOUT, is_on_tinker, load_chat_model, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.object_graph import reachable
+from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -25,8 +28,18 @@ def is_local_model(name: str) -> bool:
     return Path(name).is_dir() or name == Settings.model or ("/" in name and ":" not in name)
 
 
+def saved_sampling(folder: str | Path) -> dict[str, Any]:
+    """How the policy saved in a folder samples: `temperature`, `stop` and the like. Empty where nothing says so."""
+    file = Path(folder) / SAMPLING_FILE
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
 def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
-    """The policy of a folder, a hub name or `tinker:MODEL`. Args: `options`, of the class's `from_path`."""
+    """The policy of a folder, sampling as it was saved, of a hub name or `tinker:MODEL`.
+
+    Args: `options`, of the class's `from_path`.
+    """
+    options = {**saved_sampling(name), **options}
     if is_on_tinker(name):
         from dreamgym_lg.integrations.tinker.policy import TinkerChatModel
 
@@ -77,7 +90,8 @@ def load_experience_model(
     """Load an experience model with retrieval, by name or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.
+    any other is prompted. A `Model` is given back; of one without a replay buffer a copy, which has this one and retrieves
+    nothing from it.
 
     Args: `settings`, how many transitions are retrieved and shown, and how much of them.
 
@@ -85,6 +99,7 @@ def load_experience_model(
     """
     if isinstance(model, Model):
         if model.replay_buffer is None:
+            model = copy(model)  # the given one may be in another experiment, too
             model.replay_buffer = replay_buffer
         return model
     settings = settings or Settings()

@@ -19,11 +19,12 @@ from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
-from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, sampling_like, served_by, train_policy
+from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.rollout import check_played
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -126,7 +127,7 @@ class Experiment(Workspace):
         policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
             played = tasks[: number - done]
-            self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline")
+            check_played(self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline"))
             self.progress("collect real trajectories", done + len(played), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
@@ -285,15 +286,15 @@ class Experiment(Workspace):
                     "and create_learner="
                 )
             learner = partial(RejectionLearner, self)
-        self.force, self.start_policy = force, start
-        if self.start_policy is not None:
-            self._check_policy(self.start_policy)  # before the settings of a call that is refused are written
+        if start is not None:
+            self._check_policy(start)  # before the settings of a call that is refused are written
         if choice:
             self.say(choice)
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
             self._check_trainable()
+            self.force, self.start_policy = force, start
             self.trained = self._train(learner, servers)
         return self.trained
 
@@ -302,7 +303,7 @@ class Experiment(Workspace):
         if self.training_ended(self.settings):
             more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
-            return sampling_like(self.start_policy, self.policy("trained"))
+            return self.policy("trained")
         start = self.base_policy()
         if self.start_policy is not None:
             self._record_start(self.start_policy)
@@ -361,7 +362,7 @@ class Experiment(Workspace):
         keep, trained = evaluation.kept_policy(self), self.trained_policy()
         if trained is None or not keep:
             return trained
-        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"])
+        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"], trained.temperature)
         return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
     def base_policy(self) -> "LocalChatModel":

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
-from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, learned, preference_pairs
@@ -133,7 +133,9 @@ def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
     """Train `models/NAME` from the base policy by DPO, `DPO_PASSES` times over all pairs. Killed, it goes on where it was."""
 
     policy, last = work.policy("base"), f"{name}-last"
-    best, checkpoints = BestPolicy(work, _name_of_best(work, name)), work.out / "checkpoints" / last
+    segments = [segment for group in groups for episode in group for segment in episode.segments]
+    checkpoints = checkpoints_of(work, last, work.models / "base", DPO_PASSES, segments)
+    best = BestPolicy(work, _name_of_best(work, name))
     evaluated = _can_evaluate(work, name, "the last step decides")
     settings = replace(work.settings, learner="dpo", num_generations=2, learning_rate=None, beta=None)
     learner = create_trl_learner(policy, checkpoints, settings, updates=-(-2 * pairs // settings.batch_size))
@@ -166,15 +168,16 @@ def imitate(
     number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)  # effective
     steps = s.base_steps or min(max(int(PASSES * number) // s.batch_size, FEWEST), MOST)
     work.say(f"{name} policy: {len(episodes)} episodes, {steps} steps of {s.batch_size}; it begins with {start}")
-    best = BestPolicy(work, _name_of_best(work, name))
-    if _can_evaluate(work, name, "the loss on a tenth of the tasks decides"):
-        options["evaluate"] = partial(_evaluate, work, name, best, steps)
-    else:  # where there are ten
+    if not (evaluated := _can_evaluate(work, name, "the loss on a tenth of the tasks decides")):  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
         watched = set(ids[: len(ids) // 10])
     if held_out := [each for each in episodes if each.task.id in watched]:
         options["held_out"] = to_rows(held_out)
     rows = to_rows([each for each in episodes if each.task.id not in watched])
+    checkpoints_of(work, f"{name}-last", start, steps, [row.segment for row in rows])
+    best = BestPolicy(work, _name_of_best(work, name))
+    if evaluated:
+        options["evaluate"] = partial(_evaluate, work, name, best, steps)
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
     _keep(work, name, best)
 
@@ -191,7 +194,7 @@ def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
 
 
 def _name_of_best(work: Workspace, name: str) -> str:
-    """The best policy's folder. The killed attempt's where that goes on from a checkpoint, else a new one."""
+    """The best policy's folder. The killed attempt's where its checkpoint is left (`checkpoints_of`), else a new one."""
     before = work.record(record := f"stage/{name}/best").get("folder")
     if before is not None and any((work.out / "checkpoints" / f"{name}-last").glob("*.pt")):
         return str(before)

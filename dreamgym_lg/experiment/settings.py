@@ -40,7 +40,10 @@ START_KIND = "start"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The numbers of an experiment, fixed in its folder. Only `iterations` may be raised later."""
+    """The numbers of an experiment, fixed in its folder.
+
+    `CHANGEABLE` may change until training has begun, `CHANGED_LATER` until it has ended.
+    """
 
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""

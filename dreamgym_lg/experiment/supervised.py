@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +24,7 @@ from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import is_tool_task
-from dreamgym_lg.types import Source, Trajectory
+from dreamgym_lg.types import Segment, Source, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -74,6 +74,8 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     if written.failed:
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = work.model_user() or ModelUser(None)
+    if work.seconds("experience") is None:
+        work.keep_record(DATA, {"trajectories": len(work.offline())})
     recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
     if not recorded:
         raise ConfigurationError(
@@ -196,8 +198,19 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
-    model.save(work.models / "start")
+    as_a_baseline = {"temperature": 1.0, "max_new_tokens": work.settings.policy_tokens}
+    model.model_copy(update=as_a_baseline).save(work.models / "start")
     return work.models / "start"
+
+
+def checkpoints_of(work: Workspace, to: str, start: str | Path, steps: int, segments: Iterable[Segment]) -> Path:
+    """The folder of a training's checkpoints. Those of another training, such as one on other rows, are removed."""
+    folder, tokens = work.out / "checkpoints" / to, [list(segment.token_ids) for segment in segments]
+    digest = sha256(json.dumps([str(start), steps, tokens]).encode()).hexdigest()
+    if not (folder / "rows").exists() or (folder / "rows").read_text() != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        write_whole(folder / "rows", digest)
+    return folder
 
 
 def fine_tune(
@@ -217,11 +230,7 @@ def fine_tune(
     work.progress(label, 0, steps)  # what is loaded next, and the first step, take long
     from dreamgym_lg.integrations.trl import sft
 
-    s, checkpoints = work.settings, work.out / "checkpoints" / to
-    digest = sha256(json.dumps([str(start), steps, [list(row.segment.token_ids) for row in rows]]).encode()).hexdigest()
-    if not (checkpoints / "rows").exists() or (checkpoints / "rows").read_text() != digest:
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        write_whole(checkpoints / "rows", digest)
+    s, checkpoints = work.settings, checkpoints_of(work, to, start, steps, [row.segment for row in rows])
     sft.fine_tune(
         start,
         work.models / to,

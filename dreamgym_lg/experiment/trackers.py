@@ -63,7 +63,8 @@ class ExperimentTrackers:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers ask it for the main process
-        if new := not (file := self._folder / "tracker-run").exists():
+        shown = (self._folder / "tensorboard").exists()  # it would show the settings a second time
+        if not (file := self._folder / "tracker-run").exists():
             file.write_text(f"{self._folder.name}-{uuid4().hex[:8]}")
         run, project = file.read_text(), os.environ.get("WANDB_PROJECT", PROJECT)
         arguments: dict[str, dict[str, Any]] = {
@@ -72,9 +73,9 @@ class ExperimentTrackers:
             "trackio": {"run_name": PROJECT, "name": run, "resume": "allow"},
             "mlflow": {"experiment_name": PROJECT, "run_name": run},
         }
-        started = [LOGGER_TYPE_TO_CLASS[name](**arguments[name]) for name in self._names]
-        for tracker in started:
+        started = {name: LOGGER_TYPE_TO_CLASS[name](**arguments[name]) for name in self._names}
+        for name, tracker in started.items():
             tracker.start()
-            if new:
+            if name != "tensorboard" or not shown:
                 tracker.store_init_configuration(self._config)
-        return started
+        return list(started.values())

@@ -66,14 +66,6 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
     return policy.model_copy(update={"engine": engine})
 
 
-def sampling_like(policy: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
-    """The loaded policy, sampling as `policy` does."""
-    if policy is None or policy is loaded or isinstance(policy, str | Path):
-        return loaded
-    names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs"
-    return loaded.model_copy(update={name: getattr(policy, name) for name in names})
-
-
 def train_policy(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
 ) -> "LocalChatModel":
@@ -96,7 +88,7 @@ def train_policy(
             if not real:
                 work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)
-    kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
+    kept = work.policy("best") if (work.models / "best").exists() else policy
     kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before

@@ -26,6 +26,7 @@ from dreamgym_lg.experiment.experience_models import (
     load_named_policy,
     model_name,
     policy_version,
+    saved_sampling,
 )
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
@@ -55,7 +56,7 @@ MIN_CASES = 20
 """Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
 
 DATA = "stage/experience/data"
-"""Record of the number of trajectories that the experience model was trained from."""
+"""Record of the number of trajectories that the experience model, or without one the user, was trained from."""
 
 
 class Workspace:
@@ -180,6 +181,8 @@ class Workspace:
         began, names = f"stage/{name}/from", {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
             before = self.record(began)
+            if before.get("model") == "None":  # the default one was taken
+                before["model"] = self.record(f"stage/{name}/start").get("path", self.settings.model)
             for key, value in names.items():
                 if start[key] is not None and before.get(key, value) != value:
                     raise ConfigurationError(
@@ -213,7 +216,7 @@ class Workspace:
     def offline(self) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
 
-        What came after the experience model was trained is at the end: which of the others were held out from it stays.
+        What came after the training that `DATA` records is at the end: which of the others were held out from it stays.
         """
         usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
@@ -236,18 +239,17 @@ class Workspace:
             )
 
     def _known(self, now: int) -> int:
-        """Number of offline trajectories when the experience model was trained; `now` before."""
+        """Number of offline trajectories at the training that `DATA` records; `now` before."""
         return int(self.record(DATA).get("trajectories", now))
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.
 
-        As many as its steps take; where that would be all of them, a tenth of the tasks is held out, and up to three tenths
-        until the gate has `MIN_CASES` failures and successes.
+        A tenth of the tasks is held out, and up to three tenths until the gate has `MIN_CASES` failures and successes. So are
+        tasks that are not reached: it is trained on no more episodes than its steps take.
         """
         offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        if (known := self._known(len(offline))) > needed:
-            return offline[:needed], offline[needed:]
+        known = self._known(len(offline))
         outcomes = dict[str, Counter[bool]]()
         for each in offline[:known]:
             outcomes.setdefault(each.task.id, Counter())[each.success] += 1
@@ -257,33 +259,36 @@ class Workspace:
             if number <= len(outcomes) * (0.3 if few else 0.1):
                 held_out.add(task)
                 cases += counts
-        return (
-            [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out],
-            [trajectory for trajectory in offline[:known] if trajectory.task.id in held_out] + offline[known:],
-        )
+        trained = [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out][:needed]
+        tasks = {trajectory.task.id for trajectory in trained}
+        return trained, [each for each in offline[:known] if each.task.id not in tasks] + offline[known:]
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that `train_experience` and `train_user` did not take; all, where neither was trained."""
         trained = self._given is None or (self.models / USER).exists()
         return self.experience_data()[1] if trained else self.offline()
 
-    def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
+    def policy(self, name: str, temperature: float | None = None) -> "LocalChatModel":
         """A policy of the folder: `base`, `trained`, or another in `models`."""
         return self.policy_at(self.models / name, temperature)
 
-    def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
-        """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained.
+    def policy_at(self, path: str | Path, temperature: float | None = None) -> "LocalChatModel":
+        """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained. It samples as it was saved.
 
-        Weights here are float32, under LoRA as they were saved."""
+        Weights here are float32, under LoRA as they were saved. Of another experiment's policy, replies have `policy_tokens`.
+        """
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
-        policy = load_named_policy(path, temperature=temperature, max_new_tokens=self.settings.policy_tokens)
+        options = {"max_new_tokens": self.settings.policy_tokens}
+        options |= saved_sampling(path) if Path(path).parent == self.models else {}
+        options |= {} if temperature is None else {"temperature": temperature}
+        policy = load_named_policy(path, **options)
         if policy.model is not None and not wants_adapters(policy.model, self.settings.lora):
             policy.model.float()
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def dream(self) -> Dream:
-        """The dream of this folder's world. The one object that training, evaluation, gate and `fidelity` step."""
+        """A dream of this folder's world."""
         dream = self.world.create_dream(self.experience())
         user = self.model_user()
         if user is not None and user.model is None and (self.models / USER).exists():

@@ -86,21 +86,18 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
-    """Load an exported policy as a chat model, with its temperature, length and stop texts. One on Tinker is sampled there.
+    """Load an exported policy as a chat model, sampling as it was exported. One on Tinker is sampled there.
 
     Args: `options`, those of `LocalChatModel.from_path`, e.g. `device`, `dtype`, `temperature=0`.
 
     Raises `ConfigurationError` for a folder that is no export, of a newer format, incomplete, or changed since.
     """
     folder = Path(folder)
-    if "prompts" in read_manifest(folder):
+    manifest = read_manifest(folder)
+    if "prompts" in manifest:
         raise ConfigurationError(f"{folder} holds prompts and no weights: give with_prompts(model, load_prompts(folder))")
     saved = json.loads((folder / "generation_config.json").read_text())
-    sampling = {
-        "temperature": saved["temperature"] if saved["do_sample"] else 0.0,
-        "max_new_tokens": saved["max_new_tokens"],
-        "stop": saved.get("stop_strings") or [],
-    }
+    sampling = {"stop": saved.get("stop_strings") or [], **manifest["sampling"]}
     for name in ("trust_remote_code", "revision"):
         if name in options:
             raise ConfigurationError(f"{name}= is given, and an exported policy has neither code nor revisions: leave it out")
@@ -182,7 +179,7 @@ def _write(
         **provenance,
         **place,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sampling": {"temperature": policy.temperature, "max_new_tokens": policy.max_new_tokens},
+        "sampling": policy.sampling,
         "agent": seen_from(folder, agent),
     }
     (draft / "version").write_text(str(record["policy_version"]))

@@ -103,7 +103,7 @@ def _difference(
 
 
 EPISODES_SHOWN = 12
-MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
+MODES = ("sampled", "greedy")  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate")
 STEPS = {"offline": "offline", "train": "in training", "evaluation": "evaluation"}
 ASSISTED = "assisted by the world's rules"
@@ -170,8 +170,13 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     for mode, policy in product(MODES, ("start", *POLICIES)):
         real, dream = (_figures(result, place, policy, mode) for place in ("real", "dream"))
         if real or dream or policy in ("base", "trained"):
-            rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream)))
+            rows.append(Row(policy, _mode(result, mode), read_rate(real), read_rate(dream)))
     return rows
+
+
+def _mode(result: Mapping[str, Any], mode: str) -> str:
+    temperature = read_number(result.get("temperature"))
+    return mode if mode == "greedy" else f"temperature {1 if temperature is None else temperature:g}"
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -180,8 +185,8 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
     claims: list[dict[str, str]] = []
-    for mode, name in MODES.items():
-        rates = stages(result, mode)
+    for mode in MODES:
+        rates, name = stages(result, mode), _mode(result, mode)
         played = " and ".join(dict.fromkeys(str(rate.episodes) for rate in rates.values()))
         steps = " → ".join(f"{label} {text(rate)}" for label, rate in rates.items())
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"

@@ -23,6 +23,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 try:
     import tinker
@@ -123,5 +124,6 @@ class TinkerChatModel(LocalChatModel):
             raise ConfigurationError("a policy on Tinker is sampled there: leave servers= and engine= away")
         with whole_folder(folder) as draft:
             (draft / TINKER_FILE).write_text(json.dumps(self.engine.weights._asdict(), indent=2) + "\n")
+            (draft / SAMPLING_FILE).write_text(json.dumps(self.sampling, indent=2) + "\n")
             self.tokenizer.save_pretrained(draft)
             (draft / "version").write_text(uuid4().hex[:8])

@@ -4,6 +4,7 @@ A folder of such a model is one of PEFT's: the adapters, and the base that they 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.files import whole_folder
+from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 BASE = "base"
 """Subfolder of the base model."""
@@ -77,12 +79,16 @@ def write_adapters(model: Any, folder: Path) -> None:
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, sampling: Mapping[str, Any] | None = None
+) -> None:
     """Write a model folder with tokenizer and chat template (`whole_folder`). Adapters stand beside their base.
 
-    Its file `version` names these weights: each time they are written it is another one.
+    Its file `version` names these weights: each time they are written it is another one. Args: `sampling`, of a policy.
     """
     with whole_folder(path, SafetensorError) as draft:
         write_model(model, draft, place=path)
         tokenizer.save_pretrained(draft)
+        if sampling is not None:
+            (draft / SAMPLING_FILE).write_text(json.dumps(sampling, indent=2) + "\n")
         (draft / "version").write_text(uuid4().hex[:8])

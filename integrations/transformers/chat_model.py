@@ -159,6 +159,12 @@ class LocalChatModel(TrainablePolicy):
         """The same weights, caches and batches, sampled at another temperature."""
         return self.model_copy(update={"temperature": temperature})
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields that decide the replies of these weights, as JSON. Kept beside them."""
+        names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs"
+        return {name: getattr(self, name) for name in names}
+
     def free_memory(self) -> None:
         if isinstance(self.engine, LocalEngine):  # any other has a process, and so a memory, of its own
             self.engine.clear()
@@ -170,7 +176,7 @@ class LocalChatModel(TrainablePolicy):
     def save(self, folder: Path) -> None:
         if self.model is None:
             raise ConfigurationError("the policy has no weights in this process, so that it cannot be trained: give model=")
-        save_model(cast(PreTrainedModel, self.model), self.tokenizer, folder)
+        save_model(cast(PreTrainedModel, self.model), self.tokenizer, folder, self.sampling)
 
     def bind_tools(
         self,

@@ -91,17 +91,19 @@ def test_the_same_variation_written_twice_counts_once() -> None:
     assert len(set(ids(tasks))) == 8 and ids(tasks).count("same") == 1
 
 
-def test_the_tasks_with_the_highest_v_are_varied_and_none_without_variance() -> None:
-    made = Curriculum(TASKS, task_generator=vary, num_seeds=2)
+def test_the_tasks_with_the_highest_v_are_varied_and_none_without_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dreamgym_lg.curriculum.curriculum._SEEDS", 2)
+    made = Curriculum(TASKS, task_generator=vary)
     for n, rewards in enumerate([[0, 0], [0, 0.2], [0, 1], [0, 0.9], [1, 1]]):
         made.update(group(TASKS[n], rewards, 3))
     parents = {made.propose(random.Random(seed)).parent_id for seed in range(40)}  # type: ignore[union-attr]
     assert parents == {"t2", "t3"}
 
 
-def test_the_generator_is_shown_the_last_episodes_of_the_tasks_that_are_varied() -> None:
+def test_the_generator_is_shown_the_last_episodes_of_the_tasks_that_are_varied(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Sequence[Trajectory]] = []
-    made = curriculum(task_generator=lambda task, episodes, rng: shown.append(episodes), num_seeds=2)
+    monkeypatch.setattr("dreamgym_lg.curriculum.curriculum._SEEDS", 2)
+    made = curriculum(task_generator=lambda task, episodes, rng: shown.append(episodes))
     made.propose(random.Random(0))
     assert ids([each.task for each in shown[0]]) == ["t1"] * 2 + ["t2"] * 3, "highest V first; t0 and t3 have less"
     made.update([replace(each, error="lost") for each in group(TASKS[5], [0.0, 1.0], 1)])
@@ -120,7 +122,7 @@ def test_refused_tasks_are_counted_by_reason_and_another_is_asked_for() -> None:
 
 
 def test_a_variation_may_itself_be_varied() -> None:
-    made = Curriculum(TASKS[:1], task_generator=vary, synthetic_share=1.0, num_seeds=1)
+    made = Curriculum(TASKS[:1], task_generator=vary, synthetic_share=1.0)
     made.update(group(TASKS[0], [0.0, 0.5]))
     (first,) = made.sample(1, iteration=0)
     assert made[first.id] == first and first.parent_id == "t0"

@@ -167,7 +167,7 @@ def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
     model = scripted(reply=answers())
     other = replace(SEED, id="o", observation="Where is A-1020?")
     played = [*episodes(other, 0.0, 1.0, 1.0), *episodes(SEED, 1.0, 0.0, 0.5)]
-    task = ChatTaskGenerator(model, num_proposals=3)(SEED, played, random.Random(0))
+    task = ChatTaskGenerator(model)(SEED, played, random.Random(0))
     assert task is not None and task.observation == "Refund A-1001 and A-1010."
     assert task.instruction == SEED.instruction.replace(SEED.observation, "Refund A-1001 and A-1010.")
     assert (task.origin, task.parent_id, task.split) == ("synthetic", SEED.id, "train")
@@ -175,7 +175,7 @@ def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
     assert task.metadata["customer"] == SEED.metadata["customer"]
 
     proposed, selected = (json.loads(asked[-1].text) for asked in model.asked)
-    assert proposed["number"] == 3 and [each["task"] for each in proposed["seed_tasks"]] == [
+    assert proposed["number"] == 4 and [each["task"] for each in proposed["seed_tasks"]] == [
         SEED.observation, "Where is A-1020?",
     ]  # fmt: skip
     assert proposed["seed_tasks"][0]["rewards"] == [0.0, 0.5, 1.0]

@@ -164,8 +164,12 @@ def test_collecting_stores_tasks_and_trajectories_once(work: Experiment) -> None
 
 def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experiment, scripted: Any) -> None:
     work.collect()
-    work.settings = replace(work.settings, batch_size=1, experience_steps=3)
-    assert work.held_out_offline() == work.offline()[3:] and len(work.offline()) == 5
+    work.settings = replace(work.settings, batch_size=1, experience_steps=2)
+    taught, held_out = work.experience_data()
+    trained = {each.task.id for each in taught}
+    assert taught == work.offline()[:2] and len(work.offline()) == 5
+    assert held_out == work.held_out_offline() == [each for each in work.offline() if each.task.id not in trained] != []
+    assert len(taught + held_out) < 5, "another episode of a trained task is neither"
     work.settings = replace(work.settings, experience_steps=5)
     assert work.held_out_offline() == []
     hosted = Experiment(Doors(), work.out, work.settings, experience_model=scripted(reply=str))
@@ -214,6 +218,10 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     work.prepare("mine/weights", baselines=["sft"])
     work.prepare(baselines=["sft"])
     assert begun == ["mine/weights"]
+    work.prepare("mine/weights", baselines=["sft"])
+    work.train_experience(str(SMALL_BASE))  # the default, by its name
+    with pytest.raises(ConfigurationError, match=f"made of the model '{SMALL_BASE}', and 'others' is given"):
+        work.train_experience("others")
     for wrong, told in (("others", "begin with 'mine/weights', and 'others' is given"), (["sft"], "baselines go into")):
         with pytest.raises(ConfigurationError, match=told):
             work.prepare(wrong, baselines=["sft"])  # type: ignore[arg-type]
@@ -330,6 +338,34 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     policies = ("base" if how.startswith("DPO") else "start", "offline_rl")
     before, after = (likelihood(work, name, "open") - likelihood(work, name, "kick") for name in policies)
     assert after > before
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["more traces", "the same"])
+def test_a_killed_imitation_keeps_its_evaluations_only_where_its_rows_are_the_same(
+    more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException): ...
+
+    def kill(label: str, done: int, total: int) -> None:
+        if label.startswith("base policy") and done == 2:
+            raise Killed
+
+    monkeypatch.setattr("dreamgym_lg.integrations.trl.sft.SAVE_SECONDS", 0)
+    tokenizer = create_tokenizer(["open the door kick"], vocab_size=320)
+    start = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer=tokenizer)
+    work = Experiment(Doors(), tmp_path / "run", replace(Doors.settings, base_steps=3, policy_tokens=16), progress=kill)
+    work.collect()
+    with pytest.raises(Killed):
+        work.train_base(start)
+    before = work.record("stage/base/best")["folder"]
+    if more:
+        recorded = next(each for each in work.offline() if each.success)
+        work.replay_buffer.add(replace(recorded, task=work.tasks("train")[3], rollout_index=9))
+    work.progress = lambda *_: None
+    work.train_base(start)
+    after = work.record("stage/base/best")["folder"]
+    played = [len(list(work.replay_buffer.trajectories(run=f"validate/{folder}"))) for folder in (before, after)]
+    assert played == ([2, 6] if more else [6, 6]) and (before != after) == more
 
 
 @pytest.mark.parametrize(("steps", "groups", "pairs"), [(3, 2, 4), (4, 3, 6), (None, 9, 18)])

@@ -1,8 +1,10 @@
 """Trackers: what TensorBoard's own reader finds in the event files of a run that was killed, and which names are refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
@@ -29,6 +31,21 @@ def test_a_killed_run_goes_on_in_tensorboard_at_its_step(tmp_path: Path) -> None
     found = read_events(tmp_path)
     assert found["dream/success"] == {0: 0, 1: 0.25, 2: 1, 3: 1} and found["validation/gap"] == {3: 0.5}
     assert len(list((tmp_path / "tensorboard").rglob("hparams.yml"))) == 1, "the settings are shown once"
+
+
+@pytest.mark.parametrize(("first", "shown"), [("tensorboard", [{"seed": 1}]), ("wandb", [{"seed": 1}, {"seed": 1}])])
+def test_a_tracker_that_is_added_later_gets_the_settings_too(
+    first: str, shown: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[object]()
+    double = SimpleNamespace(start=lambda: None, log=lambda *_, **__: None, finish=lambda: None)
+    double.store_init_configuration = told.append
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", lambda **_: double)
+    for names in ([first], ["tensorboard", "wandb"]):
+        each = ExperimentTrackers(names, tmp_path, {"seed": 1})
+        each.log(0, {"dream/success": 1.0})
+        each.close()
+    assert told == shown and len(list((tmp_path / "tensorboard").rglob("hparams.yml"))) == 1
 
 
 def test_nothing_is_written_without_a_tracker(tmp_path: Path) -> None:

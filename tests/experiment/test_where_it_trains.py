@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,12 +22,13 @@ from dreamgym_lg.experiment.evaluation import START, _chosen, _dreamed, check_dr
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _tell_shared_entities
 from dreamgym_lg.production.provenance import provenance
-from dreamgym_lg.report.proof import _title
+from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
 
 pytest.importorskip("trl")
 from tiny_models import create_model, create_tokenizer  # noqa: E402
 
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel  # noqa: E402
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
 from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
 
@@ -173,6 +175,27 @@ def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make,
     assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
 
 
+def test_a_collection_that_cannot_be_played_is_no_finished_stage(make: Make, tmp_path: Path) -> None:
+    class Staging(Door):
+        def reset(self, task: Task) -> str:
+            if down:
+                raise ConnectionError("staging is down")
+            return super().reset(task)
+
+    class Away(Doors):
+        def create_environment(self) -> Environment:
+            return Staging()
+
+    down = ["down"]
+    settings = Settings(episodes={"start": 6}, model=str(make().models / "base"), policy_tokens=9)
+    work = Experiment(Away(), tmp_path / "other", settings, engine=lambda _: Turns())
+    with pytest.raises(EpisodesMissing, match="4 of 4 episodes .*staging is down.*then the same command plays only these 4"):
+        work.collect()
+    down.clear()
+    work.collect()
+    assert len(work.offline()) == 6
+
+
 def test_the_environment_of_the_page_is_prepared_and_trained(make: Make, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "world.md").read_text()
     (block,) = (each for each in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "class Doors(" in each)
@@ -240,7 +263,8 @@ def test_a_training_that_began_with_the_base_policy_refuses_another_and_writes_n
     settings = (make().out / "settings.json").read_text()
     for iterations in (1, 2):
         with pytest.raises(ConfigurationError, match="trains the policy .*, and 'other' is given"):
-            make().train("other", iterations, **NUMBERS)
+            (work := make()).train("other", iterations, **NUMBERS)
+        assert work.start_policy is None, "train_base() still trains"
     assert (make().out / "settings.json").read_text() == settings
     make().train(make().models / "base", 1, **NUMBERS)
 
@@ -291,6 +315,36 @@ def test_the_export_samples_as_validation_found_best_and_its_card_says_so(make: 
     assert f"{why}; export is {'greedy' if opens else 'at temperature 1'}" in said
     assert provenance(work, kept)["sampling_chosen"] == why
     assert provenance(work, kept.with_temperature(0.5 if opens else 0))["sampling_chosen"] == "", "the user's own"
+
+
+def test_the_proof_and_a_new_process_sample_as_was_trained(make: Make) -> None:
+    class Hears(Turns):
+        def submit(self, request: Request) -> "Future[Generated]":
+            heard.add((request.temperature, request.max_new_tokens, request.stop, str(request.template_kwargs)))
+            return super().submit(request)
+
+    heard = set[tuple[Any, ...]]()
+    sampling: dict[str, Any] = {
+        "temperature": 0.7,
+        "max_new_tokens": 5,
+        "stop": ["!"],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    tokenizer.chat_template += "{% if enable_thinking %}{% endif %}"
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    work = make()
+    shutil.rmtree(work.models / "base")
+    work.train(LocalChatModel(model=model, tokenizer=tokenizer, engine=Hears(), **sampling), 1, environment="real", **NUMBERS)
+    trained = heard.copy()
+    later = Experiment(Doors(), work.out, engine=lambda _: Hears())
+    result = later.prove()
+    assert trained == {(0.7, 5, ("!",), "{'enable_thinking': False}")} and heard == trained | {(0, *[*trained][0][1:])}
+    kept = later.kept_policy()
+    assert kept is not None and kept.sampling == sampling
+    assert claims(result)[0]["sentence"].startswith("Real success (temperature 0.7) on 4 held-out episodes: ")
+    elsewhere = Experiment(Doors(), later.out.with_name("other"), replace(later.settings, policy_tokens=6))
+    assert elsewhere.policy_at(later.models / "trained").sampling == sampling | {"max_new_tokens": 6}
 
 
 def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of_its_own(make: Make) -> None:

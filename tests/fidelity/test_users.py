@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dreamgym_lg import Dream, DreamGym, Episode, ReplayBuffer, Step, Task, Traj
 from dreamgym_lg.actions import render_answer, render_call, tool_schemas
 from dreamgym_lg.dream import Answer, ModelUser, ScriptedUser, Verdict
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
-from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment import gate, supervised
 from dreamgym_lg.fidelity.judgement import PartJudgement, ajudge
 from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, UNTOLD
@@ -247,6 +248,24 @@ def test_a_local_user_is_trained_on_the_traces_and_plays_in_the_dream(tmp_path: 
     assert isinstance(user.model.invoke(messages).text, str)
     gym.train_user(SMALL_BASE)
     assert (tmp_path / "models" / "user" / "version").read_text() == written, "once"
+
+
+def test_a_user_is_measured_on_what_it_was_not_trained_on_also_beside_more_traces(
+    tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+
+    def trained(work: Any, *_: Any, **__: Any) -> None:
+        (work.models / "user").mkdir()
+
+    monkeypatch.setattr(supervised, "fine_tune", trained)
+    monkeypatch.setattr(supervised, "tokenized", lambda start, conversations: [])
+    gym = create_gym(tmp_path, scripted, truthful, user=ModelUser(None))
+    work = gym.experiment
+    gym.train_user("a/model")
+    taught = {each.task.id for each in work.experience_data()[0]}
+    gym.replay_buffer.extend(replace(each, task=replace(each.task, id=f"more-{each.task.id}")) for each in TRACES)
+    assert len(taught) > 1 and taught.isdisjoint(each.task.id for each in work.held_out_offline())
 
 
 class Taught(Exception):

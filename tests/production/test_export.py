@@ -126,10 +126,13 @@ def test_a_fresh_process_samples_the_same_tokens(exported: Path) -> None:
 
 def test_it_samples_as_it_was_exported_and_as_its_base_did_not(tmp_path: Path) -> None:
     policy = tiny(temperature=0.7, stop=["\n"], max_new_tokens=9)
+    policy.tokenizer.chat_template += "{% if thinks %}{% endif %}"
+    policy.chat_template_kwargs["thinks"] = False
     policy.model.generation_config.update(do_sample=True, top_k=20, top_p=0.8, repetition_penalty=1.1)
     export_policy(policy, tmp_path / "mine", provenance=RECORD | {"sampling_chosen": "greedy 1, sampled 4"})
     loaded = load_policy(tmp_path / "mine")
     assert (loaded.temperature, loaded.stop, loaded.max_new_tokens) == (0.7, ["\n"], 9)
+    assert loaded.chat_template_kwargs == {"thinks": False}
     assert load_policy(tmp_path / "mine", temperature=0).temperature == 0
     saved = json.loads((tmp_path / "mine" / "generation_config.json").read_text())
     card = (tmp_path / "mine" / "README.md").read_text()
