@@ -18,7 +18,7 @@ from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import ModelJudge
 from dreamgym_lg.dream.model import Model
-from dreamgym_lg.dream.parts import Answer, Episode, User, Verdict
+from dreamgym_lg.dream.parts import Answer, Episode, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
@@ -213,6 +213,6 @@ def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None =
         answers and judges the rest, told the state of the entities in a call.
     """
     compiled, references = Compiled(folder), References(index, conversations=user is not None)
-    responders = [Schemas(index.tools), Recorded(index), compiled, *filter(None, [model])]
+    responders: list[Responder] = [Schemas(index.tools), Recorded(index), compiled, *([] if model is None else [model])]
     last = [] if model is None else [ModelJudge(model, references=references)]
     return Dream(responders, user, [EndState(compiled, references), references, *last])

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -20,9 +21,11 @@ from typing import Any
 
 import pytest
 from compiled_shop import Shop, walled
+from typer.testing import CliRunner
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
+from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
@@ -302,7 +305,7 @@ HOSTILE = {
     "writes on standard output": "import sys\nsys.stdout.write('no answer\\n'); sys.stdout.flush()\n",
     "raises": "raise ValueError('no')\n",
     "takes all memory": "x = bytearray(4 * 2**30)\n",
-    "calls C": "import ctypes\nctypes.CDLL(None).unlink({outside!r}.encode()); ctypes.CDLL(None)._exit(4)\n",
+    "calls C": "import ctypes\nctypes.CDLL(None).unlink({kept!r}.encode()); ctypes.CDLL(None)._exit(4)\n",
     "answers with a pickle": "import pickle\ndef refund(state, **args): return pickle.dumps(state)\n",
     "fork-bombs": "import os\nwhile True: os.fork()\n",
     "starts a thread": "import threading\nthreading.Thread(target=lambda: open({outside!r}, 'w').write('x')).start()\n",
@@ -326,7 +329,10 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
     folder.mkdir()
     for name in ("world.db", "rules.json"):
         (folder / name).write_bytes((compiled[0] / name).read_bytes())
-    text = (compiled[0] / "world.py").read_text() + "\n" + HOSTILE[deed].format(outside=str(outside), port=9)
+    (kept := tmp_path / "kept").touch()
+    listening = socket.create_server(("127.0.0.1", 0))
+    names = {"outside": str(outside), "kept": str(kept), "port": listening.getsockname()[1]}
+    text = (compiled[0] / "world.py").read_text() + "\n" + HOSTILE[deed].format(**names)
     (folder / "world.py").write_text(text)
     world = Compiled(folder)
     trajectory = TRAJECTORIES[0]
@@ -338,7 +344,10 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
         assert "compiled world" in str(error) and str(folder) in str(error)
     else:
         assert answer is None or "s3cret" not in answer.observation
-    assert not outside.exists() and not os.listdir(folder)[3:]
+    assert not outside.exists() and kept.exists() and not os.listdir(folder)[3:]
+    with listening, pytest.raises(BlockingIOError):
+        listening.setblocking(False)
+        listening.accept()
     for name in ("world.db", "rules.json"):
         assert (folder / name).read_bytes() == (compiled[0] / name).read_bytes()
     world.close()
@@ -486,6 +495,50 @@ def test_a_killed_chat_writer_goes_on_and_buys_no_reply_twice(last: int, tmp_pat
     assert "at most 3 calls of writer, about " in estimate and ", cost 0." in estimate and estimate in again.stdout
 
 
+MARKED = """
+from langchain_core.tools import StructuredTool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+
+def by_order(order_id: str) -> str:
+    raise RuntimeError("no tool really runs")
+
+
+def by_customer(customer_id: str) -> str:
+    raise RuntimeError("no tool really runs")
+
+
+def tool(function, name, description, **metadata):
+    return StructuredTool.from_function(function, name=name, description=description, metadata=metadata)
+
+
+tools = [
+    tool(by_order, "get_order", "Look an order up.", writes=False),
+    tool(by_customer, "get_customer", "Look a customer up.", writes=False),
+    tool(by_order, "refund", "Pay an order back."),
+]
+graph = StateGraph(MessagesState).add_node("tools", ToolNode(tools)).add_edge(START, "tools").compile()
+"""
+
+
+@pytest.mark.slow
+def test_an_agents_own_tools_say_what_they_take_and_which_of_them_only_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_app.py").write_text(MARKED)
+    with ReplayBuffer("replay.db") as replay_buffer:
+        replay_buffer.extend(TRAJECTORIES)
+    assert CliRunner().invoke(app, ["compile", "replay.db", "--to", "unmarked"]).exit_code == 2, "nothing says what reads"
+    done = CliRunner().invoke(app, ["compile", "replay.db", "--agent", "my_app.py:graph", "--to", "world"])
+    assert done.exit_code == 0, done.output
+    rules = json.loads((tmp_path / "world" / "rules.json").read_text())
+    assert rules["admitted"] == dict.fromkeys([*WRITES, "get_order", "get_customer"], True)
+    described = {each["name"]: each.get("description") for each in rules["tools"]}
+    assert described["refund"] == "Pay an order back." and described["note"] is None, "traces alone tell of `note`"
+
+
 @walled
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -516,9 +569,18 @@ async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: A
                 assert "does not know what get_order answers" in texts[3]
 
 
+OPENENV = Path(sys.prefix) / "openenv" / "bin" / "python"
+"""Of the environment that `make test` makes for openenv-core, which cannot be beside all other packages."""
+
+
 @walled
 @pytest.mark.slow
 def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
+    if find_spec("openenv") is None and OPENENV.exists():
+        test = f"{__file__}::test_a_world_is_served_as_an_openenv_environment"
+        done = subprocess.run([OPENENV, "-m", "pytest", "-p", "no:cacheprovider", test], capture_output=True, text=True)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        return
     client = pytest.importorskip("openenv.core.generic_client")
     from dreamgym_lg.compiled.openenv_server import create_openenv_app
 
