@@ -16,6 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ALFWORLD := $(VENV)/.alfworld
+OPENENV := $(VENV)/openenv
 LAYOUT := build/layout/dreamgym_lg
 PYTEST := $(BIN)/python -m pytest -n 2 --benchmark-disable
 # Python compiles what is imported, when it is; all modules of all packages take a minute.
@@ -34,10 +35,10 @@ install: $(INSTALLED)  ## create the virtual environment with every extra (again
 demo: install  ## train SmolLM2 in a dream of a support desk and judge it on the real database; ARGS= "--quick", "--seed 2", ...
 	$(BIN)/python cookbook/support_desk/run.py $(ARGS)
 
-test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
+test: install $(ALFWORLD) $(OPENENV)/.installed  ## run every test; ARGS= goes to pytest
 	$(PYTEST) $(ARGS)
 
-coverage: install $(ALFWORLD)  ## run every test and print what they do not reach, in a quarter more time
+coverage: install $(ALFWORLD) $(OPENENV)/.installed  ## run every test and print what they do not reach, in a quarter more time
 	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
@@ -75,6 +76,16 @@ $(ALFWORLD): $(INSTALLED)
 	@echo 'Installing alfworld (some minutes: its planner is compiled)'
 	@$(PIP_INSTALL) -e '.[alfworld]' && touch $@ \
 		|| echo 'alfworld could not be built (it needs g++ and cmake): its tests will be skipped' >&2
+
+# An environment on top of the other one: openenv-core takes a newer beartype than libwebarena, and a newer mcp than
+# langchain-mcp-adapters. pip says so and installs it. One test runs there.
+$(OPENENV)/.installed: $(INSTALLED)
+	@echo 'Installing openenv-core in an environment of its own'
+	@$(BIN)/python -m venv --without-pip $(OPENENV)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		$(BIN)/python -c "$$site" > "$$($(OPENENV)/bin/python -c "$$site")/outer.pth"
+	@$(OPENENV)/bin/python -m pip install -q --no-compile -e '.[openenv]' 2>$(OPENENV)/pip.txt && touch $@ \
+		|| echo 'openenv-core could not be installed ($(OPENENV)/pip.txt): its test will be skipped' >&2
 
 $(LAYOUT):
 	@mkdir -p $@ && ln -s ../../../graphs ../../../integrations $@

@@ -50,7 +50,14 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("init", init, ("init my_app.py:graph traces.jsonl --writes refund",)),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
     ("compare", compare, ("compare my_app.py:graph my_app.py:new_graph --replay-buffer replay.db --world worlds/shop",)),
-    ("compile", compile_traces, ("compile traces.jsonl --to worlds/shop --writes refund --writes cancel",)),
+    (
+        "compile",
+        compile_traces,
+        (
+            "compile traces.jsonl --to worlds/shop --writes refund --writes cancel",
+            "compile traces.jsonl --agent my_app.py:graph --to worlds/shop",
+        ),
+    ),
     (
         "serve-world",
         serve_world,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dreamgym_lg.cli.agent import is_replay_buffer
+from dreamgym_lg.cli.agent import AGENT_HELP, is_replay_buffer
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.hosted import EXAMPLE_MODEL, Hosted
 
@@ -15,8 +15,12 @@ Source = Annotated[
     Path, typer.Argument(metavar="TRACES", help="A replay buffer, or traces as `dreamgym import` reads them.", exists=True)
 ]
 To = Annotated[Path, typer.Option(help="The folder of the world; one that is there is replaced.")]
+Agent = Annotated[
+    str | None, typer.Option(help=f"Its tools' schemas, and the marks of those that only read, count. {AGENT_HELP}")
+]
 Writes = Annotated[
-    list[str] | None, typer.Option(help="A tool that changes something; may be repeated. Default: the traces say it.")
+    list[str] | None,
+    typer.Option(help="A tool that changes something; may be repeated. Default: all but those marked as reading."),
 ]
 Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]
@@ -31,12 +35,19 @@ Host = Annotated[str, typer.Option(help="Address to serve HTTP at.")]
 
 
 def compile_traces(
-    traces: Source, to: To, writes: Writes = None, writer: Writer = "enumerate", rounds: Rounds = 3, prices: Prices = None
+    traces: Source,
+    to: To,
+    agent: Agent = None,
+    writes: Writes = None,
+    writer: Writer = "enumerate",
+    rounds: Rounds = 3,
+    prices: Prices = None,
 ) -> None:
     """Compile recorded traces into code that answers your tools' calls.
 
     A tool is admitted where the code replays left-out traces exactly."""
     from dreamgym_lg.compiled.compile import compile_world
+    from dreamgym_lg.experiment.agent_world import AgentWorld
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces
 
@@ -44,7 +55,9 @@ def compile_traces(
     with errors_shown(), ReplayBuffer(traces if stored else ":memory:") as buffer:
         if not stored:
             buffer.extend(load_traces(traces))
-        tools = compile_world(buffer, to, writer=writer, rounds=rounds, writes=writes, hosted=Hosted(prices=prices), say=say)
+        own = AgentWorld(agent, context={}).index(buffer).tools if agent else ()  # no episode is played
+        hosted = Hosted(prices=prices)
+        tools = compile_world(buffer, to, writer=writer, rounds=rounds, tools=own, writes=writes, hosted=hosted, say=say)
     columns = ("tool", "use", "exact", "refused", "not knowable", "wrong", "admitted")
     table = Table(*columns, title="replay of left-out traces", title_justify="left")
     for each in tools:

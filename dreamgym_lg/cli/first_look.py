@@ -64,7 +64,7 @@ def try_agent(
         _set_aside_others(out / "replay.db", read)
         with ReplayBuffer(out / "replay.db") as buffer:
             buffer.extend(read)
-            talking = {"user": _say_user(buffer, experience_model)}
+            talking: dict[str, Any] = {"user": _say_user(buffer, experience_model)}
             dream = None
             if experience_model is None:
                 dream = dream_of_traces(agent, buffer, out / "world", say=say, **options, **talking)

@@ -12,17 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.recordings import Trace
 from dreamgym_lg.dream.dream import Dream
-from dreamgym_lg.dream.parts import Answer, Episode, User, Verdict
+from dreamgym_lg.dream.judges import ModelJudge
+from dreamgym_lg.dream.model import Model
+from dreamgym_lg.dream.parts import Answer, Episode, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.wall.wall import start_walled
+from dreamgym_lg.types import Step, Task
 
 PATIENCE = 10.0
 """Seconds that a world may take for one answer, its start included."""
@@ -57,6 +60,21 @@ class Compiled:
             return None
         answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments)
         return None if answer is None else Answer(answer)
+
+    def known(self, episode: Episode) -> list[Step]:
+        """The look-ups of what the call names, as the world would answer them now. Without those just told."""
+        if (call := parse_call(episode.action)) is None:
+            return []
+        looks = self._ask("known", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
+        try:
+            steps = [Step(observation="", action=render_call(*look), next_observation=text) for *look, text in looks]
+            texts = all(isinstance(step.next_observation, str) for step in steps)
+        except (TypeError, ValueError, AttributeError):
+            texts = False
+        if not texts:
+            raise self._lost(f"named what it knows for {call.name} by something else than look-ups")
+        told = {step.action: step.next_observation for step in episode.steps}
+        return [step for step in steps if told.get(step.action) != step.next_observation]
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -166,6 +184,10 @@ class EndState:
     def __init__(self, world: Compiled, references: References) -> None:
         self.world, self.references = world, references
 
+    def decides(self, task: Task) -> bool:
+        """False of every task: what is unknown or unchanged is the next judge's."""
+        return False
+
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
@@ -184,10 +206,13 @@ class EndState:
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(left, ensure_ascii=False)[:500]}")
 
 
-def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None = None) -> Dream:
-    """A dream without a language model: recorded answers, then the world's; recorded successes judge.
+def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None = None, model: Model | None = None) -> Dream:
+    """A dream of recorded answers, then the world's; recorded successes judge.
 
-    Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools.
+    Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools; `model`, an experience model that
+        answers and judges the rest, told the state of the entities in a call.
     """
     compiled, references = Compiled(folder), References(index, conversations=user is not None)
-    return Dream([Schemas(index.tools), Recorded(index), compiled], user, [EndState(compiled, references), references])
+    responders: list[Responder] = [Schemas(index.tools), Recorded(index), compiled, *([] if model is None else [model])]
+    last = [] if model is None else [ModelJudge(model, references=references)]
+    return Dream(responders, user, [EndState(compiled, references), references, *last])

@@ -105,19 +105,27 @@ class State:
     def forget(self, *values: Any, keep: Iterable[str] = (), linked: bool = False) -> None:
         """Documents whose arguments or contents name one of these values are unknown from now on.
 
-        A value that more than a tenth of the documents name, and more than five, is no entity's. Args: `keep`, tools whose
-        documents stay; `linked`, True to forget also what those documents name, such as the customer of an order.
+        Common values are left out (`common_in`). Args: `keep`, tools whose documents stay; `linked`, True to forget also what
+        those documents name, such as the customer of an order.
         """
-        stored = {place: text for place, text in self.documents.items() if text is not None}
-
-        def is_common(name: str) -> bool:
-            return sum(name in key or name in text for (_, key), text in stored.items()) > max(5, len(stored) / 10)
-
+        stored = self._known
+        is_common = common_in(stored)
         names = {json.dumps(value) for value in values if isinstance(value, str) and value}
         places = naming(stored, {name for name in names if not is_common(name)})
         for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
             if place[0] not in keep:
                 self._changed[place] = None
+
+    def about(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """The known documents that are looked up by what a call's arguments name, and by what these documents name."""
+        call = ("", "{}")  # is one more document
+        stored = {**self._known, call: json.dumps(dict(arguments))}
+        direct = linked_to([call], stored, is_common := common_in(stored))
+        return [*direct, *linked_to(direct, stored, is_common)]
+
+    @property
+    def _known(self) -> dict[tuple[str, str], str]:
+        return {place: text for place, text in self.documents.items() if text is not None}
 
 
 Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
@@ -141,6 +149,12 @@ def values_in(document: Any) -> list[Any]:
 def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:
     """The documents whose arguments or contents name one of these values, which are in JSON."""
     return [place for place, text in documents.items() if any(name in place[1] or name in text for name in names)]
+
+
+def common_in(documents: Mapping[tuple[str, str], str]) -> Callable[[str], bool]:
+    """Tells values, in JSON, that more than a tenth of the documents name, and more than five: no entity's."""
+    most = max(5, len(documents) / 10)
+    return lambda name: sum(name in key or name in text for (_, key), text in documents.items()) > most
 
 
 def linked_to(
@@ -185,6 +199,14 @@ class Module:
     def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
         """The documents that writing calls changed, by `tool arguments`. None for an unknown one."""
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
+
+    def known(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
+        """The look-ups (tool, arguments, answer) of what a call names, as they would be answered before it."""
+        state, looks = self._after(task, steps), list[list[Any]]()
+        for tool, key in state.about(call[1]):
+            answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None
+            looks += [] if answer is None else [[tool, json.loads(key), answer]]
+        return looks
 
     def _after(self, task: str, steps: Steps) -> State:
         state = self.state(task)

@@ -67,13 +67,13 @@ class TaskChecks:
     * `held_out`: it shares one of these with an evaluation task, or is one in nearly the same words. What many tasks name
       (`splits.common_entities`) does not count;
     * `invented`: it names what occurs in no training trace, so that no lookup could answer for it;
-    * `no_judge`: neither has it a rubric of its own, nor do recorded successes decide its outcome.
+    * `no_judge`: nothing decides its outcome.
 
     Args:
         known: The tasks so far, generated ones included. A task that passes is added to them.
         evaluation: Tasks of the splits `validation` and `test`.
         trajectories: Real ones of training tasks. None: `invented` is not checked.
-        judged: Whether something else than a rubric decides a task's outcome. Default: nothing does.
+        judged: Whether something decides a task's outcome. Default: a rubric of its own does.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TaskChecks:
         *,
         evaluation: Iterable[Task],
         trajectories: Iterable[Trajectory] | None = None,
-        judged: Callable[[Task], bool] = lambda task: False,
+        judged: Callable[[Task], bool] = lambda task: bool(task.rubric.strip()),
     ) -> None:
         self._known = {task.id: _Text.of(task) for task in known}
         self._evaluation, self._judged = [_Text.of(task) for task in evaluation], judged
@@ -101,7 +101,7 @@ class TaskChecks:
             return "held_out"
         if self._recorded is not None and not self._recorded.issuperset(own.named):
             return "invented"
-        if not task.rubric.strip() and not self._judged(task):
+        if not self._judged(task):
             return "no_judge"
         self._known[task.id] = own
         return None

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer, parse_action
-from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
+from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, KnowsState, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns, sets_state
 from dreamgym_lg.environment import Environment
@@ -70,6 +70,10 @@ class Dream:
         before_models = takewhile(lambda judge: getattr(judge, "model", None) is None, self.judges)
         return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in before_models)
 
+    def decides(self, task: Task) -> bool:
+        """True if some judge decides the task. One that does not say so beforehand (`DecidesTasks`) is taken to."""
+        return any(not isinstance(judge, DecidesTasks) or judge.decides(task) for judge in self.judges)
+
     def judged_by_traces(self) -> "Dream":
         """This dream with those judges alone that ask no language model."""
         judges = [judge for judge in self.judges if getattr(judge, "model", None) is None]
@@ -98,6 +102,9 @@ class Dream:
             is_real = isinstance(responder, Recorded) and not is_update
             if answer is not None and (is_real or fits_returns(episode.task, episode.action, answer)):
                 return answer, responder.name
+            if isinstance(responder, KnowsState) and responder is not self.responders[-1]:
+                known = await ask(responder, "known", list, episode) or []
+                episode = replace(episode, known=[*episode.known, *known])
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
         hint = "; recordings lack the state that this tool sets: an experience model has to answer it" if is_update else ""
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")

@@ -115,8 +115,12 @@ class Model(Prompts):
     # --- the prompt -------------------------------------------------------------------------------------------------------
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
-        """The prompt of one step: a conversation that only grows, for key-value caches."""
-        return self.conversation(episode.task, episode.steps, episode.action)
+        """The prompt of one step: a conversation that only grows, for key-value caches.
+
+        What other parts know of the entities in the action stands before it, as look-ups just made: the form that models are
+        trained on. Later prompts lack it.
+        """
+        return self.conversation(episode.task, [*episode.steps, *episode.known], episode.action)
 
     def conversation(
         self, task: Task, steps: Sequence[Step], action: str | None = None, *, success: bool = False

@@ -21,6 +21,8 @@ class Episode:
     """The agent's system prompt, where it is known: rules to judge by."""
     own_traces: bool = True
     """False where the dream is measured. Recorded traces of this very task must then neither answer nor judge."""
+    known: Sequence[Step] = ()
+    """Look-ups that nobody made, of what the action names, by earlier responders that did not answer it (`KnowsState`)."""
 
     @property
     def observation(self) -> str:
@@ -59,6 +61,14 @@ class Responder(Protocol):
 
     def respond(self, episode: Episode) -> "Answer | None | Awaitable[Answer | None]":
         """The environment's answer to `episode.action`; None if this responder does not know it."""
+
+
+@runtime_checkable
+class KnowsState(Protocol):
+    """A responder that tells later ones the state of the entities in a call that it does not answer."""
+
+    def known(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":
+        """Look-ups with their answers as they would be now."""
 
 
 class User(Protocol):

@@ -20,6 +20,7 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
@@ -223,8 +224,7 @@ class AgentWorld(World):
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         if self._generator is not None:
-            usual = self.judged_by_dream and self.dream is None
-            judged = References(self.index(replay_buffer)).decides if usual else lambda task: True
+            judged = self._judged(replay_buffer)
             own = {task.environment for task in tasks}
             stored = [task for task in replay_buffer.tasks() if task.environment in own]
             offline = replay_buffer.trajectories(source="offline", split="train", errors=False)
@@ -235,6 +235,15 @@ class AgentWorld(World):
                 judged=judged,
             )
         return self._generator
+
+    def _judged(self, replay_buffer: ReplayBuffer) -> Callable[[Task], bool]:
+        """Tells tasks whose outcome is decided: by the user's function, the user's dream, or as `usual_dream` does."""
+        if not self.judged_by_dream:
+            return lambda task: True
+        if self.dream is not None:
+            return self.dream.decides
+        references = References(self.index(replay_buffer))
+        return lambda task: bool(task.rubric.strip()) or references.decides(task)  # a model judges by the rubric
 
     def check_task(self, task: Task) -> str | None:
         return self._checks(task)
@@ -272,29 +281,40 @@ class AgentWorld(World):
 
 
 def dream_of_traces(
-    agent: str, replay_buffer: ReplayBuffer, folder: str | Path, *, say: Callable[[str], None] = print, **options: Any
+    agent: str,
+    replay_buffer: ReplayBuffer,
+    folder: str | Path,
+    *,
+    experience_model: Model | BaseChatModel | str | None = None,
+    say: Callable[[str], None] = print,
+    **options: Any,
 ) -> Dream:
-    """A dream without a language model. Recorded answers, then code compiled from them where there is some.
+    """A dream of recorded answers, then code compiled from them where there is some.
 
     Args: `agent` and `options`, of `AgentWorld`, such as the `user` of conversations; `folder`, of the code, written anew;
-        `say`, told who answers.
+        `experience_model`, answers and judges the rest; `say`, told who answers.
     """
     world = AgentWorld(agent, **options)
+    model = None if experience_model is None else load_experience_model(experience_model, replay_buffer)
     index = world.index(replay_buffer)
     writes = None if world.writes is None else world.writing_tools(replay_buffer)
     try:
         tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
     except ConfigurationError as error:
-        say(f"recorded answers alone answer: nothing could be compiled from the traces ({error})")
+        alone = "recorded answers alone answer" if model is None else "recorded answers and the experience model answer"
+        say(f"{alone}: nothing could be compiled from the traces ({error})")
+        if model is not None:
+            return usual_dream(model, index, user=world.user)
         references = References(index, conversations=world.user is not None)
         return Dream([Schemas(index.tools), Recorded(index)], world.user, [references])
     admitted = [each.tool for each in tools if each.admitted]
     names = ", ".join(admitted) or "none replays exactly"
-    say(f"code compiled from the traces answers {len(admitted)} of {len(tools)} tools ({names}); recorded answers the others")
+    others = "recorded answers" if model is None else "recorded answers and the experience model"
+    say(f"code compiled from the traces answers {len(admitted)} of {len(tools)} tools ({names}); {others} the others")
     for each in tools:
         if each.refusal:
             say(f"    {each.tool} is not among them: {each.refusal} ({Path(folder) / 'REPLAY.md'})")
-    return compiled_dream(folder, index, user=world.user)
+    return compiled_dream(folder, index, user=world.user, model=model)
 
 
 def _arguments(functions: Mapping[str, Any], dream: Dream | None, relative_judge: bool) -> dict[str, object]:

@@ -18,7 +18,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
-from dreamgym_lg.compiled.responder import Compiled, compiled_dream
+from dreamgym_lg.compiled.responder import compiled_dream
 from dreamgym_lg.dream import Dream, Model, recorded_user, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
@@ -204,13 +204,10 @@ class SharedDream:
         """Schemas and recorded answers, then the compiled world, then the experience model."""
         index = own.index(self._buffer)
         user = own.user or recorded_user(self._buffer, None if self._model is None else self._model.model)
-        if self._model is None:
-            assert self._world is not None
-            return compiled_dream(self._world, index, user=user)
-        dream = usual_dream(self._model, index, user=user)
-        *before, last = dream.responders
-        middle = [] if self._world is None else [Compiled(self._world)]
-        return Dream([*before, *middle, last], dream.user, dream.judges, version=dream.version)
+        if self._world is not None:
+            return compiled_dream(self._world, index, user=user, model=self._model)
+        assert self._model is not None
+        return usual_dream(self._model, index, user=user)
 
     def _draw(self, dream: Dream, *, judged: bool) -> list[Task]:
         stored = {task.id: task for task in self._buffer.tasks(origin="real")}

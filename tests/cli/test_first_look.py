@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dreamgym_lg import DreamGym, LocalChatModel, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.dream import RecordedUser
+from dreamgym_lg.experiment.agent_world import dream_of_traces
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -236,3 +237,23 @@ def answer(state):
 
 graph = StateGraph(QA).add_node("reply", answer).add_edge(START, "reply").compile()
 """
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_wall()), reason="a compiled world needs the wall")
+def test_an_experience_model_answers_behind_the_compiled_code(
+    folder: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    said, chat = list[str](), scripted(reply=lambda _: "")
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(load_traces("traces.jsonl"))
+        for writes in (WRITES, None):
+            dream = dream_of_traces(
+                "my_app.py:graph", buffer, tmp_path / "world", experience_model=chat, writes=writes, say=said.append
+            )
+            parts = ["schema", "recorded", *(["compiled"] if writes else []), "model"]
+            judges = [*(["compiled"] if writes else []), "references", "model"]
+            assert ([each.name for each in dream.responders], [each.name for each in dream.judges]) == (parts, judges)
+    assert "recorded answers and the experience model the others" in said[0]
+    assert said[-1].startswith("recorded answers and the experience model answer: nothing could be compiled")

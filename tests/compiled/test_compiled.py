@@ -12,6 +12,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -19,9 +21,11 @@ from typing import Any
 
 import pytest
 from compiled_shop import Shop, walled
+from typer.testing import CliRunner
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
+from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
@@ -30,11 +34,11 @@ from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Surro
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
-from dreamgym_lg.compiled.responder import Compiled, EndState
+from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
 from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
-from dreamgym_lg.dream import Episode, References
+from dreamgym_lg.dream import Episode, Model, References, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 
 WRITES = ("refund", "move", "note")
@@ -170,6 +174,58 @@ def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, b
     world.close()
 
 
+@walled
+def test_the_experience_model_behind_a_world_is_told_the_state_of_the_entities_in_a_call(
+    compiled: Any, buffer: ReplayBuffer, scripted: Any
+) -> None:
+    chat = scripted(reply=lambda _: "valid, no progress yet\nreward 0, continues\nshipped")
+    dream = compiled_dream(compiled[0], TraceIndex(buffer, writes=WRITES), model=Model(chat))
+    trajectory = next(
+        each
+        for each in TRAJECTORIES
+        if any('"refunded"' in step.next_observation for step in each.steps) and "get_customer" in str(each.steps)
+    )
+    number = trajectory.task.id.removeprefix("shop/")
+    look, refund, ship, customer = (
+        render_call(tool, {name: id})
+        for tool, name, id in [
+            ("get_order", "order_id", f"K{number}"),
+            ("refund", "order_id", f"K{number}"),
+            ("ship", "order_id", f"K{number}"),
+            ("get_customer", "customer_id", f"C{number}"),
+        ]
+    )
+    task = replace(trajectory.task, tools=[*trajectory.task.tools, "ship"])
+
+    def told(*actions: str) -> list[str]:
+        """What the prompt of the last call says before it, behind the agent's own calls."""
+        environment = dream.create_environment()
+        environment.reset(task)
+        answers = [environment.step(action) for action in actions]
+        assert answers[-1].observation == "shipped" and answers[-1].info["decided_by"] == "model"
+        own = 1 + 2 * (len(actions) - 1)
+        return [message.text for message in chat.asked[-1][own:-1]]
+
+    order, its_answer, person, their_answer = told(refund, ship)
+    assert look in order and json.loads(its_answer.splitlines()[-1])["status"] == "refunded"
+    assert customer in person and f'"C{number}"' in their_answer, "the order names its customer"
+    assert len(told(refund, look, ship)) == 2, "the order was just looked up"
+    assert told(render_call("ship", {"order_id": "K1"})) == [], "nothing is known of it"
+    assert dream.version == Model(chat).version, "the form of the prompt is the same"
+    dream.responders[2].close()
+
+
+@pytest.mark.parametrize("known", ["'all of it'", "[['get_order', {}, 3]]", "[['get_order', {}]]", "[[3, 4, 'x']]"])
+@walled
+def test_a_hostile_module_tells_the_experience_model_nothing_but_texts(known: str, compiled: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    shutil.copytree(compiled[0], folder)
+    with (folder / "world.py").open("a") as module:
+        module.write(f"\nimport runtime\nruntime.Module.known = lambda *_, **__: {known}\n")
+    with pytest.raises(ProcessLost, match="something else than look-ups"):
+        Compiled(folder).known(Episode(task=TRAJECTORIES[0].task, action=render_call("ship", {"order_id": "K1"})))
+
+
 def test_a_state_forgets_what_a_call_may_have_changed() -> None:
     state = State({("get_order", '{"id": "K1"}'): '{"customer": "C1"}', ("get_customer", '{"id": "C1"}'): '{"city": "Oslo"}'})
     state.write("get_order", {"customer": "C2"}, id="K1")
@@ -249,7 +305,7 @@ HOSTILE = {
     "writes on standard output": "import sys\nsys.stdout.write('no answer\\n'); sys.stdout.flush()\n",
     "raises": "raise ValueError('no')\n",
     "takes all memory": "x = bytearray(4 * 2**30)\n",
-    "calls C": "import ctypes\nctypes.CDLL(None).unlink({outside!r}.encode()); ctypes.CDLL(None)._exit(4)\n",
+    "calls C": "import ctypes\nctypes.CDLL(None).unlink({kept!r}.encode()); ctypes.CDLL(None)._exit(4)\n",
     "answers with a pickle": "import pickle\ndef refund(state, **args): return pickle.dumps(state)\n",
     "fork-bombs": "import os\nwhile True: os.fork()\n",
     "starts a thread": "import threading\nthreading.Thread(target=lambda: open({outside!r}, 'w').write('x')).start()\n",
@@ -273,7 +329,10 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
     folder.mkdir()
     for name in ("world.db", "rules.json"):
         (folder / name).write_bytes((compiled[0] / name).read_bytes())
-    text = (compiled[0] / "world.py").read_text() + "\n" + HOSTILE[deed].format(outside=str(outside), port=9)
+    (kept := tmp_path / "kept").touch()
+    listening = socket.create_server(("127.0.0.1", 0))
+    names = {"outside": str(outside), "kept": str(kept), "port": listening.getsockname()[1]}
+    text = (compiled[0] / "world.py").read_text() + "\n" + HOSTILE[deed].format(**names)
     (folder / "world.py").write_text(text)
     world = Compiled(folder)
     trajectory = TRAJECTORIES[0]
@@ -285,7 +344,10 @@ def test_a_hostile_module_changes_nothing_and_is_reported(
         assert "compiled world" in str(error) and str(folder) in str(error)
     else:
         assert answer is None or "s3cret" not in answer.observation
-    assert not outside.exists() and not os.listdir(folder)[3:]
+    assert not outside.exists() and kept.exists() and not os.listdir(folder)[3:]
+    with listening, pytest.raises(BlockingIOError):
+        listening.setblocking(False)
+        listening.accept()
     for name in ("world.db", "rules.json"):
         assert (folder / name).read_bytes() == (compiled[0] / name).read_bytes()
     world.close()
@@ -433,6 +495,50 @@ def test_a_killed_chat_writer_goes_on_and_buys_no_reply_twice(last: int, tmp_pat
     assert "at most 3 calls of writer, about " in estimate and ", cost 0." in estimate and estimate in again.stdout
 
 
+MARKED = """
+from langchain_core.tools import StructuredTool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+
+def by_order(order_id: str) -> str:
+    raise RuntimeError("no tool really runs")
+
+
+def by_customer(customer_id: str) -> str:
+    raise RuntimeError("no tool really runs")
+
+
+def tool(function, name, description, **metadata):
+    return StructuredTool.from_function(function, name=name, description=description, metadata=metadata)
+
+
+tools = [
+    tool(by_order, "get_order", "Look an order up.", writes=False),
+    tool(by_customer, "get_customer", "Look a customer up.", writes=False),
+    tool(by_order, "refund", "Pay an order back."),
+]
+graph = StateGraph(MessagesState).add_node("tools", ToolNode(tools)).add_edge(START, "tools").compile()
+"""
+
+
+@pytest.mark.slow
+def test_an_agents_own_tools_say_what_they_take_and_which_of_them_only_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_app.py").write_text(MARKED)
+    with ReplayBuffer("replay.db") as replay_buffer:
+        replay_buffer.extend(TRAJECTORIES)
+    assert CliRunner().invoke(app, ["compile", "replay.db", "--to", "unmarked"]).exit_code == 2, "nothing says what reads"
+    done = CliRunner().invoke(app, ["compile", "replay.db", "--agent", "my_app.py:graph", "--to", "world"])
+    assert done.exit_code == 0, done.output
+    rules = json.loads((tmp_path / "world" / "rules.json").read_text())
+    assert rules["admitted"] == dict.fromkeys([*WRITES, "get_order", "get_customer"], True)
+    described = {each["name"]: each.get("description") for each in rules["tools"]}
+    assert described["refund"] == "Pay an order back." and described["note"] is None, "traces alone tell of `note`"
+
+
 @walled
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -463,9 +569,18 @@ async def test_a_world_is_served_by_mcp_and_each_session_begins_anew(compiled: A
                 assert "does not know what get_order answers" in texts[3]
 
 
+OPENENV = Path(sys.prefix) / "openenv" / "bin" / "python"
+"""Of the environment that `make test` makes for openenv-core, which cannot be beside all other packages."""
+
+
 @walled
 @pytest.mark.slow
 def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
+    if find_spec("openenv") is None and OPENENV.exists():
+        test = f"{__file__}::test_a_world_is_served_as_an_openenv_environment"
+        done = subprocess.run([OPENENV, "-m", "pytest", "-p", "no:cacheprovider", test], capture_output=True, text=True)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        return
     client = pytest.importorskip("openenv.core.generic_client")
     from dreamgym_lg.compiled.openenv_server import create_openenv_app
 

@@ -5,13 +5,16 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import StructuredTool
 
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.compiled.responder import EndState
 from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, read_proposals, read_selection, variation
+from dreamgym_lg.dream import Dream, ModelJudge, Recorded, References, Verify
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.hosted import Hosted
@@ -269,6 +272,21 @@ def test_an_agents_tasks_are_varied_by_what_was_given_and_checked_against_its_tr
         own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
         assert own(SEED, [], random.Random(0)) == SEED
     assert AgentWorld.settings.synthetic_share == 0.25
+
+
+def test_in_a_dream_of_ones_own_its_judges_have_to_decide_a_generated_task(agent_world: Any, scripted: Any) -> None:
+    """A rubric decides nothing there: without a model nobody reads it."""
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(TRACES)
+        references = References(buffer)
+        own_check = Verify(lambda task, steps: 1.0)
+        cases = [([references], "no_judge"), ([EndState(Mock(), references), references], "no_judge")]
+        cases += [([references, own_check], None), ([references, ModelJudge(scripted(reply=answers()))], None)]
+        for judges, reason in cases:
+            dream = Dream([Recorded(buffer)], judges=judges)
+            world = agent_world([each.task for each in TRACES], task_generator=lambda *_: None, dream=dream)
+            world.task_generator(world.tasks("train"), buffer)
+            assert world.check_task(varied("Refund A-1003 and then A-1004.", rubric="both are refunded")) == reason
 
 
 def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
