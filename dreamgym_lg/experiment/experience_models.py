@@ -35,7 +35,7 @@ def saved_sampling(folder: str | Path) -> dict[str, Any]:
 
 
 def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
-    """The policy of a folder, sampling as it was saved, of a hub name or `tinker:MODEL`.
+    """The policy of a folder, a hub name or `tinker:MODEL`. Of a folder, it samples as it was saved.
 
     Args: `options`, of the class's `from_path`.
     """

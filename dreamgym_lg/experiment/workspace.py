@@ -279,7 +279,7 @@ class Workspace:
         """
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
-        options = {"max_new_tokens": self.settings.policy_tokens}
+        options: dict[str, Any] = {"max_new_tokens": self.settings.policy_tokens}
         options |= saved_sampling(path) if Path(path).parent == self.models else {}
         options |= {} if temperature is None else {"temperature": temperature}
         policy = load_named_policy(path, **options)
