@@ -51,7 +51,7 @@ class Annotated(NamedTuple):
     skipped: int
     """Trajectories that had it before."""
     failed: Mapping[str, str]
-    """Causes of the trajectories without it, by task and index. They are tried again next time."""
+    """Causes of the trajectories without it, by run, iteration, task and index. They are tried again next time."""
 
 
 Annotate = Callable[..., Coroutine[Any, Any, Annotated]]
@@ -92,7 +92,8 @@ async def annotate(
             except BudgetExceeded as error:
                 stopped.append(error)
             except (PredictionFailed, ModelUnavailable) as error:
-                failed[f"{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
+                played = f"{trajectory.run}/{trajectory.iteration}"
+                failed[f"{played}/{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
             else:
                 replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
 

@@ -87,7 +87,7 @@ async def test_what_cannot_be_read_is_mended_or_told(scripted: Any, buffer: Repl
 
     model = scripted(reply=reply)
     written, skipped, failed = await annotate(buffer, model)
-    assert (written, skipped, list(failed)) == (1, 0, ["b/0"]) and "expected 1 to 2, each once" in failed["b/0"]
+    assert (written, skipped, list(failed)) == (1, 0, ["old/0/b/0"]) and "expected 1 to 2, each once" in failed["old/0/b/0"]
     assert len(model.asked) == 4
     done = {each.task.id: all(step.reasoning for step in each.steps) for each in buffer.trajectories()}
     assert done == {"a": True, "b": False}
