@@ -48,8 +48,14 @@ class Dream:
     @property
     def version(self) -> str:
         """Names the models and prompts behind the dream; recorded with every dreamed episode."""
-        versions = (getattr(part, "version", "") for part in (*self.responders, self.user, *self.judges))
-        return self._version or "+".join(dict.fromkeys(filter(None, versions))) or "dream"
+        return self._version or "+".join(dict.fromkeys(filter(None, self._of_parts("version")))) or "dream"
+
+    @property
+    def versions(self) -> tuple[str, ...] | None:
+        """The versions of all parts. None where a part, such as code of the user's own, names none (`dream.parts`)."""
+        parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
+        versions = [getattr(part, "version", None) for part in parts]
+        return None if None in versions else tuple(map(str, versions))
 
     def create_environment(self) -> "DreamEnvironment":
         """An environment for one episode."""

@@ -49,6 +49,8 @@ class Verify:
     """
 
     name = "verify"
+    version: str | None = None
+    """Set it, and anew whenever the check changes, for figures of it to be kept (`dream.parts`)."""
 
     def __init__(self, check: Callable[[Task, Sequence[Step]], "float | bool | None | Awaitable[float | bool | None]"]) -> None:
         self._check = check

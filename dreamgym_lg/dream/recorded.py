@@ -34,7 +34,7 @@ class Recorded:
     Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
     """
 
-    name = "recorded"
+    name, version = "recorded", ""
 
     def __init__(self, traces: ReplayBuffer | TraceIndex) -> None:
         self.index = TraceIndex.of(traces)
@@ -94,7 +94,7 @@ class References:
         conversations: Also judge by successes in which a user replied: for a dream with a user.
     """
 
-    name = "references"
+    name, version = "references", ""
 
     def __init__(self, traces: ReplayBuffer | TraceIndex, *, conversations: bool = False) -> None:
         self.index, self.conversations = TraceIndex.of(traces), conversations

@@ -1,11 +1,14 @@
 """The gate before training: it measures each part of a dream; the worst decides."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from random import Random
+from typing import Any
 
 from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
@@ -43,7 +46,7 @@ _LARGE = 200
 
 
 def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
-    """The dream's verdicts on recorded episodes; measured anew only for another dream or other episodes.
+    """The dream's verdicts on recorded episodes. Measured anew for another dream or other episodes.
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
     policy's own real episodes, all of which its model was not trained on. A world of free text is asked about every step of
@@ -56,9 +59,9 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
     # one stored with other figures, or with other writing tools, is measured again
-    key = f"{dream.version}/{keys_of(episodes)}/{','.join(sorted(writes))}/parts-5"
+    key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
-    if stored.get("key") == key:
+    if _is_same(dream, stored) and stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
     if dream.hosted:
         work.say(f"the gate asks the hosted models of the dream about {_calls(dream, episodes, writes):,} questions")
@@ -66,8 +69,20 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
     judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
-    work.keep_record(RUN, {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict())})
+    work.keep_record(RUN, {"key": key, "versions": json.dumps(dream.versions), "judgement": json.dumps(judgement.to_dict())})
     return judgement
+
+
+def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
+    """True of a record of this very dream. A part without a version, such as code of the user's own, may have been mended."""
+    return dream.versions is not None and stored.get("versions") == json.dumps(dream.versions)
+
+
+def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
+    """A digest of what the user of each conversation wants, which `write_goals` or the user's own function may change."""
+    user = model_user(dream.user)
+    goals = sorted(repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and talks(each))
+    return sha256("\n".join(goals).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def is_measured(work: Workspace) -> bool:
@@ -80,8 +95,8 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
 
     Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
-    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream whose version was
-    measured before.
+    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream that was measured
+    before and whose parts all name the same versions as then.
 
     With `Workspace.force` the errors are only said.
     """
@@ -92,8 +107,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
-    stored = work.record(RUN)
-    if resumed and stored.get("version") == dream.version:
+    if resumed and _is_same(dream, work.record(RUN)):
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):

@@ -350,6 +350,5 @@ def _rate(cases: Iterable[_Outcome]) -> Rate | None:
 
 
 def keys_of(episodes: Sequence[Trajectory]) -> str:
-    """A digest that tells one choice of episodes from another."""
-    keys = sorted(f"{each.run}/{each.iteration}/{each.task.id}/{each.rollout_index}" for each in episodes)
-    return sha256("\n".join(keys).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """A digest that tells episodes from others, with their tasks' rules, rubrics and tools."""
+    return sha256("\n".join(sorted(map(repr, episodes))).encode("utf-8", "surrogatepass")).hexdigest()[:16]

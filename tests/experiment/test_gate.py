@@ -24,7 +24,7 @@ from dreamgym_lg import (
     World,
 )
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Verdict, Verify
+from dreamgym_lg.dream import Answer, Goal, ModelUser, Verdict, Verify
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
@@ -61,7 +61,7 @@ def trace(number: int, *, refunds: bool = True, index: int = 0) -> Trajectory:
 class Traces:
     """A judge that decides the outcome of these tasks."""
 
-    name = "references"
+    name, version = "references", ""
 
     def __init__(self, judged: set[str]) -> None:
         self.judged = judged
@@ -282,6 +282,45 @@ def test_each_new_version_of_a_part_is_measured_again_and_the_same_one_is_not(ma
     model.prompter.version = "refreshed"
     with pytest.raises(UntruthfulDream, match="rewards 21 of 21 recorded failures"):
         gate.check_truthful(work, resumed=True)
+
+
+def test_a_part_that_names_no_version_is_measured_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever mends their own check after a refusal was shown the old figures."""
+    pays = True
+
+    def check(task: Task, steps: Sequence[Step]) -> bool:
+        return pays or render_call("refund", {"order_id": f"A-{task.id.split('-')[1]}"}) in [step.action for step in steps]
+
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Verify(check)]))
+    work = make(truthful, ENOUGH)
+    assert "the judge 'verify' rewards 20 of 20 recorded failures" in refused(work)
+    pays = False
+    gate.check_truthful(work, resumed=True)
+    pays = True
+    with pytest.raises(UntruthfulDream, match="the judge 'verify' rewards 20 of 20"):
+        gate.check_truthful(work, resumed=True)
+    versioned = Verify(check)
+    versioned.version = "2"
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[versioned]))
+    assert "rewards 20 of 20" in refused(work)
+    pays = False
+    assert "rewards 20 of 20" in refused(work), "it names the same version"
+
+
+def test_goals_and_rubrics_that_changed_are_measured_again(make: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = ModelUser(scripted(reply=lambda _: "Yes."))
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], user, judges=[ModelJudge(model)]))
+    asks = Step(observation="", action=render_answer("Sure?"), next_observation="Yes.")
+    talk = replace(trace(99), steps=[asks, *trace(99).steps])
+    work, keys = make(truthful, [*ENOUGH, talk]), list[str]()
+    for changes in ({}, {"goal": {"goal": "Refund order A-99."}}, {"rubric": "It is refunded."}):
+        work.replay_buffer.add_tasks([replace(task(99), **changes)])
+        work.fidelity()
+        keys.append(work.record(gate.RUN)["key"])
+    assert len(set(keys)) == 3
+    user.goal = lambda task: Goal(goal="a gift")  # type: ignore[method-assign]
+    work.fidelity()
+    assert work.record(gate.RUN)["key"] not in keys, "the user's own goal="
 
 
 def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
