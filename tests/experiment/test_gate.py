@@ -292,6 +292,7 @@ def test_a_part_that_names_no_version_is_measured_again(make: Make, monkeypatch:
         return pays or render_call("refund", {"order_id": f"A-{task.id.split('-')[1]}"}) in [step.action for step in steps]
 
     monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Verify(check)]))
+    monkeypatch.setattr(Desk, "writing_tools", lambda self, buffer: ())  # no edits, of which another limit draws others
     work = make(truthful, ENOUGH)
     assert "the judge 'verify' rewards 20 of 20 recorded failures" in refused(work)
     pays = False
