@@ -61,10 +61,11 @@ class Dream:
         """An environment for one episode."""
         return DreamEnvironment(self)
 
-    def resume(self, task: Task, steps: Sequence[Step] = ()) -> "DreamEnvironment":
-        """An episode behind recorded steps, as of a task without own traces."""
+    def resume(self, task: Task, steps: Sequence[Step] = (), *, prompt: str = "") -> "DreamEnvironment":
+        """An episode behind recorded steps, as of a task without own traces. Args: `prompt`, the agent's system prompt."""
         environment = DreamEnvironment(self, own_traces=False)
         environment.reset(task)
+        environment.show_prompt(prompt)
         schemas = [part for part in self.responders if isinstance(part, Schemas)]
         for step in steps:
             refused = not step.valid and any(part.respond(Episode(task=task, action=step.action)) for part in schemas)

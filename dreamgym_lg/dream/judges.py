@@ -185,7 +185,9 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
     verdict = Verdict(float(trajectory.success), trajectory.success, last.reasoning or outcome)
     prompts = dict[tuple[str, ...], list[BaseMessage]]()
     for own_traces in (True, False):
-        episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=own_traces)
+        episode = Episode(
+            task=trajectory.task, steps=steps, action=last.action, prompt=trajectory.prompt, own_traces=own_traces
+        )
         if (decided := (await earlier.judge(episode))[0]) is None or not decided.final:
             messages = judge.messages(episode)
             prompts[tuple(message.text for message in messages)] = messages

@@ -102,4 +102,6 @@ def _edited(original: Trajectory, kind: str, steps: Sequence[Step], index: int) 
         chained.append(step)
         observation = step.next_observation
     run = f"edited/{kind}"
-    return Trajectory(task=original.task, steps=chained, source="synthetic", success=False, run=run, rollout_index=index)
+    return Trajectory(
+        task=original.task, steps=chained, source="synthetic", run=run, rollout_index=index, prompt=original.prompt
+    )

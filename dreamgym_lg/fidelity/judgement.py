@@ -183,7 +183,7 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
     rewarded, reasons = dict[str, bool](), dict[str, str]()
     for position, ends in _asked(trajectory):
         step = steps[position]
-        episode = dream.resume(task, steps[:position]).episode(step.action)
+        episode = dream.resume(task, steps[:position], prompt=trajectory.prompt).episode(step.action)
         answers = {} if is_tool_task(task) and is_answer(step.action) else await _answers(dream, episode)
         if not step.valid:
             for part, answer in answers.items():
@@ -202,7 +202,7 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
         text = f"task {task.id}, last action {last}: {verdict_text}"
         outcomes.append(_Outcome(part, _kind(trajectory), task.id, earned != trajectory.success, text))
     for lookup in _lookups(trajectory, writes):
-        episode = dream.resume(task, steps[: lookup.position]).episode(lookup.action)
+        episode = dream.resume(task, steps[: lookup.position], prompt=trajectory.prompt).episode(lookup.action)
         for part, answer in (await _answers(dream, episode)).items():
             text = f"task {task.id}: {lookup.action[:200]} -> {answer.observation[:200]!r}, really {lookup.right[:200]!r}"
             kind, seen = (

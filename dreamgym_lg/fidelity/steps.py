@@ -106,7 +106,7 @@ async def answer_steps(dream: Dream, trajectory: Trajectory, slots: asyncio.Sema
     trajectory = with_observation(trajectory)
 
     async def one(position: int, step: Step) -> Answered:
-        environment = dream.resume(trajectory.task, trajectory.steps[:position])
+        environment = dream.resume(trajectory.task, trajectory.steps[:position], prompt=trajectory.prompt)
         async with slots:
             try:
                 answer = await environment.astep(step.action)

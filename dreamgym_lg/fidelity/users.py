@@ -46,7 +46,7 @@ async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
 
 async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position: int) -> list[UserCase]:
     step, goal = trajectory.steps[position], user.goal(trajectory.task)
-    episode = dream.resume(trajectory.task, trajectory.steps[:position]).episode(step.action)
+    episode = dream.resume(trajectory.task, trajectory.steps[:position], prompt=trajectory.prompt).episode(step.action)
     fault, reply = "", None
     assert dream.user is not None
     try:
