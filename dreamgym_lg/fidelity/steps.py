@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
@@ -68,7 +68,7 @@ class OneStep:
     success_false: StepRate | None
     """Of the steps that the dream calls a success, those that really were none."""
     reward_right: StepRate | None
-    """Rewards that differ from the real one by no more than 0.01."""
+    """Rewards that differ from the real one by no more than 0.01. Of a tool agent, those of last steps."""
     invalid_recall: StepRate | None
     """Of the really invalid actions, those that the dream refuses."""
     right_by_part: dict[str, StepRate]
@@ -152,7 +152,11 @@ def _figures(episodes: Sequence[Sequence[Answered]]) -> OneStep:
         normalised=share(lambda each: each.words_are_right),
         success_recalled=share(lambda each: each.called_success, among=lambda each: each.success),
         success_false=share(lambda each: not each.success, among=lambda each: each.called_success),
-        reward_right=share(lambda each: each.reward_is_right),
+        # a tool's call earns nothing on either side: it would hide wrong verdicts
+        reward_right=share(
+            lambda each: each.reward_is_right,
+            among=lambda each: each.step.terminated or parse_call(each.step.action) is None,
+        ),
         invalid_recall=share(
             lambda each: each.answer is not None and not each.answer.info["valid"], among=lambda each: not each.step.valid
         ),

@@ -211,7 +211,9 @@ def test_right_answers_and_verdicts_are_split_by_which_part_decided(scripted: An
     with ReplayBuffer(":memory:") as buffer:
         buffer.extend([episode("t1", "get_a"), measured := episode("t2", "get_a", "get_b")])
         dream = Dream([Recorded(TraceIndex(buffer, writes=[])), model], judges=[judge])
-        by_part = only(dream, measured).one_step.right_by_part
+        one = only(dream, measured).one_step
+        assert one.reward_right and one.reward_right[:2] == (0, 1), "calls earn nothing on either side: they hide no verdict"
+        by_part = one.right_by_part
         right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}
         assert right == {"recorded": (1, 1), "model": (0, 1), "verify": (0, 1)}
         rows = [row[0] for row in report._table(measure(dream, [measured]))]
