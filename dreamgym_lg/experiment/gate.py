@@ -49,8 +49,8 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     """The dream's verdicts on recorded episodes. Measured anew for another dream or other episodes.
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
-    policy's own real episodes, all of which its model was not trained on. A world of free text is asked about every step of
-    what must not be rewarded: there so many are drawn from all of these as take about 4 times `limit` questions.
+    policy's own real episodes, all of which its model was not trained on. A text world is asked about each step of a failure,
+    about 4 x `limit` questions in all.
     """
     models = [part for part in dream.responders if isinstance(part, Model)]
     if any(part.model is None for part in models):
@@ -257,7 +257,9 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
     held_out = work.held_out_offline()
     for split in ("validation", "test"):
-        held_out += buffer.trajectories(source="offline", split=split, errors=False)
+        own = {task.environment for task in work.tasks(split)}
+        recorded = buffer.trajectories(source="offline", split=split, errors=False)
+        held_out += [each for each in recorded if each.task.environment in own]
     keys = {_key(each) for each in held_out}
     # an edit is told from a success by all of them, those that the model was trained on too
     successes = world.as_dreamed([each for each in {_key(t): t for t in [*work.offline(), *held_out]}.values() if each.success])
@@ -266,10 +268,10 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     by_tools = [each for each in successes if is_tool_task(each.task)]
     edits = [each for each in edited_successes(by_tools, writes=writes, seed=work.settings.seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps and each.has_outcome]
-    played = buffer.trajectories(source="real", errors=False)
-    own = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
-    recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])
-    chosen = [*recorded, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
+    played: Iterable[Trajectory] = buffer.trajectories(source="real", errors=False)
+    played = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
+    real = world.as_dreamed([*_sample(failures, limit, rng), *_sample(played, limit, rng)])
+    chosen = [*real, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
     rng.shuffle(chosen)
     totals = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
     return [each for each, total in zip(chosen, totals, strict=True) if total <= _KINDS * limit]

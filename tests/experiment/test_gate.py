@@ -32,7 +32,7 @@ from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN
 from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, Judgement, PartJudgement, ajudge
 from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate, paired_interval, wilson
 from dreamgym_lg.types import StepResult
 
 ANSWER = render_answer("It is refunded.")
@@ -308,6 +308,15 @@ def test_a_part_that_names_no_version_is_measured_again(make: Make, monkeypatch:
     assert "rewards 20 of 20" in refused(work), "it names the same version"
 
 
+def test_traces_of_another_environment_measure_no_dream(make: Make) -> None:
+    """A buffer may hold those of several agents, held out too."""
+    other = [
+        replace(each, task=replace(each.task, id=f"o{n}", environment="bank", split="test")) for n, each in enumerate(ENOUGH)
+    ]
+    found = make(truthful, [*ENOUGH, *other]).fidelity()
+    assert found.errors[MISSED].episodes == found.errors["recorded failures"].episodes == 20
+
+
 def test_goals_and_rubrics_that_changed_are_measured_again(make: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     user = ModelUser(scripted(reply=lambda _: "Yes."))
     monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], user, judges=[ModelJudge(model)]))
@@ -458,7 +467,9 @@ def test_the_gap_is_that_of_the_tasks_played_in_both(make: Make, scripted: Any) 
     work = make(rewards_all, SUCCESSES, real_budget=8, said=said)
     work.collect()
     figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
-    assert figures["eval_gap"] == 1 and figures["eval_gap_low"] < 1
+    assert figures["eval_gap"] == 1 and (figures["eval_gap_low"], figures["eval_gap_high"]) == paired_interval(
+        [(True, False)] * 2
+    )
     assert "dream 4/4 (on the same tasks 2/2), real 0/2, gap +1.00" in said[0]
 
 
