@@ -52,7 +52,15 @@ class Answer(NamedTuple):
     """False if the environment refuses the action or does not understand it."""
     reasoning: str = ""
     verdict: Verdict | None = None
-    """The responder's own view of the outcome (text worlds). It counts where no judge decides, by its success alone."""
+    """The responder's own view of the outcome (text worlds)."""
+
+    @property
+    def outcome(self) -> Verdict | None:
+        """`verdict` as it counts where no judge decides: by its success alone."""
+        if self.verdict is None:
+            return None
+        success = self.verdict.terminated and self.verdict.success
+        return self.verdict._replace(reward=float(success), success=success)
 
 
 class Responder(Protocol):

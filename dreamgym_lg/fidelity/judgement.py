@@ -18,7 +18,6 @@ from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.judges import ends_with_message
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.relative import RelativeJudge
-from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
@@ -228,10 +227,9 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
             answer = await ask(responder, "respond", Answer, episode)
         except PredictionFailed:
             answer = Answer("", verdict=Verdict(0.0, False, _UNREADABLE))
-        if answer is not None and fits_returns(episode.task, episode.action, answer):
-            answers.setdefault("", answer)
+        if answer is not None and dream.accepts(responder, episode, answer):
             answers[key] = answer
-    return answers
+    return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
 
 
 async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
@@ -245,14 +243,11 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         except PredictionFailed:
             verdict = Verdict(0.0, False, _UNREADABLE)
         if verdict is not None:
-            if verdict.final and not verdicts.get("", verdict).final:
-                verdicts[""] = verdict
-            verdicts.setdefault("", verdict)
             verdicts[key] = verdict
-    if answer is not None and answer.verdict is not None and not verdicts:
-        success = answer.verdict.terminated and answer.verdict.success
-        verdicts[""] = verdicts[_OWN] = answer.verdict._replace(success=success, reward=float(success))
-    return verdicts
+    if not verdicts and answer is not None and answer.outcome is not None:
+        verdicts[_OWN] = answer.outcome
+    decided = sorted(verdicts.values(), key=lambda verdict: not verdict.final)  # as `Dream.judge`
+    return {**verdicts, **({"": decided[0]} if decided else {})}
 
 
 def _keys(parts: Sequence[Any], role: str) -> list[str]:
