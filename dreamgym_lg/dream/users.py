@@ -157,7 +157,7 @@ class ModelUser(Prompts):
         with outgrown(episode):
             reply = await self.prompter.ask(self.messages(episode), read, prompt=PROMPT)
         if self.judge is not None and reply is not None and (verdict := await self.verdict(episode, reply)).contradicts:
-            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}")
+            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}", verdict)
         return reply
 
     async def verdict(self, episode: Episode, reply: str) -> "ReplyVerdict":
