@@ -79,7 +79,7 @@ def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
 
 
 def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
-    """A digest of what the user of each conversation wants, which `write_goals` or the user's own function may change."""
+    """A digest of the users' goals. `write_goals` or a function of one's own may change them."""
     user = model_user(dream.user)
     goals = sorted(repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and talks(each))
     return sha256("\n".join(goals).encode("utf-8", "surrogatepass")).hexdigest()[:16]

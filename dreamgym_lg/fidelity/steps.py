@@ -13,6 +13,8 @@ from dreamgym_lg.statistics import StepRate, normalised, step_rate
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
+_CONCURRENCY = 32
+"""Steps predicted at once."""
 CLOSE = 0.01
 """Rewards that differ by no more than this agree."""
 
@@ -79,18 +81,15 @@ async def measure_steps(
     dream: Dream,
     trajectories: Sequence[Trajectory],
     *,
-    concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> OneStep:
     """Predict the steps of real episodes behind their history. The traces of their own task are left out.
 
-    Args:
-        concurrency: Steps predicted at once.
-        on_episode: Called as soon as an episode's steps are answered.
+    Args: `on_episode`, called as soon as an episode's steps are answered.
 
     Raises whatever the model's server raises. An answer that cannot be read is a wrong answer, no error.
     """
-    slots = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(trajectory: Trajectory) -> list[Answered]:
         answered = await answer_steps(dream, trajectory, slots)

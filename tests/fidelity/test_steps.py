@@ -176,7 +176,7 @@ def test_the_limit_draws_alike_every_time(scripted: Any, text_dream: Any, door_w
     assert heard == [("offline data", done, 4) for done in range(1, 5)]
 
 
-async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
+async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any, monkeypatch: Any) -> None:
     class Counting(Model):
         asking = most = 0
 
@@ -190,7 +190,8 @@ async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: 
 
     for allowed in (1, 3):
         model = Counting(scripted(reply=door_world))
-        await measure_steps(Dream([model]), nine(), concurrency=allowed)
+        monkeypatch.setattr("dreamgym_lg.fidelity.steps._CONCURRENCY", allowed)
+        await measure_steps(Dream([model]), nine())
         assert model.most == allowed
 
 
