@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.goals import talks
@@ -30,7 +30,7 @@ from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, U
 from dreamgym_lg.progress import counter
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import is_tool_task
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
 MAX_ERROR = 0.5
 """Share of the real successes that a judge may miss. And of a responder's cases of one kind that it may get wrong."""
@@ -255,9 +255,8 @@ def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> li
 def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
-    held_out = work.held_out_offline()
+    held_out, own = work.held_out_offline(), {task.environment for split in get_args(Split) for task in work.tasks(split)}
     for split in ("validation", "test"):
-        own = {task.environment for task in work.tasks(split)}
         recorded = buffer.trajectories(source="offline", split=split, errors=False)
         held_out += [each for each in recorded if each.task.environment in own]
     keys = {_key(each) for each in held_out}
