@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 
 class DreamGymError(Exception):
@@ -67,7 +68,14 @@ class Unanswered(PredictionFailed):
 
 
 class UserFault(PredictionFailed):
-    """A dreamed user contradicts its goal. The episode is masked: nothing is trained on it, and it is no success."""
+    """A dreamed user contradicts its goal. The episode is masked: nothing is trained on it, and it is no success.
+
+    Args: `verdict`, of the user's judge; None where the user told what it cannot know.
+    """
+
+    def __init__(self, message: str, verdict: Any = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class ModelUnavailable(DreamGymError):

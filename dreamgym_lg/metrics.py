@@ -193,7 +193,6 @@ METRICS: Mapping[str, str] = {
     "validation/gap": "eval_gap",
     "validation/gap_low": "eval_gap_low",
     "validation/gap_high": "eval_gap_high",
-    "validation/wrong_rewards": "eval_reward_errors",
     "policy/clipped": "clip_ratio/region_mean",
     "curriculum/value": "curriculum_value",
     "curriculum/generated_tasks": "generated_tasks",

@@ -33,13 +33,14 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
 def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
     """The 95 % interval of a difference of success rates on the same tasks. First minus second, of at least one pair.
 
-    Wald's interval with half a pair added to each of the four cells (Agresti and Min 2005, Statistics in Medicine 24).
+    Wald's interval with half a pair added to each of the four cells (Agresti and Min 2005, Statistics in Medicine 24), between
+    -1 and 1.
     """
     n = len(pairs) + 2
     first, second = sum(a and not b for a, b in pairs) + 0.5, sum(b and not a for a, b in pairs) + 0.5
     gain = (first - second) / n
     margin = 1.96 * sqrt((first + second) / n - gain * gain) / sqrt(n)
-    return gain - margin, gain + margin
+    return max(-1.0, gain - margin), min(1.0, gain + margin)
 
 
 def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, float]:
@@ -65,11 +66,16 @@ def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, floa
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of a mean of values between -1 and 1. All of that range for fewer than FEW_EPISODES values."""
+    """Student's interval of a mean of values between -1 and 1. All of that range for fewer than FEW_EPISODES values.
+
+    Where all are the same, Wilson's for the share of others, of which none was seen.
+    """
     n = len(values)
     if n < FEW_EPISODES:
         return -1.0, 1.0
     margin = _student(confidence, n - 1) * stdev(values) / sqrt(n)
+    if margin < 1e-12:
+        margin = wilson(0, n, NormalDist().inv_cdf((1 + confidence) / 2))[1]
     return max(-1.0, mean(values) - margin), min(1.0, mean(values) + margin)
 
 

@@ -188,6 +188,8 @@ class Trajectory:
     """`overall_plan`, `success_mode` and `failure_mode` of the whole episode by `annotate`; None before."""
     acts: Sequence[Act] = ()
     """Deeds of an unmodified agent's code beside its steps; nothing is trained on them."""
+    prompt: str = ""
+    """The agent's system prompt, where it was replayed through its graph (`World.as_dreamed`). Not stored."""
 
     @property
     def in_order(self) -> list[Step | Act]:

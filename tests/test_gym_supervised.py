@@ -22,6 +22,7 @@ from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import DreamGym, Experiment, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import Model
 from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
@@ -142,6 +143,15 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
         assert asked == [response[:-3], response[:-1], verdict[:-1]]
         assert [each.decided_by for each in played.steps if each.valid] == ["model", "model", ""]
         assert played.steps[-1].judged_by == "model" and played.steps[-1].reasoning == "it completes the task"
+
+
+def test_the_gate_shows_a_judge_the_system_prompt_that_training_shows_it(make: Callable[..., DreamGym], scripted: Any) -> None:
+    """A trace from a checkpointer has no system message, and a JSON judge reads the agent's own."""
+    chat = scripted(reply=lambda messages: '{"reason": "so it seems", "success": true}')
+    gym = make(without_writes(TRACES), experience_model=Model(chat, prompt_format="json"))
+    gym.experiment.fidelity()
+    judged = [json.loads(messages[1].text) for messages in chat.asked if messages[0].text.startswith("You judge")]
+    assert judged and {each.get("rules") for each in judged} == {"You refund."}
 
 
 def test_a_verdict_with_a_recorded_success_beside_it_is_learned_as_the_dream_asks_for_it(

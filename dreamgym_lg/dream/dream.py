@@ -25,9 +25,8 @@ class Dream:
     """An environment made of parts; one object serves any number of episodes at once.
 
     Args:
-        responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. A valid answer
-            that does not fit the JSON schema of what the tool returns is passed over, but for a recorded one. Recordings lack
-            the state that a tool's `Command` sets, so that there they are passed over, too.
+        responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. An answer that
+            misfits the return schema is skipped, unless recorded. Recordings are skipped for tools that return a `Command`.
         user: Replies to a tool agent's messages. None: the first message ends the episode.
         judges: The first that knows the outcome decides it, at the end of a tool agent's episode and after each action of a
             text agent.
@@ -48,17 +47,24 @@ class Dream:
     @property
     def version(self) -> str:
         """Names the models and prompts behind the dream; recorded with every dreamed episode."""
-        versions = (getattr(part, "version", "") for part in (*self.responders, self.user, *self.judges))
-        return self._version or "+".join(dict.fromkeys(filter(None, versions))) or "dream"
+        return self._version or "+".join(dict.fromkeys(filter(None, self._of_parts("version")))) or "dream"
+
+    @property
+    def versions(self) -> tuple[str, ...] | None:
+        """The versions of all parts. None where a part, such as code of the user's own, names none (`dream.parts`)."""
+        parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
+        versions = [getattr(part, "version", None) for part in parts]
+        return None if None in versions else tuple(map(str, versions))
 
     def create_environment(self) -> "DreamEnvironment":
         """An environment for one episode."""
         return DreamEnvironment(self)
 
-    def resume(self, task: Task, steps: Sequence[Step] = ()) -> "DreamEnvironment":
-        """An episode behind recorded steps, as of a task without own traces."""
+    def resume(self, task: Task, steps: Sequence[Step] = (), *, prompt: str = "") -> "DreamEnvironment":
+        """An episode behind recorded steps, as of a task without own traces. Args: `prompt`, the agent's system prompt."""
         environment = DreamEnvironment(self, own_traces=False)
         environment.reset(task)
+        environment.show_prompt(prompt)
         schemas = [part for part in self.responders if isinstance(part, Schemas)]
         for step in steps:
             refused = not step.valid and any(part.respond(Episode(task=task, action=step.action)) for part in schemas)
@@ -95,19 +101,25 @@ class Dream:
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
         """The first answer to the action, and the name of its responder. Raises `Unanswered` without one."""
-        is_update = sets_state(episode.task, episode.action)
         for responder in self.responders:
             answer = await ask(responder, "respond", Answer, episode)
-            # what a tool really answered, an error text perhaps, is its answer whatever it promises
-            is_real = isinstance(responder, Recorded) and not is_update
-            if answer is not None and (is_real or fits_returns(episode.task, episode.action, answer)):
+            if answer is not None and self.accepts(responder, episode, answer):
                 return answer, responder.name
             if isinstance(responder, KnowsState) and responder is not self.responders[-1]:
                 known = await ask(responder, "known", list, episode) or []
                 episode = replace(episode, known=[*episode.known, *known])
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
+        is_update = sets_state(episode.task, episode.action)
         hint = "; recordings lack the state that this tool sets: an experience model has to answer it" if is_update else ""
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
+
+    def accepts(self, responder: Responder, episode: Episode, answer: Answer) -> bool:
+        """True unless the next responder is asked: the answer misfits what the tool returns.
+
+        What a tool really answered, an error text perhaps, is its answer whatever it promises.
+        """
+        is_real = isinstance(responder, Recorded) and not sets_state(episode.task, episode.action)
+        return is_real or fits_returns(episode.task, episode.action, answer)
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
         """The first final verdict, else the first one, and its judge's name. None and "" without one."""
@@ -159,9 +171,8 @@ class DreamEnvironment(Environment):
             return await self._hear(episode)
         answer, decided_by = await self.dream.respond(episode)
         verdict, judged_by = (None, "") if is_tool_task(task) else await self.dream.judge(episode, answer)
-        if verdict is None and answer.verdict is not None and not is_tool_task(task):
-            success = answer.verdict.terminated and answer.verdict.success
-            verdict, judged_by = answer.verdict._replace(reward=float(success), success=success), decided_by
+        if verdict is None and answer.outcome is not None and not is_tool_task(task):
+            verdict, judged_by = answer.outcome, decided_by
         return self._advance(episode, answer, verdict, decided_by, judged_by)
 
     def episode(self, action: str) -> Episode:

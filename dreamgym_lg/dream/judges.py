@@ -49,6 +49,8 @@ class Verify:
     """
 
     name = "verify"
+    version: str | None = None
+    """Set it, and anew whenever the check changes, for figures of it to be kept (`dream.parts`)."""
 
     def __init__(self, check: Callable[[Task, Sequence[Step]], "float | bool | None | Awaitable[float | bool | None]"]) -> None:
         self._check = check
@@ -183,7 +185,9 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
     verdict = Verdict(float(trajectory.success), trajectory.success, last.reasoning or outcome)
     prompts = dict[tuple[str, ...], list[BaseMessage]]()
     for own_traces in (True, False):
-        episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=own_traces)
+        episode = Episode(
+            task=trajectory.task, steps=steps, action=last.action, prompt=trajectory.prompt, own_traces=own_traces
+        )
         if (decided := (await earlier.judge(episode))[0]) is None or not decided.final:
             messages = judge.messages(episode)
             prompts[tuple(message.text for message in messages)] = messages

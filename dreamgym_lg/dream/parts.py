@@ -1,4 +1,8 @@
-"""The parts of a dream: responders, a user and judges."""
+"""The parts of a dream: responders, a user and judges.
+
+A part may name its `version`, a text: a figure of the part holds as long as it stays the same. It is "" where the library, the
+traces and the tools alone decide. A dream with a part that names none is measured anew each time.
+"""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -50,7 +54,15 @@ class Answer(NamedTuple):
     """False if the environment refuses the action or does not understand it."""
     reasoning: str = ""
     verdict: Verdict | None = None
-    """The responder's own view of the outcome (text worlds). It counts where no judge decides, by its success alone."""
+    """The responder's own view of the outcome (text worlds)."""
+
+    @property
+    def outcome(self) -> Verdict | None:
+        """`verdict` as it counts where no judge decides: by its success alone."""
+        if self.verdict is None:
+            return None
+        success = self.verdict.terminated and self.verdict.success
+        return self.verdict._replace(reward=float(success), success=success)
 
 
 class Responder(Protocol):

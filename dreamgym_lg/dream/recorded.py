@@ -28,13 +28,13 @@ class Recorded:
 
     Traces of the same task count first, then those of the same world. Of recordings that contradict each other the answer of
     more than half is taken, if there is one. A reading call that is repeated with no writing call in between is answered as
-    before in this episode. A look-up of something that neither the request nor an answer named is answered in the form that
-    more than half of such look-ups had, an error mostly, if it had `MISSES` of them. Nothing here applies to text agents.
+    before in this episode. A look-up of something nobody named gets the answer that most such look-ups got, usually an error.
+    Nothing here applies to text agents.
 
     Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
     """
 
-    name = "recorded"
+    name, version = "recorded", ""
 
     def __init__(self, traces: ReplayBuffer | TraceIndex) -> None:
         self.index = TraceIndex.of(traces)
@@ -94,7 +94,7 @@ class References:
         conversations: Also judge by successes in which a user replied: for a dream with a user.
     """
 
-    name = "references"
+    name, version = "references", ""
 
     def __init__(self, traces: ReplayBuffer | TraceIndex, *, conversations: bool = False) -> None:
         self.index, self.conversations = TraceIndex.of(traces), conversations

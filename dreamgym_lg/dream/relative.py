@@ -99,14 +99,16 @@ async def compared(dream: Dream | None, episodes: Sequence[Trajectory], replay_b
     judge = next((each for each in dream.judges if isinstance(each, RelativeJudge)), None) if dream else None
     played = [each for each in episodes if each.error is None] if judge else []
     groups = [list(group) for _, group in groupby(played, key=lambda episode: episode.task.id)]
-    waiting = [group for group in groups if all(each.steps and each.steps[-1].reasoning == PENDING for each in group)]
+    # of a group that was compared before one of its episodes was played again, all are compared anew
+    own = [group for group in groups if all(each.steps and each.steps[-1].judged_by == RelativeJudge.name for each in group)]
+    waiting = [group for group in own if any(each.steps[-1].reasoning == PENDING for each in group)]
     rankings = await asyncio.gather(*(judge.rank(group) for group in waiting if judge))
     rewarded = dict[int, Trajectory]()
     for group, ranking in zip(waiting, rankings, strict=True):
         for each, reward in zip(group, ranking.rewards, strict=True):
             last = replace(each.steps[-1], reward=reward, reasoning=f"compared with its group: {ranking.reason}")
-            rewarded[id(each)] = own = replace(each, steps=[*each.steps[:-1], last])
-            replay_buffer.set_reasoning(each, [step.reasoning for step in own.steps], reward=reward)
+            rewarded[id(each)] = replace(each, steps=[*each.steps[:-1], last])
+            replay_buffer.set_reasoning(each, [step.reasoning for step in rewarded[id(each)].steps], reward=reward)
     if rankings:
         figures = {"judge_consistency": fmean(ranking.consistency for ranking in rankings)}
         replay_buffer.record_metrics(episodes[0].run, episodes[0].iteration, figures)

@@ -24,7 +24,7 @@ class Schemas:
     required arguments.
     """
 
-    name = "schema"
+    name, version = "schema", ""
 
     def __init__(self, tools: Sequence[BaseTool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}

@@ -21,7 +21,7 @@ from dreamgym_lg.types import Step, Task, Trajectory
 FREE_TEXT_WORDS = 4
 """Words from which on an argument that nobody said before counts as free text."""
 MISSES = 4
-"""Tasks in which look-ups of what nobody had named were answered alike, from which on others are answered so."""
+"""Look-ups of unknown things are answered alike once this many tasks were."""
 
 
 class Call(NamedTuple):

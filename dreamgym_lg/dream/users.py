@@ -60,8 +60,8 @@ class _Behind:
         return getattr(self.inner, "hosted", None)
 
     @property
-    def version(self) -> str:
-        return getattr(self.inner, "version", "")
+    def version(self) -> str | None:
+        return "" if self.inner is None else getattr(self.inner, "version", None)
 
 
 class UntilHandOver(_Behind):
@@ -137,8 +137,9 @@ class ModelUser(Prompts):
 
     @property
     def version(self) -> str:
-        """Names the model and prompt behind the replies."""
-        return f"{self.prompter.version}/{PROMPT}"
+        """Names the models and prompts behind the replies."""
+        judged = f"+{self.judge.version}/{JUDGE_PROMPT}" if self.judge is not None else ""
+        return f"{self.prompter.version}/{PROMPT}{judged}"
 
     def goal(self, task: Task) -> Goal:
         """The goal of the task's user."""
@@ -156,7 +157,7 @@ class ModelUser(Prompts):
         with outgrown(episode):
             reply = await self.prompter.ask(self.messages(episode), read, prompt=PROMPT)
         if self.judge is not None and reply is not None and (verdict := await self.verdict(episode, reply)).contradicts:
-            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}")
+            raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}", verdict)
         return reply
 
     async def verdict(self, episode: Episode, reply: str) -> "ReplyVerdict":

@@ -5,10 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import sqrt
 from pathlib import Path
 from random import Random
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist, mean
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -29,13 +28,14 @@ from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
-from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_rate, mean_interval
+from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
 """Confidence of a difference's interval. Of comparisons without a difference, one in fifty claims one."""
-_POWER = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(0.8)
+_POWER = 1 + NormalDist().inv_cdf(0.8) / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+"""Of the interval's half: a difference so large is outside of four in five intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,8 @@ class Comparison:
     @property
     def detectable(self) -> float:
         """The difference that four in five such comparisons would show, 0 to 1."""
-        n = len(self._differences)
-        return min(1.0, _POWER * stdev(self._differences) / sqrt(n)) if n >= FEW_EPISODES else 1.0
+        margin = max(abs(end - self.difference) for end in self.interval)
+        return min(1.0, _POWER * margin)
 
     @property
     def _differences(self) -> list[float]:

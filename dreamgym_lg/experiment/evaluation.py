@@ -15,21 +15,18 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.experience_models import policy_version, saved_sampling
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
-from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.files import write_whole
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import BASELINES, ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
-from dreamgym_lg.statistics import Rate, difference_of_rates, wilson
+from dreamgym_lg.statistics import paired_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
-from dreamgym_lg.types import Task, Trajectory, is_unanswered
+from dreamgym_lg.types import Trajectory, is_unanswered
 
 Played = TypeVar("Played")
 
 DREAMED = "sampled"
 """The mode that is dreamed too, beside `greedy`. It is the one that was trained, and dreamed episodes are expensive."""
-_FIRST = 10
-"""Dreamed episodes of an evaluation behind which no further ones are played, if none was answered to its end."""
 _VALIDATED = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
@@ -56,7 +53,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     panel = tasks[: _affordable(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
-        plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
+        plays["dream"] = work.aplay("validate/dream", policy, tasks, dream=dream, iteration=iteration)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
         dreamed = check_dreamed(work, played["dream"])
@@ -68,11 +65,9 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         parts.append(f"real {_of(real)}")
-        if dreamed and dream is not None:
-            gap = _compare(dream, dreamed[: len(panel)], real)
-            figures |= gap
+        if dreamed:
+            figures |= (gap := _compare(dreamed[: len(panel)], real))
             parts.append("gap {eval_gap:+.2f} [{eval_gap_low:+.2f}, {eval_gap_high:+.2f}]".format_map(gap))
-            parts[-1] += "; the dream gave {eval_reward_errors:.1%} wrong rewards".format_map(gap)
     elif work.settings.real_budget:
         parts.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
     if parts:
@@ -94,17 +89,11 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
     return run_lasting(gathered())
 
 
-def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
-    """The gap to reality on the same tasks, and errors about real episodes."""
-    one, other = (Rate.of(sum(episode.success for episode in episodes), len(episodes)) for episodes in (dreamed, real))
-    low, high = difference_of_rates(one, other)
-    right = run_lasting(measure_steps(dream, real)).reward_right
-    return {
-        "eval_gap": one.value - other.value,
-        "eval_gap_low": low,
-        "eval_gap_high": high,
-        "eval_reward_errors": 1 - right.value if right else 0.0,
-    }
+def _compare(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
+    """The gap to reality, on the same tasks in the same order."""
+    pairs = [(one.success, other.success) for one, other in zip(dreamed, real, strict=True)]
+    low, high = paired_interval(pairs)
+    return {"eval_gap": sum(one - other for one, other in pairs) / len(pairs), "eval_gap_low": low, "eval_gap_high": high}
 
 
 def _of(episodes: Sequence[Trajectory]) -> str:
@@ -326,7 +315,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         if dream is None:
             return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        episodes = check_dreamed(work, await _dreamed(work, run, policies[DREAMED], held_out, dream))
+        episodes = check_dreamed(work, await work.aplay(run, policies[DREAMED], held_out, dream=dream))
         return {("dream", DREAMED): episodes} if episodes else {}
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
@@ -334,17 +323,6 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
-
-
-async def _dreamed(
-    work: Workspace, run: str, policy: Any, tasks: Sequence[Task], dream: Dream, **options: Any
-) -> list[Trajectory]:
-    """Play tasks in the dream. No more than `_FIRST` of them where traces alone answer and know nothing about these."""
-    if not dream.language_models:
-        first = await work.aplay(run, policy, tasks[:_FIRST], dream=dream, **options)
-        if first and all(is_unanswered(each.error) for each in first):
-            return first
-    return await work.aplay(run, policy, tasks, dream=dream, **options)
 
 
 def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajectory]:

@@ -1,11 +1,14 @@
 """The gate before training: it measures each part of a dream; the worst decides."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from random import Random
+from typing import Any, get_args
 
 from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
@@ -27,7 +30,7 @@ from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, U
 from dreamgym_lg.progress import counter
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import is_tool_task
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
 MAX_ERROR = 0.5
 """Share of the real successes that a judge may miss. And of a responder's cases of one kind that it may get wrong."""
@@ -43,11 +46,11 @@ _LARGE = 200
 
 
 def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
-    """The dream's verdicts on recorded episodes; measured anew only for another dream or other episodes.
+    """The dream's verdicts on recorded episodes. Measured anew for another dream or other episodes.
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
-    policy's own real episodes, all of which its model was not trained on. A world of free text is asked about every step of
-    what must not be rewarded: there so many are drawn from all of these as take about 4 times `limit` questions.
+    policy's own real episodes, all of which its model was not trained on. A text world is asked about each step of a failure,
+    about 4 x `limit` questions in all.
     """
     models = [part for part in dream.responders if isinstance(part, Model)]
     if any(part.model is None for part in models):
@@ -56,9 +59,9 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _drawn_episodes(work, writes, limit)
     # one stored with other figures, or with other writing tools, is measured again
-    key = f"{dream.version}/{keys_of(episodes)}/{','.join(sorted(writes))}/parts-5"
+    key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
-    if stored.get("key") == key:
+    if _is_same(dream, stored) and stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
     if dream.hosted:
         work.say(f"the gate asks the hosted models of the dream about {_calls(dream, episodes, writes):,} questions")
@@ -66,8 +69,20 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
     judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
-    work.keep_record(RUN, {"key": key, "version": dream.version, "judgement": json.dumps(judgement.to_dict())})
+    work.keep_record(RUN, {"key": key, "versions": json.dumps(dream.versions), "judgement": json.dumps(judgement.to_dict())})
     return judgement
+
+
+def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
+    """True of a record of this very dream. A part without a version, such as code of the user's own, may have been mended."""
+    return dream.versions is not None and stored.get("versions") == json.dumps(dream.versions)
+
+
+def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
+    """A digest of the users' goals. `write_goals` or a function of one's own may change them."""
+    user = model_user(dream.user)
+    goals = sorted(repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and talks(each))
+    return sha256("\n".join(goals).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def is_measured(work: Workspace) -> bool:
@@ -80,8 +95,8 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
 
     Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
-    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream whose version was
-    measured before.
+    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream that was measured
+    before and whose parts all name the same versions as then.
 
     With `Workspace.force` the errors are only said.
     """
@@ -92,8 +107,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
-    stored = work.record(RUN)
-    if resumed and stored.get("version") == dream.version:
+    if resumed and _is_same(dream, work.record(RUN)):
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):
@@ -241,9 +255,10 @@ def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> li
 def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
-    held_out = work.held_out_offline()
+    held_out, own = work.held_out_offline(), {task.environment for split in get_args(Split) for task in work.tasks(split)}
     for split in ("validation", "test"):
-        held_out += buffer.trajectories(source="offline", split=split, errors=False)
+        recorded = buffer.trajectories(source="offline", split=split, errors=False)
+        held_out += [each for each in recorded if each.task.environment in own]
     keys = {_key(each) for each in held_out}
     # an edit is told from a success by all of them, those that the model was trained on too
     successes = world.as_dreamed([each for each in {_key(t): t for t in [*work.offline(), *held_out]}.values() if each.success])
@@ -252,10 +267,10 @@ def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> lis
     by_tools = [each for each in successes if is_tool_task(each.task)]
     edits = [each for each in edited_successes(by_tools, writes=writes, seed=work.settings.seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps and each.has_outcome]
-    played = buffer.trajectories(source="real", errors=False)
-    own = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
-    recorded = world.as_dreamed([*_sample(failures, limit, rng), *_sample(own, limit, rng)])
-    chosen = [*recorded, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
+    played: Iterable[Trajectory] = buffer.trajectories(source="real", errors=False)
+    played = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
+    real = world.as_dreamed([*_sample(failures, limit, rng), *_sample(played, limit, rng)])
+    chosen = [*real, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
     rng.shuffle(chosen)
     totals = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
     return [each for each, total in zip(chosen, totals, strict=True) if total <= _KINDS * limit]

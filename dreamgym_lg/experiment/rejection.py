@@ -28,8 +28,8 @@ class RejectionLearner:
     """Imitates recorded successes and the training's, each time from the start weights.
 
     This is ReST-EM (Singh et al. 2023) with recorded episodes beside the policy's own. The training plays the tasks that have
-    no recorded success (`gate.trainable_tasks`). An update leaves the weights as they are without another success than before,
-    and where its imitation wins fewer validation tasks than they do.
+    no recorded success (`gate.trainable_tasks`). An update keeps the old weights if it found no new success, or if imitation
+    wins fewer validation tasks.
 
     Args: `policy`, a baseline of this folder, whose weights are replaced; `path`, not used.
 

@@ -1,4 +1,4 @@
-"""Recorded successes of a tool agent made wrong. They must not be rewarded, and serve where real failures are few."""
+"""Failures made from recorded successes. They test a judge where real failures are few."""
 
 import random
 from collections import defaultdict
@@ -10,6 +10,9 @@ from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Step, Trajectory
 
+_PER_SUCCESS = 3
+"""Edits of one success, at most."""
+
 
 class Edit(NamedTuple):
     """A success made wrong."""
@@ -20,9 +23,7 @@ class Edit(NamedTuple):
     """The message that ends it."""
 
 
-def edited_successes(
-    successes: Sequence[Trajectory], *, writes: Collection[str], per_success: int = 3, seed: int = 0
-) -> list[Trajectory]:
+def edited_successes(successes: Sequence[Trajectory], *, writes: Collection[str], seed: int = 0) -> list[Trajectory]:
     """Episodes that must not be rewarded, made from successes. Pure: the same arguments give the same edits.
 
     They are never real data: `source="synthetic"`, `run="edited/<kind>"`, without success and reward, each with its original's
@@ -36,7 +37,6 @@ def edited_successes(
     Args:
         successes: Recorded episodes that ended in success; only calls with one message at the end give edits.
         writes: Names of the tools that change the world.
-        per_success: Maximum edits of one success, each of another kind.
 
     Raises `ConfigurationError` for an episode that is no success.
     """
@@ -53,7 +53,7 @@ def edited_successes(
         others = [each for each in usable if each.task.instruction != success.task.instruction]
         candidates = [*_edits(success, rng.sample(others, len(others)), requests[success.task.instruction], writes)]
         first_of_kind = {edit.kind: edit for edit in reversed(candidates)}
-        for edit in rng.sample(list(first_of_kind.values()), len(first_of_kind))[:per_success]:
+        for edit in rng.sample(list(first_of_kind.values()), len(first_of_kind))[:_PER_SUCCESS]:
             steps = [*edit.calls, replace(edit.message, next_observation=success.steps[-1].next_observation)]
             key = (success.task.id, *(step.action for step in steps))
             edits.setdefault(key, _edited(success, edit.kind, steps, len(edits)))
@@ -102,4 +102,6 @@ def _edited(original: Trajectory, kind: str, steps: Sequence[Step], index: int) 
         chained.append(step)
         observation = step.next_observation
     run = f"edited/{kind}"
-    return Trajectory(task=original.task, steps=chained, source="synthetic", success=False, run=run, rollout_index=index)
+    return Trajectory(
+        task=original.task, steps=chained, source="synthetic", run=run, rollout_index=index, prompt=original.prompt
+    )

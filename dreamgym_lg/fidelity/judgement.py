@@ -18,7 +18,6 @@ from dreamgym_lg.dream.goals import talks
 from dreamgym_lg.dream.judges import ends_with_message
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.relative import RelativeJudge
-from dreamgym_lg.dream.schemas import fits_returns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
@@ -183,7 +182,7 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
     rewarded, reasons = dict[str, bool](), dict[str, str]()
     for position, ends in _asked(trajectory):
         step = steps[position]
-        episode = dream.resume(task, steps[:position]).episode(step.action)
+        episode = dream.resume(task, steps[:position], prompt=trajectory.prompt).episode(step.action)
         answers = {} if is_tool_task(task) and is_answer(step.action) else await _answers(dream, episode)
         if not step.valid:
             for part, answer in answers.items():
@@ -202,7 +201,7 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
         text = f"task {task.id}, last action {last}: {verdict_text}"
         outcomes.append(_Outcome(part, _kind(trajectory), task.id, earned != trajectory.success, text))
     for lookup in _lookups(trajectory, writes):
-        episode = dream.resume(task, steps[: lookup.position]).episode(lookup.action)
+        episode = dream.resume(task, steps[: lookup.position], prompt=trajectory.prompt).episode(lookup.action)
         for part, answer in (await _answers(dream, episode)).items():
             text = f"task {task.id}: {lookup.action[:200]} -> {answer.observation[:200]!r}, really {lookup.right[:200]!r}"
             kind, seen = (
@@ -228,10 +227,9 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
             answer = await ask(responder, "respond", Answer, episode)
         except PredictionFailed:
             answer = Answer("", verdict=Verdict(0.0, False, _UNREADABLE))
-        if answer is not None and fits_returns(episode.task, episode.action, answer):
-            answers.setdefault("", answer)
+        if answer is not None and dream.accepts(responder, episode, answer):
             answers[key] = answer
-    return answers
+    return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
 
 
 async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
@@ -245,14 +243,11 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         except PredictionFailed:
             verdict = Verdict(0.0, False, _UNREADABLE)
         if verdict is not None:
-            if verdict.final and not verdicts.get("", verdict).final:
-                verdicts[""] = verdict
-            verdicts.setdefault("", verdict)
             verdicts[key] = verdict
-    if answer is not None and answer.verdict is not None and not verdicts:
-        success = answer.verdict.terminated and answer.verdict.success
-        verdicts[""] = verdicts[_OWN] = answer.verdict._replace(success=success, reward=float(success))
-    return verdicts
+    if not verdicts and answer is not None and answer.outcome is not None:
+        verdicts[_OWN] = answer.outcome
+    decided = sorted(verdicts.values(), key=lambda verdict: not verdict.final)  # as `Dream.judge`
+    return {**verdicts, **({"": decided[0]} if decided else {})}
 
 
 def _keys(parts: Sequence[Any], role: str) -> list[str]:
@@ -350,6 +345,5 @@ def _rate(cases: Iterable[_Outcome]) -> Rate | None:
 
 
 def keys_of(episodes: Sequence[Trajectory]) -> str:
-    """A digest that tells one choice of episodes from another."""
-    keys = sorted(f"{each.run}/{each.iteration}/{each.task.id}/{each.rollout_index}" for each in episodes)
-    return sha256("\n".join(keys).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """A digest that tells episodes from others, with their tasks' rules, rubrics and tools."""
+    return sha256("\n".join(sorted(map(repr, episodes))).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
@@ -13,6 +13,8 @@ from dreamgym_lg.statistics import StepRate, normalised, step_rate
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
+_CONCURRENCY = 32
+"""Steps predicted at once."""
 CLOSE = 0.01
 """Rewards that differ by no more than this agree."""
 
@@ -68,7 +70,7 @@ class OneStep:
     success_false: StepRate | None
     """Of the steps that the dream calls a success, those that really were none."""
     reward_right: StepRate | None
-    """Rewards that differ from the real one by no more than 0.01."""
+    """Rewards that differ from the real one by no more than 0.01. Of a tool agent, those of last steps."""
     invalid_recall: StepRate | None
     """Of the really invalid actions, those that the dream refuses."""
     right_by_part: dict[str, StepRate]
@@ -79,18 +81,15 @@ async def measure_steps(
     dream: Dream,
     trajectories: Sequence[Trajectory],
     *,
-    concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> OneStep:
     """Predict the steps of real episodes behind their history. The traces of their own task are left out.
 
-    Args:
-        concurrency: Steps predicted at once.
-        on_episode: Called as soon as an episode's steps are answered.
+    Args: `on_episode`, called as soon as an episode's steps are answered.
 
     Raises whatever the model's server raises. An answer that cannot be read is a wrong answer, no error.
     """
-    slots = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(trajectory: Trajectory) -> list[Answered]:
         answered = await answer_steps(dream, trajectory, slots)
@@ -106,7 +105,7 @@ async def answer_steps(dream: Dream, trajectory: Trajectory, slots: asyncio.Sema
     trajectory = with_observation(trajectory)
 
     async def one(position: int, step: Step) -> Answered:
-        environment = dream.resume(trajectory.task, trajectory.steps[:position])
+        environment = dream.resume(trajectory.task, trajectory.steps[:position], prompt=trajectory.prompt)
         async with slots:
             try:
                 answer = await environment.astep(step.action)
@@ -152,7 +151,11 @@ def _figures(episodes: Sequence[Sequence[Answered]]) -> OneStep:
         normalised=share(lambda each: each.words_are_right),
         success_recalled=share(lambda each: each.called_success, among=lambda each: each.success),
         success_false=share(lambda each: not each.success, among=lambda each: each.called_success),
-        reward_right=share(lambda each: each.reward_is_right),
+        # a tool's call earns nothing on either side: it would hide wrong verdicts
+        reward_right=share(
+            lambda each: each.reward_is_right,
+            among=lambda each: each.step.terminated or parse_call(each.step.action) is None,
+        ),
         invalid_recall=share(
             lambda each: each.answer is not None and not each.answer.info["valid"], among=lambda each: not each.step.valid
         ),

@@ -46,13 +46,13 @@ async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
 
 async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position: int) -> list[UserCase]:
     step, goal = trajectory.steps[position], user.goal(trajectory.task)
-    episode = dream.resume(trajectory.task, trajectory.steps[:position]).episode(step.action)
-    fault, reply = "", None
+    episode = dream.resume(trajectory.task, trajectory.steps[:position], prompt=trajectory.prompt).episode(step.action)
+    fault, reply = None, None
     assert dream.user is not None
     try:
         reply = await ask(dream.user, "reply", str, episode)
     except UserFault as error:
-        fault = str(error)
+        fault = error
     except PredictionFailed:
         reply = ""
     text = f"task {trajectory.task.id}: {step.action[:200]} -> {fault or (reply or 'the end')[:200]}"
@@ -61,27 +61,26 @@ async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position
 
 
 def _by_rule(
-    trajectory: Trajectory, position: int, goal: Goal, episode: Episode, fault: str, reply: str | None
+    trajectory: Trajectory, position: int, goal: Goal, episode: Episode, fault: UserFault | None, reply: str | None
 ) -> Iterator[tuple[str, bool]]:
     """(kind, wrong) of one reply. Args: `fault`, of a reply that was refused; `reply`, None for the end."""
     step, later = trajectory.steps[position], trajectory.steps[position + 1 :]
     if not later:
-        yield LATE, reply is not None or bool(fault)
+        yield LATE, reply is not None or fault is not None
         return
-    ends = reply is None and not fault
+    ends = reply is None and fault is None
     if any(parse_call(each.action) is not None for each in later):
         yield EARLY, ends
     if not ends:
-        yield INVENTED, bool(fault) or not values(reply or "") <= known_values(goal, episode)
+        invents = fault is not None and fault.verdict is None
+        yield INVENTED, invents or not values(reply or "") <= known_values(goal, episode)
     told = values(step.next_observation) - known_values(Goal(goal=""), episode)
     if told := told & known_values(goal, episode):
         yield UNTOLD, not told & values(reply or "")
 
 
-async def _by_judge(user: ModelUser, episode: Episode, fault: str, reply: str | None) -> list[tuple[str, bool]]:
-    if user.judge is None or (reply is None and not fault):
-        return []
-    if fault or not reply:
-        return [(AGAINST, bool(fault)), (EVADED, True)]
-    verdict = await user.verdict(episode, reply)
+async def _by_judge(user: ModelUser, episode: Episode, fault: UserFault | None, reply: str | None) -> list[tuple[str, bool]]:
+    verdict = fault.verdict if fault is not None else await user.verdict(episode, reply) if reply and user.judge else None
+    if verdict is None:  # the end, or a reply that was refused before its judge read it; one that says nothing evades
+        return [(AGAINST, False), (EVADED, True)] if user.judge is not None and reply == "" else []
     return [(AGAINST, verdict.contradicts), (EVADED, not verdict.answers)]

@@ -30,6 +30,7 @@ from dreamgym_lg.text import clean
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
 _PAGE = 500
+_REAL = "error IS NULL AND (source = 'offline' OR (source = 'real' AND split = 'train'))"
 _COUNTED = {
     "tasks": "count(DISTINCT tasks.id) FROM tasks LEFT JOIN trajectories ON tasks.id = task_id",
     "trajectories": f"count(*) FROM {WITH_TASK}",
@@ -192,14 +193,17 @@ class ReplayBuffer:
 
     def revision(self) -> tuple[int, int]:
         """A pair that changes when `real_trajectories` do, by whichever process."""
-        real = "SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL ORDER BY id DESC LIMIT 1"
+        real = f"SELECT trajectories.id FROM {WITH_TASK} WHERE {_REAL} ORDER BY trajectories.id DESC LIMIT 1"
         sql = f"SELECT coalesce(({real}), 0), (SELECT count(*) FROM tasks WHERE split != 'train')"
         newest, held_out = self._rows(sql, ())[0]
         return newest, held_out
 
     def real_trajectories(self, *, split: Split | None = None) -> Iterator[Trajectory]:
-        """`trajectories` of the sources `offline` and `real` that did not fail."""
-        return self._load("source != 'synthetic'", "error IS NULL", segments=False, split=split)
+        """Those recorded before training, and those really played on training tasks, that did not fail.
+
+        A policy's real episodes of an evaluation task measure it: a dream that knew them would judge it by itself.
+        """
+        return self._load(_REAL, segments=False, split=split)
 
     def similar(
         self, observation: str, action: str, *, k: int = 3, environment: str | None = None, exclude_task: str | None = None

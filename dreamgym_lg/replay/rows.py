@@ -21,7 +21,8 @@ TASK_COLUMNS = ", ".join(f"tasks.{name}" for name in _TASK_FIELDS)
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 _STEP_VALUES = attrgetter(*_STEP_FIELDS)
 STEP_COLUMNS = ", ".join(f"steps.{name}" for name in _STEP_FIELDS)
-_TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory) if field.name not in ("task", "steps", "segments"))
+_ELSEWHERE = ("task", "steps", "segments", "prompt")
+_TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory) if field.name not in _ELSEWHERE)
 _SEGMENT_FIELDS = tuple(field.name for field in fields(Segment))
 # Little-endian whatever the machine, so that a file may be moved.
 _SEGMENT_BLOBS = {"token_ids": "<i4", "sampled": "u1", "logprobs": "<f4"}

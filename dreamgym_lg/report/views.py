@@ -10,7 +10,6 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.metrics import check_health
 from dreamgym_lg.replay.reader import Event, Filters, Iteration, Outcome, ReplayReader, Run
 from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, read_number
-from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import DECIDERS, Source, Split
 
 Query = Mapping[str, str]
@@ -39,10 +38,13 @@ def link(page: str, **values: object) -> str:
     return f"{page}?{query}" if query else page
 
 
-def success(row: Run | Iteration) -> Rate | None:
-    """Success of the episodes that could be played; None where each ended in an error."""
+def success(row: Run | Iteration) -> str | None:
+    """Success of the episodes that could be played; None where each ended in an error.
+
+    Without an interval: a group's episodes are of one task, and so are alike.
+    """
     played = row.episodes - row.failed
-    return Rate.of(row.successes, played) if row.errors < row.episodes else None
+    return f"{row.successes / played:.2f}" if row.errors < row.episodes else None
 
 
 def runs(reader: ReplayReader, query: Query) -> Values:

@@ -38,6 +38,8 @@ class Replayed(NamedTuple):
     """Difference of today's graph from the recorded episode. None if it plays it to its end."""
     reworded: str | None
     """A recorded tool answer that the policy reads otherwise. None: all are read as recorded."""
+    prompt: str = ""
+    """The system prompt that the graph gave its policy."""
 
 
 _NO_TOOLS = (
@@ -62,6 +64,7 @@ class Script:
         """Number of the actions that the policy has said."""
         self.actions: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
+        self.prompt = ""
         self.misfit: str | None = None
         self.reworded: str | None = None
         self.ended = False
@@ -121,6 +124,9 @@ class _RecordedAnswers(Environment):
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.script.tools = list(tools)
 
+    def show_prompt(self, text: str) -> None:
+        self.script.prompt = text
+
     def step(self, action: str) -> StepResult:
         return self.script.answer(action)
 
@@ -162,7 +168,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
                 script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}{_OTHER_MODELS}"
     if script.misfit is None and not script.ended and script.position < len(script.steps):
         script.misfit = f"the graph ends after {script.position} of the {len(script.steps)} recorded actions"
-    return Replayed(script.actions, script.tools, recorder.segments(), script.misfit, script.reworded)
+    return Replayed(script.actions, script.tools, recorder.segments(), script.misfit, script.reworded, script.prompt)
 
 
 def warn_of(replayed: Sequence[Replayed]) -> None:
@@ -179,7 +185,7 @@ def warn_of(replayed: Sequence[Replayed]) -> None:
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
-    """A recorded episode as a dream's environment meets it. With the graph's tools, and the outcome as its only reward.
+    """A recorded episode as a dream meets it. With the graph's tools and prompt, and the outcome as its only reward.
 
     Calls that the graph refuses by itself are left out; of an episode that it does not replay, the invalid ones.
     """
@@ -193,7 +199,7 @@ def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
             reward = float(step.terminated and trajectory.success)
             steps.append(replace(step, observation=observation, action=actions.get(number, step.action), reward=reward))
             observation = step.next_observation
-    return replace(trajectory, task=with_tools(trajectory.task, replayed.tools), steps=steps)
+    return replace(trajectory, task=with_tools(trajectory.task, replayed.tools), steps=steps, prompt=replayed.prompt)
 
 
 def _same(recorded: str, action: str) -> bool:

@@ -17,10 +17,13 @@ from dreamgym_lg.dream import (
     Episode,
     Model,
     ModelJudge,
+    ModelUser,
     Recorded,
+    RecordedUser,
     References,
     Schemas,
     ScriptedUser,
+    UntilHandOver,
     Verdict,
     Verify,
 )
@@ -390,6 +393,16 @@ def test_the_version_names_every_model_once_or_is_the_users_own(scripted: Any) -
     assert Dream([Says(), model], judges=[ModelJudge(model)]).version == "experience-3"
     assert Dream([model], judges=[ModelJudge(scripted(reply=str))]).version == "experience-3+ScriptedModel/judge-lines-1"
     assert Dream([model], version="mine").version == "mine" and Dream([Says()]).version == "dream"
+
+
+def test_where_a_part_names_no_version_nobody_knows_whether_the_dream_is_the_same(scripted: Any, buffer: ReplayBuffer) -> None:
+    model, judge = Model(scripted(reply=str), version="m"), scripted(reply=str)
+    user = UntilHandOver(ModelUser(model.model, judge=judge), ["hand_over"])
+    library = Dream([Schemas(), Recorded(buffer), model], RecordedUser([], otherwise=user), [References(buffer)])
+    assert library.versions == ("", "", "m", "ScriptedModel/user-2+ScriptedModel/user-judge-1", "")
+    assert RecordedUser([]).version == "" and RecordedUser([], otherwise=ScriptedUser(lambda _: None)).version is None
+    for mine in (Says(), Verify(lambda task, steps: 1.0)):
+        assert Dream([model], judges=[mine]).versions is None
 
 
 def test_models_and_budgets_are_listed_each_once(scripted: Any, buffer: ReplayBuffer) -> None:

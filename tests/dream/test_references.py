@@ -340,3 +340,14 @@ def test_calls_are_compared_as_the_tool_receives_them(buffer: ReplayBuffer, argu
     result = play(dream.create_environment(), of, render_call("place_order", arguments), render_answer("Ordered."))
     assert result[-1].reward == same
     assert (result[0].info["decided_by"] == "recorded") == same
+
+
+def test_a_policys_own_real_successes_on_an_evaluation_task_judge_nothing(buffer: ReplayBuffer) -> None:
+    """Real and dreamed validation play at once: else a verdict would depend on which ends first."""
+    for number, split in enumerate(("train", "validation")):
+        played = order_task(f"t{number}", split=split)
+        buffer.add(trace(played, (REFUND, "ok"), DONE, source="real", run="run/validate/real"))
+    references = References(Index(buffer))
+    ended = Episode(task=order_task("t1", split="validation"), action=DONE)
+    assert references.judge(ended, None) is None
+    assert references.decides(order_task("t0")), "a real training's episodes of training tasks are records"

@@ -133,6 +133,20 @@ def test_a_group_is_rewarded_once_where_no_other_judge_decides(scripted: Any, tm
     assert asyncio.run(compared(Dream([Says(Answer("x"))]), episodes, buffer)) == episodes
 
 
+def test_an_episode_that_is_played_again_has_its_group_compared_again(scripted: Any) -> None:
+    """Of eight episodes one ended in `ModelUnavailable`: played again, it waits alone, and kept the reward 0."""
+    buffer, chat = ReplayBuffer(":memory:"), compares(scripted, refunds)
+    dream = Dream([Says(Answer("x"))], judges=[RelativeJudge(chat)])
+    first, late, other = group(NOTED, REFUNDS, NOTHING)
+    buffer.extend([first, other])
+    done = asyncio.run(compared(dream, [first, other], buffer))
+    assert [each.reward for each in done] == [1, 0]
+    buffer.add(late)
+    again = asyncio.run(compared(dream, [done[0], late, done[1]], buffer))
+    assert [each.reward for each in again] == [0.5, 1, 0]
+    assert {each.rollout_index: each.reward for each in buffer.trajectories(run="r")} == {0: 0.5, 1: 1, 2: 0}
+
+
 def test_it_decides_only_what_no_other_judge_decides(scripted: Any) -> None:
     relative = RelativeJudge(compares(scripted, refunds))
     for judges, verdict, name in (

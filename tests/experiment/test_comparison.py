@@ -117,6 +117,8 @@ def test_few_tasks_prove_nothing() -> None:
     assert mean_interval([1.0] * 9) == (-1.0, 1.0)
     low, high = mean_interval([0.0, 1.0] * 50)
     assert 0.4 < low < 0.5 < high < 0.6
+    same = Comparison(before=version([1.0] * 12), after=version([1.0] * 12))
+    assert str(same) == "no difference is shown: +0.000 [-0.311, +0.311] over 12 tasks" and 0.3 < same.detectable < 0.5
     few = Comparison(before=version([0.0]), after=version([1.0]))
     assert not few.differs and few.detectable == 1
 

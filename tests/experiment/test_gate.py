@@ -24,7 +24,7 @@ from dreamgym_lg import (
     World,
 )
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Verdict, Verify
+from dreamgym_lg.dream import Answer, Goal, ModelUser, Verdict, Verify
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
@@ -32,7 +32,7 @@ from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN
 from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, Judgement, PartJudgement, ajudge
 from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate, paired_interval, wilson
 from dreamgym_lg.types import StepResult
 
 ANSWER = render_answer("It is refunded.")
@@ -61,7 +61,7 @@ def trace(number: int, *, refunds: bool = True, index: int = 0) -> Trajectory:
 class Traces:
     """A judge that decides the outcome of these tasks."""
 
-    name = "references"
+    name, version = "references", ""
 
     def __init__(self, judged: set[str]) -> None:
         self.judged = judged
@@ -284,6 +284,55 @@ def test_each_new_version_of_a_part_is_measured_again_and_the_same_one_is_not(ma
         gate.check_truthful(work, resumed=True)
 
 
+def test_a_part_that_names_no_version_is_measured_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever mends their own check after a refusal was shown the old figures."""
+    pays = True
+
+    def check(task: Task, steps: Sequence[Step]) -> bool:
+        return pays or render_call("refund", {"order_id": f"A-{task.id.split('-')[1]}"}) in [step.action for step in steps]
+
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Verify(check)]))
+    monkeypatch.setattr(Desk, "writing_tools", lambda self, buffer: ())  # no edits, of which another limit draws others
+    work = make(truthful, ENOUGH)
+    assert "the judge 'verify' rewards 20 of 20 recorded failures" in refused(work)
+    pays = False
+    gate.check_truthful(work, resumed=True)
+    pays = True
+    with pytest.raises(UntruthfulDream, match="the judge 'verify' rewards 20 of 20"):
+        gate.check_truthful(work, resumed=True)
+    versioned = Verify(check)
+    versioned.version = "2"
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[versioned]))
+    assert "rewards 20 of 20" in refused(work)
+    pays = False
+    assert "rewards 20 of 20" in refused(work), "it names the same version"
+
+
+def test_traces_of_another_environment_measure_no_dream(make: Make) -> None:
+    """A buffer may hold those of several agents, held out too."""
+    other = [
+        replace(each, task=replace(each.task, id=f"o{n}", environment="bank", split="test")) for n, each in enumerate(ENOUGH)
+    ]
+    found = make(truthful, [*ENOUGH, *other]).fidelity()
+    assert found.errors[MISSED].episodes == found.errors["recorded failures"].episodes == 20
+
+
+def test_goals_and_rubrics_that_changed_are_measured_again(make: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = ModelUser(scripted(reply=lambda _: "Yes."))
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], user, judges=[ModelJudge(model)]))
+    asks = Step(observation="", action=render_answer("Sure?"), next_observation="Yes.")
+    talk = replace(trace(99), steps=[asks, *trace(99).steps])
+    work, keys = make(truthful, [*ENOUGH, talk]), list[str]()
+    for changes in ({}, {"goal": {"goal": "Refund order A-99."}}, {"rubric": "It is refunded."}):
+        work.replay_buffer.add_tasks([replace(task(99), **changes)])
+        work.fidelity()
+        keys.append(work.record(gate.RUN)["key"])
+    assert len(set(keys)) == 3
+    user.goal = lambda task: Goal(goal="a gift")  # type: ignore[method-assign]
+    work.fidelity()
+    assert work.record(gate.RUN)["key"] not in keys, "the user's own goal="
+
+
 def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its model never says that a game is won, and its score rises with the last step all the same."""
 
@@ -418,7 +467,9 @@ def test_the_gap_is_that_of_the_tasks_played_in_both(make: Make, scripted: Any) 
     work = make(rewards_all, SUCCESSES, real_budget=8, said=said)
     work.collect()
     figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
-    assert figures["eval_gap"] == 1 and figures["eval_gap_low"] < 1
+    assert figures["eval_gap"] == 1 and (figures["eval_gap_low"], figures["eval_gap_high"]) == paired_interval(
+        [(True, False)] * 2
+    )
     assert "dream 4/4 (on the same tasks 2/2), real 0/2, gap +1.00" in said[0]
 
 

@@ -1,11 +1,10 @@
 """Training in the dream, in the real environment, and first in one and then in the other; every real step is counted."""
 
-import asyncio
 import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
-from dreamgym_lg.experiment.evaluation import START, _chosen, _dreamed, check_dreamed, count_real_steps
+from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _tell_shared_entities
 from dreamgym_lg.production.provenance import provenance
@@ -528,23 +527,3 @@ def test_a_dream_that_answers_no_held_out_task_ends_no_training(make: Make) -> N
     assert check_dreamed(work, both := [unanswered, Trajectory(task=task)]) == both and "1 of 2 dreamed episodes" in said.pop()
     with pytest.raises(EpisodesMissing):
         check_dreamed(work, [unanswered, refused_])
-
-
-@pytest.mark.parametrize(("models", "unanswered", "played"), [([], 10, [10]), ([], 9, [10, 25]), (["a chat model"], 25, [25])])
-def test_a_dream_that_knows_nothing_about_held_out_tasks_plays_ten(
-    models: list[str], unanswered: int, played: list[int]
-) -> None:
-    sizes = list[int]()
-    tasks = [Task(id=str(number), instruction="", environment="desk") for number in range(25)]
-
-    async def aplay(run: str, policy: None, tasks: Sequence[Task], *, dream: Any) -> list[Trajectory]:
-        sizes.append(len(tasks))
-        return [
-            Trajectory(task=task, error="Unanswered: about an id" if number < unanswered else None)
-            for number, task in enumerate(tasks)
-        ]
-
-    work: Any = SimpleNamespace(aplay=aplay)
-    dream: Any = SimpleNamespace(language_models=models)
-    assert len(asyncio.run(_dreamed(work, "validate", None, tasks, dream))) == played[-1]
-    assert sizes == played

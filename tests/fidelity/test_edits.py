@@ -104,7 +104,7 @@ def number_of(episode: Trajectory) -> int:
 
 def test_no_edit_would_really_be_paid_and_every_kind_is_there() -> None:
     assert all(Desk(number_of(episode)).pays(episode) for episode in RECORDED)  # the desk pays what is right
-    edits = edited_successes(RECORDED, writes=WRITES, per_success=5)
+    edits = edited_successes(RECORDED, writes=WRITES)
     paid = [(edit.run, [step.action for step in edit.steps]) for edit in edits if Desk(number_of(edit)).pays(edit)]
     assert paid == []
     kinds = Counter(edit.run for edit in edits)
@@ -133,10 +133,10 @@ def test_the_same_seed_gives_the_same_edits_and_keys_are_unique() -> None:
 
 def test_a_call_that_another_success_of_the_request_lacks_is_not_left_out() -> None:
     noted = [success(number, note=True) for number in range(8)]
-    needed = edited_successes(noted, writes=WRITES, per_success=5)
+    needed = edited_successes(noted, writes=WRITES)
     assert any(not _calls(edit, "add_note") for edit in needed if edit.run == "edited/left_out")  # nothing says otherwise
     both = [*noted, success(1)]
-    edits = [edit for edit in edited_successes(both, writes=WRITES, per_success=5) if edit.task.id == "desk/1"]
+    edits = [edit for edit in edited_successes(both, writes=WRITES) if edit.task.id == "desk/1"]
     left = [edit for edit in edits if edit.run == "edited/left_out"]
     assert left and all(not _calls(edit, "escalate") and not _calls(edit, "refund") for edit in left)
     assert not any(Desk(number_of(edit)).pays(edit) for edit in edits)
@@ -144,7 +144,7 @@ def test_a_call_that_another_success_of_the_request_lacks_is_not_left_out() -> N
 
 def test_a_refused_first_try_is_not_left_out_alone() -> None:
     tried = [success(number, retry=True) for number in range(48)]
-    edits = edited_successes(tried, writes=WRITES, per_success=5)
+    edits = edited_successes(tried, writes=WRITES)
     assert edits and not any(Desk(number_of(edit)).pays(edit) for edit in edits)
 
 

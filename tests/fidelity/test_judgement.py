@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
-from dreamgym_lg.dream import Dream, Model, ModelJudge, Verdict
+from dreamgym_lg.dream import Dream, Model, ModelJudge, Recorded, Verdict
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ModelUnavailable
 from dreamgym_lg.fidelity.judgement import INVALID, MISSED, WRITTEN, Judgement, ajudge, keys_of
 from dreamgym_lg.fidelity.judgement import LOOKUP as AGAIN
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
 LOOKUP, CANCEL = render_call("lookup", {"id": 1}), render_call("cancel", {"id": 1})
@@ -54,6 +57,19 @@ def remembers(*, shows: str = CANCELLED, again: str = OPEN) -> Any:
         return f"valid, why\nreward 0, continues\n{shows if cancelled else again}"
 
     return reply
+
+
+async def test_a_recorded_answer_that_misfits_the_tools_schema_is_the_dreams(scripted: Any) -> None:
+    """The tool returns a dict, and answered with a text: the model was measured in its place."""
+    tools = [{"type": "function", "function": {"name": "lookup", "returns": {"type": "object"}}}]
+    traces = [episode((LOOKUP, "no such order"), (DONE, ""), name=name, success=True) for name in ("t", "u")]
+    traces = [replace(each, task=replace(each.task, tools=tools)) for each in traces]
+    model = dream_of(remembers(), scripted).responders[0]
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(traces)
+        found = await ajudge(Dream([Recorded(TraceIndex(buffer, writes=[])), model]), traces)
+    (recorded, other) = found.parts
+    assert recorded.errors[AGAIN][:2] == found.errors[AGAIN][:2] == (0, 2) and other.errors[AGAIN].value == 1
 
 
 async def test_a_true_dream_rewards_what_it_must_and_shows_what_was_written(scripted: Any) -> None:

@@ -176,7 +176,7 @@ def test_the_limit_draws_alike_every_time(scripted: Any, text_dream: Any, door_w
     assert heard == [("offline data", done, 4) for done in range(1, 5)]
 
 
-async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
+async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any, monkeypatch: Any) -> None:
     class Counting(Model):
         asking = most = 0
 
@@ -190,7 +190,8 @@ async def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: 
 
     for allowed in (1, 3):
         model = Counting(scripted(reply=door_world))
-        await measure_steps(Dream([model]), nine(), concurrency=allowed)
+        monkeypatch.setattr("dreamgym_lg.fidelity.steps._CONCURRENCY", allowed)
+        await measure_steps(Dream([model]), nine())
         assert model.most == allowed
 
 
@@ -211,7 +212,9 @@ def test_right_answers_and_verdicts_are_split_by_which_part_decided(scripted: An
     with ReplayBuffer(":memory:") as buffer:
         buffer.extend([episode("t1", "get_a"), measured := episode("t2", "get_a", "get_b")])
         dream = Dream([Recorded(TraceIndex(buffer, writes=[])), model], judges=[judge])
-        by_part = only(dream, measured).one_step.right_by_part
+        one = only(dream, measured).one_step
+        assert one.reward_right and one.reward_right[:2] == (0, 1), "calls earn nothing on either side: they hide no verdict"
+        by_part = one.right_by_part
         right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}
         assert right == {"recorded": (1, 1), "model": (0, 1), "verify": (0, 1)}
         rows = [row[0] for row in report._table(measure(dream, [measured]))]

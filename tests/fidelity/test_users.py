@@ -128,6 +128,18 @@ def test_a_chat_model_judges_what_no_rule_sees(scripted: Any) -> None:
     assert honest.errors[AGAINST].successes == honest.errors[EVADED].successes == 0
 
 
+def test_a_contradiction_and_an_invention_are_two_faults(scripted: Any) -> None:
+    def part(reply: str, contradicts: bool) -> PartJudgement:
+        verdict = json.dumps({"reason": "", "contradicts": contradicts, "answers": True})
+        return user_part(ModelUser(scripted(reply=lambda _: reply), judge=scripted(reply=lambda _: verdict)))
+
+    against = part("A voucher will do.", contradicts=True)
+    assert against.errors[INVENTED].successes == against.errors[EVADED].successes == 0
+    assert against.errors[AGAINST].successes == against.errors[AGAINST].episodes > 0
+    invented = part("It is W-999.", contradicts=False)
+    assert invented.errors[INVENTED].value == 1 and AGAINST not in invented.errors, "its judge reads no such reply"
+
+
 def test_few_cases_prove_nothing_and_a_function_is_not_measured(scripted: Any) -> None:
     few = asyncio.run(ajudge(dream_of(ModelUser(scripted(reply=truthful))), TRACES[:3]))
     assert "was measured on 9 replies; fewer than 20 prove nothing" in "; ".join(gate.refusals(few, 0.05, ["user"]))
