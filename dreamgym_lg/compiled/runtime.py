@@ -201,7 +201,7 @@ class Module:
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
 
     def known(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """The look-ups (tool, arguments, answer) of what a call names, as they would be answered before it."""
+        """The look-ups of what a call names, as the world answers them before it: tool, arguments, answer."""
         state, looks = self._after(task, steps), list[list[Any]]()
         for tool, key in state.about(call[1]):
             answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None
