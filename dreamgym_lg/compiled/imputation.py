@@ -39,7 +39,7 @@ class Imputed:
     name = IMPUTED
 
     def __init__(self, world: Compiled, traces: ReplayBuffer | TraceIndex, *, seed: int = 0) -> None:
-        self.world, self.seed = world, seed
+        self.world, self.seed, self.version = world, seed, f"{world.version}-seed{seed}"
         self._index = TraceIndex.of(traces)
         self._records: Records | None = None
         self._states: dict[str, _State] = {}

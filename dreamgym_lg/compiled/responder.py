@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from dreamgym_lg.types import Step, Task
 
 PATIENCE = 10.0
 """Seconds that a world may take for one answer, its start included."""
+_FILES = ("world.py", "world.db", "rules.json")
 LONGEST_ANSWER = 2**20
 """Bytes of an answer."""
 
@@ -49,9 +51,10 @@ class Compiled:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
-        for name in ("world.py", "world.db", "rules.json"):
+        for name in _FILES:
             if not (self.folder / name).is_file():
                 raise ConfigurationError(f"{str(folder)!r} holds no {name}: give a folder that `compile_world` wrote")
+        self.version = "world-" + sha256(b"".join((self.folder / name).read_bytes() for name in _FILES)).hexdigest()[:8]
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = threading.Lock()
 
@@ -182,7 +185,7 @@ class EndState:
     name = "compiled"
 
     def __init__(self, world: Compiled, references: References) -> None:
-        self.world, self.references = world, references
+        self.world, self.references, self.version = world, references, world.version
 
     def decides(self, task: Task) -> bool:
         """False of every task: what is unknown or unchanged is the next judge's."""

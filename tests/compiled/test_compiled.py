@@ -120,6 +120,15 @@ def test_why_a_writing_tool_is_not_admitted(exact: int, wrong: int, refused: int
     assert tool.refusal.startswith(why) and bool(why) is not tool.admitted
 
 
+@walled
+def test_another_module_is_another_version(compiled: Any, tmp_path: Path) -> None:
+    """The gate measures it anew."""
+    shutil.copytree(compiled[0], copy := tmp_path / "copy")
+    assert Compiled(copy).version == Compiled(compiled[0]).version
+    (copy / "world.py").write_text((copy / "world.py").read_text() + "\n")
+    assert Compiled(copy).version != Compiled(compiled[0]).version
+
+
 def test_the_folder_can_be_read(compiled: Any) -> None:
     folder, report = compiled
     text = (folder / "world.py").read_text()
@@ -211,7 +220,7 @@ def test_the_experience_model_behind_a_world_is_told_the_state_of_the_entities_i
     assert customer in person and f'"C{number}"' in their_answer, "the order names its customer"
     assert len(told(refund, look, ship)) == 2, "the order was just looked up"
     assert told(render_call("ship", {"order_id": "K1"})) == [], "nothing is known of it"
-    assert dream.version == Model(chat).version, "the form of the prompt is the same"
+    assert dream.version.endswith(f"+{Model(chat).version}"), "the form of the prompt is the same"
     dream.responders[2].close()
 
 
