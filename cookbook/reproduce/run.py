@@ -171,6 +171,8 @@ def run_cell(cell: Cell, runs: Path, results: Path, own: Mapping[str, Any]) -> N
         shutil.copytree(shared, draft, ignore=shutil.ignore_patterns("settings.json"))
         draft.rename(folder)
     run = open_experiment(cell, folder, own)
+    if cell.place == "model":
+        run.train_experience()  # which the dream of the shared folder does not need
     run.advise()
     run.train()
     figures = {"cell": str(cell), **cell._asdict(), **run.prove(), "world": cell.world}

@@ -36,10 +36,10 @@ class Imputed:
     Raises `Unanswered` where the world does not know what a call does to an entity that no trace looked up.
     """
 
-    name = IMPUTED
+    name, version = IMPUTED, ""
 
     def __init__(self, world: Compiled, traces: ReplayBuffer | TraceIndex, *, seed: int = 0) -> None:
-        self.world, self.seed, self.version = world, seed, f"{world.version}-seed{seed}"
+        self.world, self.seed, self.digest = world, seed, f"{world.digest} {seed}"
         self._index = TraceIndex.of(traces)
         self._records: Records | None = None
         self._states: dict[str, _State] = {}

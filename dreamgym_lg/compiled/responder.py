@@ -47,14 +47,14 @@ class Compiled:
     ends its process, hangs or answers with something else than a text.
     """
 
-    name = "compiled"
+    name, version = "compiled", ""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
         for name in _FILES:
             if not (self.folder / name).is_file():
                 raise ConfigurationError(f"{str(folder)!r} holds no {name}: give a folder that `compile_world` wrote")
-        self.version = "world-" + sha256(b"".join((self.folder / name).read_bytes() for name in _FILES)).hexdigest()[:8]
+        self.digest = sha256(b"".join((self.folder / name).read_bytes() for name in _FILES)).hexdigest()
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = threading.Lock()
 
@@ -66,7 +66,7 @@ class Compiled:
 
     def known(self, episode: Episode) -> list[Step]:
         """The look-ups of what the call names, as the world would answer them now. Without those just told."""
-        if (call := parse_call(episode.action)) is None:
+        if (call := parse_call(episode.action)) is None or not episode.own_traces:
             return []
         looks = self._ask("known", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
         try:
@@ -182,10 +182,10 @@ class EndState:
     Args: `world`, `references`.
     """
 
-    name = "compiled"
+    name, version = "compiled", ""
 
     def __init__(self, world: Compiled, references: References) -> None:
-        self.world, self.references, self.version = world, references, world.version
+        self.world, self.references, self.digest = world, references, world.digest
 
     def decides(self, task: Task) -> bool:
         """False of every task: what is unknown or unchanged is the next judge's."""

@@ -51,10 +51,11 @@ class Dream:
 
     @property
     def versions(self) -> tuple[str, ...] | None:
-        """The versions of all parts. None where a part, such as code of the user's own, names none (`dream.parts`)."""
+        """The versions and digests of all parts. None where a part names no version (`dream.parts`)."""
         parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
-        versions = [getattr(part, "version", None) for part in parts]
-        return None if None in versions else tuple(map(str, versions))
+        if any(getattr(part, "version", None) is None for part in parts):
+            return None
+        return tuple(f"{part.version}{getattr(part, 'digest', '')}" for part in parts)  # type: ignore[attr-defined]
 
     def create_environment(self) -> "DreamEnvironment":
         """An environment for one episode."""
@@ -105,13 +106,18 @@ class Dream:
             answer = await ask(responder, "respond", Answer, episode)
             if answer is not None and self.accepts(responder, episode, answer):
                 return answer, responder.name
-            if isinstance(responder, KnowsState) and responder is not self.responders[-1]:
-                known = await ask(responder, "known", list, episode) or []
-                episode = replace(episode, known=[*episode.known, *known])
+            episode = await self.with_known(responder, episode)
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
         is_update = sets_state(episode.task, episode.action)
         hint = "; recordings lack the state that this tool sets: an experience model has to answer it" if is_update else ""
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
+
+    async def with_known(self, responder: Responder, episode: Episode) -> Episode:
+        """The episode as later responders see it: with what this one knows of the action's entities (`KnowsState`)."""
+        if not isinstance(responder, KnowsState) or responder is self.responders[-1]:
+            return episode
+        known = await ask(responder, "known", list, episode) or []
+        return replace(episode, known=[*episode.known, *known])
 
     def accepts(self, responder: Responder, episode: Episode, answer: Answer) -> bool:
         """True unless the next responder is asked: the answer misfits what the tool returns.

@@ -1,7 +1,8 @@
 """The parts of a dream: responders, a user and judges.
 
-A part may name its `version`, a text: a figure of the part holds as long as it stays the same. It is "" where the library, the
-traces and the tools alone decide. A dream with a part that names none is measured anew each time.
+A part may name its `version`, a text that is recorded with dreamed episodes ("" where no model decides), and the `digest` of
+code or data that it reads. A figure of the part holds as long as both stay the same. A dream with a part that names no version
+is measured anew each time.
 """
 
 from collections.abc import Awaitable, Sequence

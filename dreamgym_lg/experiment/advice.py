@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dreamgym_lg.actions import parse_call
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.dream.relative import compared
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
@@ -53,8 +54,8 @@ def conclude(
         return Advice("collect", refusal)
     if tasks and not best:
         return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
-    if (most := wilson(tasks - best, tasks)[1]) <= MAX_LOST:
-        return Advice("stop", f"imitation is enough: at most {most:.0%} of such tasks are lost (95 %), too few to train for")
+    if wilson(tasks - best, tasks)[1] <= MAX_LOST:
+        return Advice("stop", f"the best policy loses {tasks - best} of {tasks} validation tasks, too few to train for")
     if len(dull) <= MAX_DULL * len(groups):
         return Advice("train", "train() may add to it, and prove() tells whether it did")
     if 2 * len(failed) <= len(dull):
@@ -69,19 +70,15 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     """Measure and say what is known before a training that begins with `policy`.
 
     Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream. The
-    advice is kept, and stands in the proof (`result.json`).
+    advice is kept, and stands in the proof (`result.json`). Once training has begun, it is the one that was given before.
     """
+    has_begun = (work.out / "training.db").exists()
+    if has_begun and (kept := work.record(ADVICE)):
+        return Advice(kept["verdict"], kept["why"])
     s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
-    dream, real = None if s.environment == "real" else work.dream(), s.real_budget != 0
+    dream = None if s.environment == "real" else work.dream()
     successes = [each for each in work.offline() if each.success]
-    won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
-    if tasks and (real or (dream is not None and not s.references_only)):
-        path = work.record(START).get("path")
-        start = policy if path is None else work.policy_at(path)
-        place, run = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
-        run = f"validate/start/{policy_version(start)}{run}"
-        played = work.play(run, start, tasks, dream=place)  # weights without any training may fail in all
-        won = {"start": sum(each.success for each in played), **won}
+    won = _won_without_a_dream(work, policy, dream)
     if dream is not None:
         try:
             gate.check_truthful(work)
@@ -104,8 +101,22 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
-    work.keep_record(ADVICE, {**advice._asdict(), "figures": "; ".join(figures), "learner": s.learner})
+    if not has_begun:
+        work.keep_record(ADVICE, {**advice._asdict(), "figures": "; ".join(figures), "learner": s.learner})
     return advice
+
+
+def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream | None) -> dict[str, int]:
+    """Won validation tasks of each policy that needed no dream, the weights before any training among them."""
+    s, tasks, real = work.settings, work.validation_tasks(), work.settings.real_budget != 0
+    won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
+    if not tasks or not (real or (dream is not None and not s.references_only)):
+        return won
+    path = work.record(START).get("path")
+    start = policy if path is None else work.policy_at(path)
+    place, run = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
+    played = work.play(f"validate/start/{policy_version(start)}{run}", start, tasks, dream=place)  # which may fail in all
+    return {"start": sum(each.success for each in played), **won}
 
 
 def _second_tries(groups: Sequence[Sequence[Trajectory]], solved: Collection[str]) -> list[str]:

@@ -21,12 +21,14 @@ from dreamgym_lg.report.proof import BASELINES, ENOUGH, MIN_TASKS, POLICIES, rea
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import paired_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
-from dreamgym_lg.types import Trajectory, is_unanswered
+from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 Played = TypeVar("Played")
 
 DREAMED = "sampled"
 """The mode that is dreamed too, beside `greedy`. It is the one that was trained, and dreamed episodes are expensive."""
+_FIRST = 10
+"""Dreamed episodes of an evaluation behind which no further ones are played, if none was answered to its end."""
 _VALIDATED = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
@@ -53,7 +55,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     panel = tasks[: _affordable(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
-        plays["dream"] = work.aplay("validate/dream", policy, tasks, dream=dream, iteration=iteration)
+        plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
         dreamed = check_dreamed(work, played["dream"])
@@ -315,7 +317,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         if dream is None:
             return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        episodes = check_dreamed(work, await work.aplay(run, policies[DREAMED], held_out, dream=dream))
+        episodes = check_dreamed(work, await _dreamed(work, run, policies[DREAMED], held_out, dream))
         return {("dream", DREAMED): episodes} if episodes else {}
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
@@ -323,6 +325,17 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
+
+
+async def _dreamed(
+    work: Workspace, run: str, policy: Any, tasks: Sequence[Task], dream: Dream, **options: Any
+) -> list[Trajectory]:
+    """Play tasks in the dream. No more than `_FIRST` of them where traces alone answer and know nothing about these."""
+    if not dream.language_models:
+        first = await work.aplay(run, policy, tasks[:_FIRST], dream=dream, **options)
+        if first and all(is_unanswered(each.error) for each in first):
+            return first
+    return await work.aplay(run, policy, tasks, dream=dream, **options)
 
 
 def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajectory]:

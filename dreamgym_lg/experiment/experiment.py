@@ -121,7 +121,7 @@ class Experiment(Workspace):
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
     def _collect_by_start(self, number: int) -> None:
-        """Real episodes of the policy that training begins with, as it is, at temperature 1."""
+        """Real episodes of the policy that training begins with, as it is."""
         if not number or not (tasks := [task for task in self.tasks("train") if not task.drawn]):
             return
         policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()

@@ -229,6 +229,8 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
             answer = Answer("", verdict=Verdict(0.0, False, _UNREADABLE))
         if answer is not None and dream.accepts(responder, episode, answer):
             answers[key] = answer
+        else:
+            episode = await dream.with_known(responder, episode)
     return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
 
 

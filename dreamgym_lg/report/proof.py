@@ -205,7 +205,7 @@ def _note(result: Mapping[str, Any]) -> str:
     start = f"Training began with the {began}. " if began else ""
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
     advice = result.get("advice") or {}
-    before = f"Advice before training: {advice['verdict']}; {advice['why']}. " if advice else ""
+    before = f"Advice before training by {advice['learner']}: {advice['verdict']}; {advice['why']}. " if advice else ""
     return start + filtered + offline + before + NOTE
 
 

@@ -82,9 +82,9 @@ class Script:
         self.position += 1
         return self.say(as_said(self.steps[self.position - 1].action))
 
-    def compare(self, last: BaseMessage) -> None:
+    def compare(self, messages: Sequence[BaseMessage]) -> None:
         """Compare the tool's answer that the policy reads now with the recorded one."""
-        number = self.position - 1
+        number, last = self.position - 1, messages[-1] if messages else None
         if isinstance(last, ToolMessage) and number in self.actions and self.reworded is None:
             recorded, read = self.steps[number].next_observation, last.text
             if read != recorded:
@@ -110,7 +110,7 @@ class Script:
         self.actions.setdefault(number, action)
         is_last = step.terminated or number == len(self.steps) - 1  # a user replies to any other message
         ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # a tool ends nothing
-        return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid})
+        return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid, "decided_by": "recorded"})
 
 
 class _RecordedAnswers(Environment):
@@ -143,7 +143,7 @@ class RecordedPolicy(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         script = Script.current()
-        script.compare(messages[-1])
+        script.compare(messages)
         action = parse_action(script.next_action())
         message = AIMessage(action if isinstance(action, str) else script.words)
         if isinstance(action, ToolCall):

@@ -95,7 +95,7 @@ class Rules:
     Args: `check`, (task, action, observations) -> the refusal, or None to ask the next responder.
     """
 
-    name = RULES
+    name, version = RULES, ""
 
     def __init__(self, check: Callable[[Task, str, Sequence[str]], str | None]) -> None:
         self._check = check
@@ -113,7 +113,7 @@ class Score:
     as in every game whose score follows from the state alone: an object counts where it belongs, however often it is put.
     """
 
-    name = "score"
+    name, version = "score", ""
 
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is None or (verdict := answer.verdict) is None:
