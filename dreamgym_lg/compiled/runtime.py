@@ -117,7 +117,7 @@ class State:
                 self._changed[place] = None
 
     def about(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The known documents that are looked up by what a call's arguments name, and by what these documents name."""
+        """The known documents of what a call's arguments name, and of what these name."""
         call = ("", "{}")  # is one more document
         stored = {**self._known, call: json.dumps(dict(arguments))}
         direct = linked_to([call], stored, is_common := common_in(stored))
@@ -152,7 +152,7 @@ def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> li
 
 
 def common_in(documents: Mapping[tuple[str, str], str]) -> Callable[[str], bool]:
-    """Tells values, in JSON, that more than a tenth of the documents name, and more than five: no entity's."""
+    """Tells values, in JSON, that many documents name. More than five and more than a tenth: they are no entity's."""
     most = max(5, len(documents) / 10)
     return lambda name: sum(name in key or name in text for (_, key), text in documents.items()) > most
 
@@ -201,7 +201,7 @@ class Module:
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
 
     def known(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """The look-ups of what a call names, as the world answers them before it: tool, arguments, answer."""
+        """Look-ups of what a call names, before it. Tool, arguments and the world's answer."""
         state, looks = self._after(task, steps), list[list[Any]]()
         for tool, key in state.about(call[1]):
             answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None

@@ -113,7 +113,7 @@ class Dream:
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
 
     async def with_known(self, responder: Responder, episode: Episode) -> Episode:
-        """The episode as later responders see it: with what this one knows of the action's entities (`KnowsState`)."""
+        """The episode as later responders see it, with what this one knows (`KnowsState`)."""
         if not isinstance(responder, KnowsState) or responder is self.responders[-1]:
             return episode
         known = await ask(responder, "known", list, episode) or []

@@ -78,7 +78,7 @@ class Responder(Protocol):
 
 @runtime_checkable
 class KnowsState(Protocol):
-    """A responder that tells later ones the state of the entities in a call that it does not answer."""
+    """A responder that tells later ones the state of a call's entities."""
 
     def known(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":
         """Look-ups with their answers as they would be now."""

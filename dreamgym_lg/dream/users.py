@@ -38,7 +38,7 @@ class ScriptedUser:
     `episode.action`.
     """
 
-    name, version = "user", ""  # the gate measures no function
+    name = "user"
 
     def __init__(self, reply: Callable[[Episode], "str | None | Awaitable[str | None]"]) -> None:
         self.reply = reply

@@ -107,7 +107,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 
 
 def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream | None) -> dict[str, int]:
-    """Won validation tasks of each policy that needed no dream, the weights before any training among them."""
+    """Won validation tasks of each policy that needed no dream. The untrained weights are one."""
     s, tasks, real = work.settings, work.validation_tasks(), work.settings.real_budget != 0
     won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
     if not tasks or not (real or (dream is not None and not s.references_only)):

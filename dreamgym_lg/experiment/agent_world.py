@@ -237,7 +237,7 @@ class AgentWorld(World):
         return self._generator
 
     def _judged(self, replay_buffer: ReplayBuffer) -> Callable[[Task], bool]:
-        """Tells tasks whose outcome is decided: by the user's function, the user's dream, or as `usual_dream` does."""
+        """Tells tasks whose outcome something decides. The user's function, the user's dream or the usual one does."""
         if not self.judged_by_dream:
             return lambda task: True
         if self.dream is not None:
