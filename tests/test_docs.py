@@ -127,8 +127,9 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2, force=True)
     )
-    # tests/test_gym_supervised.py and tests/experiment/test_experiment.py run these three
-    monkeypatch.setattr(DreamGym, "train_base", create_autospec(DreamGym.train_base))
+    # tests/test_gym_supervised.py and tests/experiment run these four
+    for stage in ("train_base", "advise"):
+        monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage)))
     for stage in ("train_experience", "prepare"):
         given = create_autospec(
             getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym.experiment, "_given", world)

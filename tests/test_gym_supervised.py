@@ -281,7 +281,7 @@ def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callab
     assert judged.total() * 2 == len(rows), "as many rows of the responder"
     recorded = sum(len(each.steps) for each in TRACES)
     assert gym.replay_buffer.count("steps") == recorded == count_real_steps(work)["offline"]
-    assert (work.models / "experience-0").exists() and "12 recorded episodes are few" in said[0]
+    assert (work.models / "experience-0").exists() and "10 recorded episodes are few" in said[0]
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_the_base_policy_is_evaluated_three_times_and_the_best_is_kept(
     gym.train_base(tiny())
     assert [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
     assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 10 of 10 steps: real 2/4"
-    assert said[-1].startswith("the base policy wins 3 of ") and said[-1].endswith("prove() tells whether it did")
+    assert said[-1].startswith("the base policy wins 3 of ")
     kept = gym.experiment.policy("base").model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
     assert not torch.equal(kept["model.embed_tokens.weight"], weights[2]["model.embed_tokens.weight"])

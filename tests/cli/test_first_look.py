@@ -115,11 +115,12 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     policy, train = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=8), DreamGym.train
     prepare = create_autospec(DreamGym.prepare)
     monkeypatch.setattr(DreamGym, "prepare", prepare)
+    monkeypatch.setattr(DreamGym, "advise", advise := create_autospec(DreamGym.advise))
     monkeypatch.setattr(
         DreamGym, "train", lambda gym, iterations: train(gym, policy, 1, num_tasks=1, num_generations=2, stop_after_uniform=0)
     )
     gym = runpy.run_path("train.py", run_name="__main__")["gym"]
-    assert prepare.call_count == 1 and (folder / "policies/mine/manifest.json").exists()
+    assert prepare.call_count == advise.call_count == 1 and (folder / "policies/mine/manifest.json").exists()
     assert gym.experiment.settings.references_only
     assert {split: len(gym.tasks(split)) > 5 for split in ("train", "validation", "test")} == dict.fromkeys(
         ("train", "validation", "test"), True

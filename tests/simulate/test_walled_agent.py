@@ -584,9 +584,9 @@ async def test_no_episode_is_lost_or_doubled_by_killed_workers(tmp_path: Path) -
 
         def happens() -> None:
             nonlocal due
-            if next(seen) == due:
-                due = next(moments, -1)
-                alive = [each.pid for each in agent._workers._workers if not each.gone and each.pid not in killed]
+            alive = [each.pid for each in agent._workers._workers if not each.gone and each.pid not in killed]
+            if next(seen) >= due and alive:  # both may just have been killed
+                due = next(moments, 1 << 30)
                 killed.append(rng.choice(alive))
                 os.kill(killed[-1], signal.SIGKILL)
 
