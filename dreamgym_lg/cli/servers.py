@@ -1,6 +1,7 @@
 """The commands `dreamgym serve` and `dreamgym ui`, and the training graph of `langgraph dev`."""
 
 import asyncio
+import json
 import os
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,7 +32,7 @@ def serve(
     The folder's name is the model's: ChatOpenAI(model="mine", base_url="http://127.0.0.1:8000/v1", api_key="none").
     """
     with errors_shown():
-        if "tinker" in read_manifest(folder):
+        if "tinker" in (manifest := read_manifest(folder)):
             raise ConfigurationError(f"{folder} has no weights, which are on Tinker: load_policy(folder) samples them there")
         quiet_libraries(offline=True)
         try:
@@ -59,7 +60,9 @@ def serve(
             partial(_with_words, BaseHandler.get_processor_inputs_from_messages)
         )
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
-        Serve(force_model=folder.name, host=host, port=port, device=device)
+        template = manifest["sampling"].get("chat_template_kwargs")
+        options: dict[str, Any] = {"chat_template_kwargs": json.dumps(template)} if template else {}
+        Serve(force_model=folder.name, host=host, port=port, device=device, **options)
 
 
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:

@@ -4,10 +4,12 @@ The server is started in the exported folder, or the environment variable DREAMG
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-import hashlib
 
 logger = logging.getLogger(__name__)
+_loading = threading.Lock()
 
 _SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
 """File types of a model without code of its own: weights, settings, vocabularies."""
@@ -132,6 +134,12 @@ def serve_project(folder: Path, project: Mapping[str, Any], policy: Callable[[Pr
     return served
 
 
+def once(load: Callable[[], Pregel]) -> Pregel:
+    """What a cached function loads. Requests that come together would each load it: `cache` waits for none."""
+    with _loading:
+        return load()
+
+
 @cache
 def _agent() -> Pregel:
     return load_exported(Path(os.environ.get("DREAMGYM_POLICY", ".")))
@@ -139,7 +147,7 @@ def _agent() -> Pregel:
 
 async def agent() -> Any:
     """The exported agent. The server asks for the graph at each run, and allows its loop no loading of models."""
-    return await asyncio.to_thread(_agent)
+    return await asyncio.to_thread(once, _agent)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------------
@@ -187,8 +195,9 @@ def _write(
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)
     mode = (draft / MANIFEST).stat().st_mode  # by the umask; safetensors' own are of the owner alone
-    for file in draft.iterdir():
-        file.chmod(mode)
+    for file in draft.rglob("*"):  # adapters stand beside the folder of their base
+        if file.is_file():
+            file.chmod(mode)
 
 
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
@@ -240,9 +249,9 @@ def _generation_prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 def _edit(file: Path, values: Mapping[str, Any]) -> None:
     """Set values of a JSON file; None takes one out."""
-    content = {**json.loads(file.read_text()), **values}
+    content = {**json.loads(file.read_text(encoding="utf-8")), **values}
     content = {name: value for name, value in content.items() if name not in values or value is not None}
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _code(draft: Path) -> str:

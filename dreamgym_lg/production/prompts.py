@@ -18,7 +18,15 @@ from langgraph.pregel import Pregel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import own_policy
 from dreamgym_lg.files import whole_folder
-from dreamgym_lg.production.export import check_free, read_manifest, seen_from, serve_project, write_manifest, write_project
+from dreamgym_lg.production.export import (
+    check_free,
+    once,
+    read_manifest,
+    seen_from,
+    serve_project,
+    write_manifest,
+    write_project,
+)
 
 Changes = Mapping[str, tuple[str, str]]
 """The (original, new) text by component. `description of TOOL` is a tool's; any other is part of a system message."""
@@ -143,4 +151,4 @@ def _agent() -> Pregel:
 
 async def agent() -> Any:
     """The agent of exported prompts, for `langgraph dev`; its own model reads them."""
-    return await asyncio.to_thread(_agent)
+    return await asyncio.to_thread(once, _agent)

@@ -188,7 +188,7 @@ def stamp(path: str | os.PathLike[str]) -> str:
 
     Raises `ReplayBufferError` where the file is missing.
     """
-    name = os.fspath(path)
+    name = os.path.realpath(path)  # beside which SQLite writes
     parts = []
     for each in (name, f"{name}-wal"):
         try:

@@ -125,7 +125,7 @@ def _check_file(name: str) -> None:
 
 
 def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
-    path, log = Path(name).resolve(), Path(f"{name}-wal")
+    log = Path(f"{(path := Path(name).resolve())}-wal")
     # SQLite's own read-only mode makes a file beside one with a write-ahead log: on a read-only mount there is no place for it
     fixed = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
     mode = "mode=ro&immutable=1" if fixed else "mode=ro"

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
@@ -73,9 +73,9 @@ class GraphTwins:
                 self._twins[id(graph)] = self._twins[id(twin)] = graph, twin
             return self._twins[id(graph)][1]
 
-    def limit(self, graph: Pregel) -> int:
-        """Supersteps of a run of the graph at most."""
-        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
+    def limit(self, graph: Runnable[Any, Any]) -> int:
+        """Supersteps of a run of the graph, or of one inside a Runnable, at most."""
+        own = (getattr(graph, "config", None) or {}).get("recursion_limit", _UNLIMITED)
         return self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
 
     def _create(self, graph: Pregel) -> Pregel:
@@ -83,7 +83,9 @@ class GraphTwins:
         twin.cache = None
         twin.config = {**(graph.config or {}), "recursion_limit": self.limit(graph)}
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
-            twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
+            twin.checkpointer = self._checkpointers.setdefault(
+                id(graph.checkpointer), InMemorySaver(serde=graph.checkpointer.serde)
+            )
         if graph.store is not None:
             twin.store = self._stores.setdefault(id(graph.store), _copy_store(graph.store))
         names = self._simulate_nodes & set(graph.nodes)

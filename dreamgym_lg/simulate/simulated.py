@@ -165,7 +165,7 @@ class SimulatedEpisode(AgentEpisode):
                         run.add_chunk(chunk)
                     run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
                 elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
-                    run.add_chunk(self.graph.invoke(run.input, run.config))
+                    run.add_chunk(self.graph.invoke(run.input, run.config, **kwargs))
                 else:
                     run.state = self.graph.invoke(run.input)
                 if not run.proceed([self._hear(message) for message in run.messages()]):
@@ -183,7 +183,7 @@ class SimulatedEpisode(AgentEpisode):
                         run.add_chunk(chunk)
                     run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
                 elif isinstance(self.graph, Runnable):
-                    run.add_chunk(await self.graph.ainvoke(run.input, run.config))
+                    run.add_chunk(await self.graph.ainvoke(run.input, run.config, **kwargs))
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
                 else:
@@ -198,7 +198,7 @@ class SimulatedEpisode(AgentEpisode):
         return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
 
     def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
-        if isinstance(self.graph, Pregel):  # a real graph has no twin, and ends where the dream's does
+        if isinstance(self.graph, Runnable):  # a real graph has no twin, and ends where the dream's does
             config = {"recursion_limit": self._twins.limit(self.graph), **(config or {})}
         return _Run(
             payload,

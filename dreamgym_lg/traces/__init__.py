@@ -18,7 +18,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
 from dreamgym_lg.traces.conversation import ParsedConversation, called_tools, to_trajectory
 from dreamgym_lg.traces.rows import Conversation, Rejected
-from dreamgym_lg.traces.verdicts import Range, Verdict, finite, scaled, verdict
+from dreamgym_lg.traces.verdicts import Range, Verdict, finite, is_success, scaled, verdict
 from dreamgym_lg.types import Split, Trajectory
 
 __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
@@ -140,7 +140,7 @@ class Traces(Iterable[Trajectory]):
         else:
             return verdict(conversation.fields, self._range, self._key)
         try:
-            return Verdict(scaled(finite(reward, "reward"), "reward", self._range), reward > 0)
+            return Verdict(scaled(finite(reward, "reward"), "reward", self._range), is_success(reward, self._range))
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 

@@ -35,6 +35,7 @@ def _runs(row: TraceRow) -> Iterator[tuple[str, Part]]:
     while pending:
         fields, parent = pending.pop()
         fields = _as_langsmith(fields) if isinstance(fields, Mapping) else {}
+        parent = str(fields.get("parent_run_id") or parent)  # Langfuse's observations stand beside each other
         if not fields.get("run_type") or not fields.get("id"):
             raise ValueError("not a run: it has no id and run_type")
         yield trace, Part(row.line, str(fields["id"]), parent, moment(fields.get("start_time")), fields["run_type"], fields)
@@ -60,6 +61,7 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
         "extra": {"metadata": decoded(fields.get("metadata"))},
+        "metadata": None,  # holds the tracer's own keys, too
         "child_runs": fields.get("observations"),
     }
 

@@ -7,6 +7,7 @@ that names its form. Thoughts, and calls that the provider itself ran, are no pa
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -244,7 +245,7 @@ def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
     if form == "inputimage" and isinstance(block.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": block["image_url"]}}
     if form not in ("inlinedata", "filedata", "blob", "uri"):
-        return dict(block)
+        return {key: b64encode(value).decode() if isinstance(value, bytes) else value for key, value in block.items()}
     inner = _inner(block, _MEDIA)
     mime = str(inner.get("mimeType") or inner.get("mime_type") or "")
     url = next((inner[key] for key in ("fileUri", "file_uri", "uri") if inner.get(key)), None)

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
 from dreamgym_lg.traces.messages import is_message, messages_of, short, to_messages, unpacked, with_system
-from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, recorded_tools
+from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 """By a file's first bytes."""
@@ -170,7 +170,8 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             continue
         fields = row.value if isinstance(row.value, Mapping) else {"messages": row.value}
         if isinstance(fields.get("values"), Mapping):  # a thread of a LangGraph server
-            fields = {**fields, **fields["values"]}
+            own = {"id": fields.get("id") or fields.get("thread_id"), "metadata": own_metadata(fields.get("metadata"))}
+            fields = {**fields, **own, **fields["values"]}
         try:
             tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
             scores = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})

@@ -39,8 +39,8 @@ class Verdict(NamedTuple):
 def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> Verdict | None:
     """The outcome that a row or trace has; None where it has none.
 
-    The feedback of `reward_key`, else `reward` or `score` is the reward, above 0 a success where `success` does not say; else
-    `success` alone, else `feedback`.
+    The feedback of `reward_key`, else `reward` or `score` is the reward, a success above 0 and above the lowest of
+    `reward_range` where `success` does not say; else `success` alone, else `feedback`.
 
     Args: `fields`, of which `feedback` holds values by key (`feedback`); `reward_key`, the feedback to take.
 
@@ -52,13 +52,18 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
     for key in () if named else ("reward", "score"):
         if key in present:
             reward = finite(present[key], key)
-            return Verdict(scaled(reward, key, reward_range), reward > 0 if success is None else success)
+            return Verdict(scaled(reward, key, reward_range), is_success(reward, reward_range) if success is None else success)
     if success is not None and not named:
         return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
     if (chosen := _chosen(present.get("feedback") or {}, reward_range, reward_key)) is None:
         return None
     value = finite(present["feedback"][chosen], f"feedback {chosen!r}")
-    return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), value > 0)
+    return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), is_success(value, reward_range))
+
+
+def is_success(reward: float, reward_range: Range) -> bool:
+    """Tells if a reward, as it is recorded, is one of a success."""
+    return reward > max(0, reward_range[0])
 
 
 def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:

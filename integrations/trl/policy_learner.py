@@ -163,12 +163,14 @@ class PolicyLearner:
                 + (f"Causes: {'; '.join(sorted(causes)[:3])}" if causes else "Is the policy a LocalChatModel?")
             )
         self._check_temperature([episode for group in groups for episode in group])
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)  # each thread has its own current device
         try:
             parts = self._parts(groups)
             share = sum(map(teaches, groups)) / len(groups) if self.COMPARES else 1.0
             metrics = {"trainable_tokens": float(tokens), "skipped": float(not parts), **self._steps(parts, share)}
             progress = {"iteration": (number := self.iteration + 1), "metrics": metrics}
-            if number % self._save_every == 0:
+            if number % self._save_every == 0 or not (self.path / CHECKPOINT).exists():
                 self._trainer.save(self.path / CHECKPOINT, **progress)
         except BaseException as error:
             self._failure = error
@@ -188,8 +190,6 @@ class PolicyLearner:
         return {name: sum(values) / len(values) for name, values in measured.items()}
 
     def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
-        if self.model.device.type == "cuda":
-            torch.cuda.set_device(self.model.device)  # each thread has its own current device
         return self._trainer.step(rows, scale=scale, rate=rate)
 
     def _check_temperature(self, episodes: Sequence[Trajectory]) -> None:

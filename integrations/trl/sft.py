@@ -127,7 +127,7 @@ def train_sft(
         on_step: `on_step(step, loss)`, called after every step.
         until: Called after every step; it may end the training. Its losses and weights are in the checkpoints too.
         checkpoints: A folder that weights and optimiser are saved to every few minutes; a training with the same rows that
-            was killed goes on from there. It is deleted at the end. None: nothing is saved.
+            was killed goes on from there. `fine_tune` deletes it once the model is saved. None: nothing is saved.
 
     Raises `NothingToTrain` if no row has a token to learn, `ConfigurationError` for a model in half precision.
     """
@@ -159,8 +159,6 @@ def train_sft(
             saved = time.monotonic()
     model.eval()
     give_back_memory()
-    if checkpoints is not None:
-        shutil.rmtree(checkpoints, ignore_errors=True)
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / max(len(last), 1)
 
@@ -216,11 +214,13 @@ def fine_tune(
         learning_rate=learning_rate,
         seed=seed,
         on_step=report,
-        until=watched if held_out else None,
+        until=watched if watched.rows else None,
         **options,
     )
     watched.restore(model)
     save_model(model, tokenizer, to)
+    if (checkpoints := options.get("checkpoints")) is not None:
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return loss
 
 

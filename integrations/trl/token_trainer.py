@@ -161,8 +161,8 @@ class TokenTrainer:
     def _backward(self, rows: Sequence[TrainingRow], scale: float) -> dict[str, float]:
         """Add up the gradients of all passes. Returns the loss, and sums of the figures by weight."""
         sums: dict[str, float] = defaultdict(float)
+        self.model.train()  # first: with checkpointing, what rows share is computed once in evaluation alone
         passes = self.passes(segments := [row.segment for row in rows])
-        self.model.train()
         try:
             with self.sharing(segments):
                 for part in passes:

@@ -1,13 +1,14 @@
 """Graphs that stop for a person, in an episode."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 from worlds import TASK, Answers, dream, names
 from zoo import World
@@ -15,7 +16,8 @@ from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate import call_order, simulated
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate import SimulatedAgent, call_order, simulated
 
 
 def reviewed(world: World) -> Any:
@@ -93,6 +95,28 @@ def test_breakpoints_of_a_subgraph_are_passed_and_none_lasts_for_ever(tmp_path: 
     circle = StateGraph(MessagesState).add_node("node", lambda state: {}).add_edge(START, "node").add_edge("node", "node")
     episode, _ = dream(circle.compile(checkpointer=InMemorySaver(), interrupt_before="*"), ScriptedPolicy())
     assert episode.truncated
+
+
+async def test_a_graph_behind_a_runnable_has_its_context_and_limit(tmp_path: Path) -> None:
+    class Count(TypedDict):
+        number: int
+
+    def step(state: Count, runtime: Runtime[str]) -> Any:
+        assert runtime.context == "shop"
+        return {"number": state["number"] + 1}
+
+    graph = StateGraph(Count, context_schema=str).add_node(step).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda state: "step" if state["number"] < 40 else END)
+    agent = SimulatedAgent(
+        graph.compile().with_retry(stop_after_attempt=1),
+        ScriptedPolicy(),
+        payload=lambda task: {"number": 0},
+        read_message=lambda state: str(state["number"]),
+        recursion_limit=60,
+        context="shop",
+    )
+    (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+    assert episode.error is None and "40" in episode.steps[-1].action
 
 
 async def test_a_graph_behind_a_runnable_has_its_thread_and_is_approved(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ FORMS: dict[str, Any] = {
         {"inputs": {"messages": [USER]}, "outputs": {"messages": [CALLING, SHIPPED, DONE]}, "reward": 1}
     ],
     "a thread of a LangGraph server": [
-        {"thread_id": "t", "values": {"messages": [USER, CALLING, SHIPPED, DONE]}, "metadata": {}, "reward": 1}
+        {"thread_id": "t", "values": {"messages": [USER, CALLING, SHIPPED, DONE]}, "metadata": {"thread_id": "t"}, "reward": 1}
     ],
     "a dataset row of a question": [
         {"inputs": {"question": ASKED}, "outputs": {"messages": [USER, CALLING, SHIPPED, DONE]}, "metadata": {}, "reward": 1}
@@ -254,6 +254,7 @@ FORMS: dict[str, Any] = {
         {
             "id": "t",
             "timestamp": "2025-01-01T00:00:00Z",
+            "metadata": {"thread_id": "one of many", "langgraph_step": 1},
             "input": json.dumps({"messages": [USER]}),
             "output": {"content": ANSWER},
             "scores": [{"name": "user-feedback", "value": 1}],

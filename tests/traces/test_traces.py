@@ -108,6 +108,10 @@ def test_rewards_of_another_range_are_scaled(write) -> None:
     assert [each.reward for each in found] == [0.0, 0.5, 0.75, 1.0, 1.0, 0.0]
     assert [each.success for each in found] == [False, False, True, True, True, False], "above 0 as it was recorded"
     assert [each.reward for each in load_traces(write(GOOD), reward=lambda _: 3, reward_range=(1, 5))] == [0.5]
+    stars = [GOOD | {"score": score} for score in (1, 2, 5)]
+    assert [each.success for each in load_traces(write(*stars), reward_range=(1, 5))] == [False, True, True], (
+        "the lowest is none"
+    )
     with pytest.raises(ConfigurationError, match="reward is 3, outside 0 to 1"):
         load_traces(write(GOOD), reward=lambda _: 3)
     with pytest.raises(ConfigurationError, match=r"reward_range=\(1, 1\): give the lowest and the highest"):
