@@ -135,7 +135,7 @@ def serve_project(folder: Path, project: Mapping[str, Any], policy: Callable[[Pr
 
 
 def once(load: Callable[[], Pregel]) -> Pregel:
-    """What a cached function loads. Requests that come together would each load it: `cache` waits for none."""
+    """Load by a cached function, one request after the other. `cache` itself waits for none."""
     with _loading:
         return load()
 

@@ -143,7 +143,7 @@ class PolicyLearner:
         return dict(self._progress["metrics"])
 
     def update(self, groups: Groups) -> dict[str, float]:
-        """Train on an iteration's groups, save every `save_every` iterations, return the metrics.
+        """Train on an iteration's groups, save the first and every `save_every` iterations, return the metrics.
 
         Metrics are means over its optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...). Groups that
         teach nothing leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode holds a trainable

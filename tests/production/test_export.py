@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from safetensors import SafetensorError
@@ -230,14 +230,17 @@ def test_a_second_export_replaces_an_export_alone(copied: Path, monkeypatch: pyt
 
 
 def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
+    from dreamgym_lg.integrations.trl.adapters import adapt
+
+    adapt(cast(Any, (policy := tiny()).model))
     before = os.umask(0o027)
     try:
-        export_policy(tiny(), tmp_path / "mine", provenance=RECORD)
+        export_policy(policy, tmp_path / "mine", provenance=RECORD)
     finally:
         os.umask(before)
-    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "mine").iterdir()} == dict.fromkeys(
-        (path.name for path in (tmp_path / "mine").iterdir()), 0o640
-    )
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "mine").rglob("*")}
+    assert modes == {path: 0o750 if path.is_dir() else 0o640 for path in modes}
+    assert (tmp_path / "mine/base/config.json") in modes, "adapters stand beside their base"
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), SafetensorError("disk full"), KeyboardInterrupt()])
