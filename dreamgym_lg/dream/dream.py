@@ -55,7 +55,7 @@ class Dream:
         parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
         if any(getattr(part, "version", None) is None for part in parts):
             return None
-        return tuple(f"{part.version}{getattr(part, 'digest', '')}" for part in parts)  # type: ignore[attr-defined]
+        return tuple(f"{part.version}{getattr(part, 'digest', '')}" for part in parts)
 
     def create_environment(self) -> "DreamEnvironment":
         """An environment for one episode."""

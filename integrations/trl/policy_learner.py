@@ -163,8 +163,9 @@ class PolicyLearner:
                 + (f"Causes: {'; '.join(sorted(causes)[:3])}" if causes else "Is the policy a LocalChatModel?")
             )
         self._check_temperature([episode for group in groups for episode in group])
-        if self.model.device.type == "cuda":
-            torch.cuda.set_device(self.model.device)  # each thread has its own current device
+        model = getattr(self, "model", None)  # a subclass may train elsewhere
+        if model is not None and model.device.type == "cuda":
+            torch.cuda.set_device(model.device)  # each thread has its own current device
         try:
             parts = self._parts(groups)
             share = sum(map(teaches, groups)) / len(groups) if self.COMPARES else 1.0
