@@ -319,3 +319,8 @@ def test_a_row_of_twenty_megabytes_is_read(write) -> None:
 @pytest.mark.slow
 def test_no_mutilated_row_escapes_as_another_error(played, survives) -> None:
     survives("messages", [[form([SystemMessage("You help."), *played])] for form in FORMS.values()], 300)
+
+
+def test_threads_of_a_server_are_given_rewards_by_their_id(write) -> None:
+    thread = {"thread_id": "t1", "values": {"messages": GOOD["messages"]}}
+    assert [each.reward for each in load_traces(write(thread), reward={"t1": 1})] == [1]
