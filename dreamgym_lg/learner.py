@@ -63,7 +63,7 @@ class Credit(Protocol):
 
 SAME_REWARD = 1e-6
 """Rewards that differ by no more are the same: sums of scores are rounded."""
-Normalisation = Literal["episodes", "tokens", "length"]
+Normalisation = Literal["episodes", "tokens"]
 
 # --- groups -------------------------------------------------------------------------------------------------------------
 
@@ -75,9 +75,7 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
     return [(reward - mean) / (math.sqrt(variance) + 1e-4) for reward in rewards]
 
 
-def group_credit(
-    groups: Groups, *, normalise: Normalisation = "episodes", length: int = 1, by_state: bool = False
-) -> list[TrainingRow]:
+def group_credit(groups: Groups, *, normalise: Normalisation = "episodes", by_state: bool = False) -> list[TrainingRow]:
     """Training rows of GRPO: each sampled token with its episode's advantage.
 
     Left out are failed episodes, those without a sampled token, and uniform groups. An episode's weight is shared by its
@@ -85,7 +83,7 @@ def group_credit(
 
     Args:
         normalise: Weights of N episodes with T sampled tokens. `episodes`: a token of an episode with L of them weighs 1/(N L)
-            (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO); `length`: 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
+            (GRPO); `tokens`: 1/T (DAPO, BNPO, CISPO).
         by_state: Compare a reply with those of the group that were given to the same tokens (GiGPO, arXiv 2505.10978), if there
             are any: a reply is not blamed for what had gone wrong before it. Exact, as a group shares one world.
     """
@@ -96,7 +94,7 @@ def group_credit(
             whole = group_advantages([episode.reward for episode in usable])
             replies = [[each] * len(_states(episode)) for episode, each in zip(usable, whole, strict=True)]
             credited += zip(usable, _by_state(usable, replies) if by_state else replies, strict=True)
-    return _rows(credited, normalise, length)
+    return _rows(credited, normalise)
 
 
 def _by_state(group: Sequence[Trajectory], replies: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -142,13 +140,13 @@ def _usable(groups: Groups) -> list[Trajectory]:
     return [episode for group in known for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
-def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int) -> list[TrainingRow]:
+def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation) -> list[TrainingRow]:
     """The rows of episodes with the advantages of their replies."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
     for episode, advantages in credited:
         replies = iter(advantages)
-        tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
+        tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens}
         for segment in trainable_segments(episode):
             runs = [(next(replies) if own else 0.0, len(list(run))) for own, run in groupby(segment.sampled)]
             rows.append(TrainingRow(segment, [a for a, size in runs for _ in range(size)], 1 / tokens[normalise]))

@@ -51,7 +51,6 @@ def describe(
         "segments": len(segments),
         "rewritten_segments": len(rewritten),
         "reread_share": sum(map(_prompt_length, rewritten)) / max(sum(len(each.token_ids) for each in segments), 1),
-        "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
 
 

@@ -108,16 +108,6 @@ class Rate(NamedTuple):
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def difference_of_rates(a: Rate, b: Rate) -> tuple[float, float]:
-    """The 95 % interval of rate `a` minus rate `b`. From their intervals, at least one trial each.
-
-    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10), between -1 and 1.
-    """
-    low = sqrt((a.value - a.low) ** 2 + (b.high - b.value) ** 2)
-    high = sqrt((a.high - a.value) ** 2 + (b.value - b.low) ** 2)
-    return a.value - b.value - low, a.value - b.value + high
-
-
 # --- figures with their number of samples ---------------------------------------------------------------------------------
 
 

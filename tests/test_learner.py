@@ -165,11 +165,11 @@ def test_failed_episodes_are_left_out_of_the_group() -> None:
     assert group_credit([[episode(0.0, segment(2)), episode(1.0)]]) == [], "an episode without tokens cannot be compared"
 
 
-@pytest.mark.parametrize("normalise", ["episodes", "tokens", "length"])
+@pytest.mark.parametrize("normalise", ["episodes", "tokens"])
 def test_the_weight_of_an_episode_does_not_depend_on_its_number_of_segments(normalise: Normalisation) -> None:
-    whole = group_credit([[episode(0.0, segment(6)), episode(1.0, segment(12))]], normalise=normalise, length=5)
+    whole = group_credit([[episode(0.0, segment(6)), episode(1.0, segment(12))]], normalise=normalise)
     parts = [segment(1), segment(4), segment(0), segment(7)]
-    divided = group_credit([[episode(0.0, segment(6)), episode(1.0, *parts)]], normalise=normalise, length=5)
+    divided = group_credit([[episode(0.0, segment(6)), episode(1.0, *parts)]], normalise=normalise)
     assert [row.segment.trainable for row in divided] == [6, 1, 4, 7], "no row without a token to train on"
     assert weight(divided[1:]) == pytest.approx(weight(whole[1:]))
     assert divided[0] == whole[0]
@@ -214,7 +214,6 @@ def test_what_the_weights_amount_to() -> None:
     group = [episode(0.0, segment(6)), episode(1.0, segment(12)), episode(1.0, segment(2), segment(2))]
     assert [row.weight for row in group_credit([group])] == pytest.approx([1 / 18, 1 / 36, 1 / 12, 1 / 12])
     assert [row.weight for row in group_credit([group], normalise="tokens")] == pytest.approx([1 / 22] * 4)
-    assert [row.weight for row in group_credit([group], normalise="length", length=100)] == pytest.approx([1 / 300] * 4)
 
 
 # --- a critic ------------------------------------------------------------------------------------------------------------

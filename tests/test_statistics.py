@@ -9,7 +9,6 @@ from dreamgym_lg.statistics import (
     Rate,
     clustered_interval,
     clustered_rate,
-    difference_of_rates,
     paired_interval,
     wilson,
 )
@@ -114,15 +113,6 @@ def test_rate_prints_value_and_interval():
 
     assert rate.value == 94 / 120
     assert str(rate) == f"{rate}" == "0.78 [0.70, 0.85]"
-
-
-def test_difference_of_rates_has_newcombes_published_interval():
-    low, high = difference_of_rates(Rate.of(56, 70), Rate.of(48, 80))
-    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
-    low, high = difference_of_rates(Rate.of(10, 10), Rate.of(0, 10))
-    assert 0 < low < 1 and high == 1
-    low, high = difference_of_rates(Rate.of(0, 10), Rate.of(0, 20))
-    assert low < 0 < high
 
 
 def test_intervals_over_several_episodes_of_a_task_hold_the_truth_as_often_as_they_say() -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for `Settings.model`."""
 
-FIRST_LINES_WEIGHT = 4.0
-"""Loss weight of the experience model's verdict, reward and status."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 HELD_OUT = 32
@@ -136,11 +134,8 @@ def _rows(
 ) -> list[TrainingRow]:
     """Conversations of responder and judge in equal number, of successes and failures likewise.
 
-    An answer's first lines, which judge, weigh more. Of an edited episode only the verdict is learned: its tools' answers are
-    made up.
+    Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
-    from dreamgym_lg.integrations.trl.rows import weigh_first_lines
-
     model = work.experience(untrained=True)
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
@@ -148,8 +143,7 @@ def _rows(
     verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
     for each in (*recorded, *edited):
         verdicts[each.success] += run_lasting(judge_conversations(dream, each))
-    groups = (tokenized(start, conversations) for conversations in (responses, *verdicts.values()))
-    answers, *judged = (weigh_first_lines(tokenizer_of(start), rows, weight=FIRST_LINES_WEIGHT) for rows in groups)
+    answers, *judged = (tokenized(start, conversations) for conversations in (responses, *verdicts.values()))
     return _balanced(answers, _balanced(*judged))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dreamgym_lg.report import curves
 from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
-from dreamgym_lg.statistics import Rate, difference_of_rates, paired_interval
+from dreamgym_lg.statistics import Rate, paired_interval
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
 
     Args: `mode`, how actions were chosen; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
 
-    The difference is paired where the same tasks were played; for results without outcomes it is that of two rates.
+    The difference is paired, on the tasks that both played; without one nothing is proven.
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
@@ -70,9 +70,12 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     before = POLICIES[: POLICIES.index(policy)]
     imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
-    gain, low, high, how = _difference(records[policy], records[best], rates[policy], rates[best])
+    ours, theirs = (records[name].get("outcomes") or {} for name in (policy, best))
+    if not (pairs := [(bool(ours[task]), bool(theirs[task])) for task in ours if task in theirs]):
+        return Claim("not proven", f"{LABELS[policy]} and {LABELS[best]} played no task in common", imitation)
+    gain, (low, high) = sum(one - other for one, other in pairs) / len(pairs), paired_interval(pairs)
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
-    why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], {how}"
+    why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
     enough = rates[policy].value <= rates[imitation].value and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
@@ -89,17 +92,6 @@ def _records(result: Mapping[str, Any], mode: str) -> dict[str, Mapping[str, Any
 
 def _figures(result: Mapping[str, Any], place: str, policy: str, mode: str) -> Mapping[str, Any]:
     return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
-
-
-def _difference(
-    first: Mapping[str, Any], second: Mapping[str, Any], rate: Rate, other: Rate
-) -> tuple[float, float, float, str]:
-    """First minus second success, its 95 % interval, and how it was compared."""
-    ours, theirs = first.get("outcomes") or {}, second.get("outcomes") or {}
-    if pairs := [(bool(ours[task]), bool(theirs[task])) for task in ours if task in theirs]:
-        gain = sum(one - another for one, another in pairs) / len(pairs)
-        return gain, *paired_interval(pairs), f"paired on {len(pairs)} tasks"
-    return rate.value - other.value, *difference_of_rates(rate, other), "unpaired"
 
 
 EPISODES_SHOWN = 12

@@ -15,7 +15,6 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.attention import can_share, shared_prompt
 from dreamgym_lg.integrations.transformers.call_format import safe_length
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
-from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import (
     BLOCK,
     KeyValues,
@@ -60,7 +59,6 @@ class Decoder:
                 "with device='auto', or with a device_map that names one device"
             )
         self.ends = end_tokens(tokenizer, model)
-        self._cache_argument = cache_argument(model)
         self._buffer = torch.empty(0)
 
     @property
@@ -84,7 +82,7 @@ class Decoder:
 
     def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
-        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
+        inputs |= {"cache": cache, "use_cache": True, "logits_to_keep": 1}
         logits: torch.Tensor = self.model(**inputs).logits[:, -1]
         return logits.float()
 

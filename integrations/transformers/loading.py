@@ -5,7 +5,6 @@ import os
 import shutil
 from hashlib import blake2b
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -110,16 +109,6 @@ def resolve_device(device: str) -> str:
 
 def _not_loaded(path: str | Path, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"no model with a tokenizer could be loaded from {str(path)!r}: {error}")
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name by which `model.forward` takes keys and values: `cache`, or `past_key_values` before transformers 5.24.
-
-    Later versions rename the old argument in a decorator, which accelerate takes off when TRL's trainers end; from then on
-    the model would ignore it without a word. Args: `model`, or a PEFT model of one, which passes arguments on.
-    """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "cache" if "cache" in signature(inner.forward).parameters else "past_key_values"
 
 
 # --- GGUF files ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ LOSS_TYPES: Mapping[str, Normalisation] = {
     "dapo": "tokens",
     "bnpo": "tokens",
     "cispo": "tokens",
-    "dr_grpo": "length",
 }
 """The `loss_type`s of TRL that `GRPOLearner` has, with the normalisation that each amounts to (`group_credit`).
 
@@ -42,7 +41,6 @@ class GRPOLearner(PolicyLearner):
 
     Args:
         loss_type: One of `LOSS_TYPES`.
-        max_completion_length: Of `dr_grpo`; default 512, as TRL's.
         step_credit: Compare each reply with those to the same tokens (`group_credit`, `by_state`), not episodes as wholes.
         echo: Coefficient, at least 0, of the cross-entropy of observations (`with_observations`), e.g. 0.05.
         options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
@@ -60,7 +58,6 @@ class GRPOLearner(PolicyLearner):
         path: str | Path,
         *,
         loss_type: str = "grpo",
-        max_completion_length: int = 512,
         step_credit: bool = False,
         echo: float = 0.0,
         **options: Any,
@@ -72,9 +69,7 @@ class GRPOLearner(PolicyLearner):
         self._echo = echo
         self._decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         self.loss = "cispo" if loss_type == "cispo" else "clipped"
-        self._credit = partial(
-            group_credit, normalise=LOSS_TYPES[loss_type], length=max_completion_length, by_state=step_credit
-        )
+        self._credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], by_state=step_credit)
         super().__init__(model, tokenizer, path, **options)
 
     def _parts(self, groups: Groups) -> Sequence[TrainingRow]:

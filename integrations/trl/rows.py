@@ -74,22 +74,6 @@ def reply_lengths(row: TrainingRow) -> list[int]:
     return [len(list(part)) for own, part in groupby(row.segment.sampled) if own]
 
 
-def weigh_first_lines(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TrainingRow], *, weight: float, lines: int = 2
-) -> list[TrainingRow]:
-    """The rows with `weight` on each reply's first lines and 1 elsewhere."""
-    breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
-    weighed = list[TrainingRow]()
-    for row in rows:
-        weights, left, before = list[float](), 0, 0
-        for token, own in zip(row.segment.token_ids, row.segment.sampled, strict=True):
-            left = lines if own and not before else left
-            weights.append(weight if own and left > 0 else 1.0)
-            left, before = left - (token in breaks), own
-        weighed.append(row._replace(advantages=weights))
-    return weighed
-
-
 class RecordedEngine:
     """Replies with the actions of the running `replay`, for `LocalChatModel(engine=...)`: nothing is generated.
 

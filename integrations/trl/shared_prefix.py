@@ -9,8 +9,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from dreamgym_lg.integrations.transformers.loading import cache_argument
-
 MIN_SHARED_TOKENS = 32
 """Tokens below which a shared beginning is computed with every row."""
 
@@ -21,8 +19,6 @@ class SharedPrefix(NamedTuple):
     length: int
     layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values of each layer, of one row."""
-    argument: str
-    """By which the model takes them."""
 
     def inputs(self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """The model's inputs for (rows, tokens) `ids`, padded on the right. Its outputs begin at token `length`."""
@@ -32,7 +28,7 @@ class SharedPrefix(NamedTuple):
         past = DynamicCache(config=model.config)
         for i, (keys, values) in enumerate(self.layers):
             past.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), i)
-        return {**inputs, "attention_mask": mask, self.argument: past}
+        return {**inputs, "attention_mask": mask, "cache": past}
 
     def detached(self) -> "SharedPrefix":
         """The same numbers as leaves, which collect the gradients of several passes for `backward`."""
@@ -64,9 +60,8 @@ def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, befo
 
 def shared_prefix(model: PreTrainedModel, ids: Sequence[int]) -> SharedPrefix:
     """Keys and values of these tokens. Of none: nothing is shared."""
-    argument = cache_argument(model)
     if not ids:
-        return SharedPrefix(0, (), argument)
+        return SharedPrefix(0, ())
     past = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=True, logits_to_keep=1, **{argument: past})
-    return SharedPrefix(len(ids), [(layer.keys, layer.values) for layer in past.layers], argument)
+    model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=True, logits_to_keep=1, cache=past)
+    return SharedPrefix(len(ids), [(layer.keys, layer.values) for layer in past.layers])

@@ -334,7 +334,6 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "segments": 3,
         "rewritten_segments": 0,
         "reread_share": 0.0,
-        "episodes_without_tokens": 3,
     }
 
 

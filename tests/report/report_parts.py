@@ -21,7 +21,14 @@ from dreamgym_lg.types import Step, Task, Trajectory
 
 def measured(successes, episodes, invalid=0.05):
     interval = list(wilson(successes, episodes))
-    return {"successes": successes, "episodes": episodes, "interval": interval, "invalid_action_share": invalid}
+    outcomes = {str(task): task < successes for task in range(episodes)}
+    return {
+        "successes": successes,
+        "episodes": episodes,
+        "interval": interval,
+        "invalid_action_share": invalid,
+        "outcomes": outcomes,
+    }
 
 
 def make_result(**changes):

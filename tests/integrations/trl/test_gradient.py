@@ -30,7 +30,6 @@ from dreamgym_lg.learner import LearnerName, group_advantages
 from dreamgym_lg.types import Trajectory
 
 REWARDS = (0.0, 1.0, 0.25, 1.0)
-LENGTH = {"dr_grpo": {"max_completion_length": 64}}
 
 
 @pytest.fixture(name="group")
@@ -114,7 +113,7 @@ def test_one_update_is_raw_trls(
     beta: float,
     lora: bool,
 ) -> None:
-    options = {"loss_type": loss_type, "beta": beta, **LENGTH.get(loss_type, {})}
+    options = {"loss_type": loss_type, "beta": beta}
     options |= {"peft_config": adapters()} if lora else {}
     expected, logged = raw_gradient(moved, tokenizer, tmp_path / "raw", group, **options)
     # TRL logs a mean over tokens whatever the loss is; ours weighs them as the loss does
@@ -131,7 +130,7 @@ def test_an_episode_weighs_the_same_however_it_is_cut(
     moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, loss_type: str
 ) -> None:
     """Of the KL term too, which is half of this gradient."""
-    options = {"loss_type": loss_type, "beta": 0.5, **LENGTH.get(loss_type, {})}
+    options = {"loss_type": loss_type, "beta": 0.5}
     expected = gradient(moved, tokenizer, tmp_path / "1", [group], **options)
     most = min(one.segments[0].trainable for one in group)
     for parts in (2, most):

@@ -26,8 +26,8 @@ from dreamgym_lg.types import Segment, Trajectory
     [
         ({"lerning_rate": 1e-3}, "unknown option of GRPOLearner 'lerning_rate'.*Did you mean 'learning_rate'"),
         ({"epsilonn_high": 0.3}, "unknown option of GRPOLearner 'epsilonn_high'.*Did you mean 'epsilon_high'"),
-        ({"loss_type": "sapo"}, "unknown loss_type 'sapo'; known: bnpo, cispo, dapo, dr_grpo, grpo"),
-        ({"loss_type": "drgrpo"}, "unknown loss_type 'drgrpo'.*Did you mean 'dr_grpo'"),
+        ({"loss_type": "sapo"}, "unknown loss_type 'sapo'; known: bnpo, cispo, dapo, grpo"),
+        ({"loss_type": "bnp"}, "unknown loss_type 'bnp'.*Did you mean 'bnpo'"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens=0"),
         ({"updates": 0}, "updates=0"),
         ({"save_every": 0}, "save_every=0"),

@@ -17,7 +17,7 @@ from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl.options import StepOptions
-from dreamgym_lg.integrations.trl.rows import tokenize, weigh_first_lines
+from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import TrainingRow
@@ -73,14 +73,6 @@ def test_what_is_learned_is_what_the_policy_reads(tokenizer: PreTrainedTokenizer
     assert row.segment.token_ids[: row.segment.sampled.index(1)] == prompt
 
 
-def test_first_lines_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = weigh_first_lines(tokenizer, tokenize(tokenizer, CONVERSATIONS[:1]), lines=2, weight=4.0)
-    (row,) = rows
-    heavy = [token for token, weight in zip(row.segment.token_ids, row.advantages, strict=True) if weight == 4.0]
-    assert tokenizer.decode(heavy) == "valid, it is\nthe colour red\n" + "red<|end|>"
-    assert set(row.advantages) == {1.0, 4.0}
-
-
 def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     """Two answers to one question, one with no weight: only the other is learned."""
     rows = tokenize(tokenizer, [[SHORT[0][0], {"role": "assistant", "content": colour}] for colour in ("red", "blue")])
@@ -113,7 +105,7 @@ def test_the_same_seed_gives_the_same_weights(tokenizer: PreTrainedTokenizerFast
 
 
 def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = weigh_first_lines(tokenizer, tokenize(tokenizer, SHORT), lines=1, weight=4.0)
+    rows = [learned_row(row.segment, 1.0 + number) for number, row in enumerate(tokenize(tokenizer, SHORT))]
     trained, losses = [], []
     for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
         monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
