@@ -44,7 +44,7 @@ def render_answer(text: str, *, call: str = "", tool: str = "") -> str:
     return json.dumps({"answer": text, **source}, ensure_ascii=False)
 
 
-def as_said(action: str) -> str:
+def reply_text(action: str) -> str:
     """An action as the policy wrote it. An answer that a call gave (`render_answer`) is that call."""
     if not is_answer(action) or "call" not in (fields := json.loads(action)):
         return action

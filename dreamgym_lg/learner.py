@@ -50,7 +50,7 @@ class TrainingRow(NamedTuple):
     """Weight of the cross-entropy of each token of an observation; 0 of all others. Empty: no observation is learned."""
 
 
-def learned(segment: Segment, weight: float = 1.0) -> TrainingRow:
+def sft_row(segment: Segment, weight: float = 1.0) -> TrainingRow:
     """A row in which what was sampled is learned. Args: `weight`, of the loss of each token."""
     return TrainingRow(segment, [weight] * len(segment.token_ids), 1.0)
 
@@ -129,7 +129,7 @@ def is_uniform(group: Sequence[Trajectory]) -> bool:
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
 
 
-def teaches(group: Sequence[Trajectory]) -> bool:
+def has_learning_signal(group: Sequence[Trajectory]) -> bool:
     """True if the episodes of a group that can be learned from earned different rewards."""
     return not is_uniform(_usable([group]))
 

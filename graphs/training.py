@@ -33,7 +33,7 @@ from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted, Usage
-from dreamgym_lg.learner import Groups, Learner, teaches
+from dreamgym_lg.learner import Groups, Learner, has_learning_signal
 from dreamgym_lg.metrics import (
     Row,
     add_totals,
@@ -138,7 +138,7 @@ class Training:
             episodes += run_lasting(self._playing(state, tasks, played))
             used += [task.id for task in tasks]
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
-            missing = min(len(state["task_ids"]) - sum(map(teaches, groups)), left)
+            missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
             tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
             left -= len(tasks)
         if played and not self._estimated and self._place(state) != "real":
@@ -219,8 +219,8 @@ class Training:
 
     def _lessons(self, groups: Groups) -> Groups:
         """The groups for the learner. Uniform ones that others were sampled in place of are left out."""
-        most = max(self.num_tasks, sum(map(teaches, groups)))
-        return sorted(groups, key=teaches, reverse=True)[:most] if self.resample else groups
+        most = max(self.num_tasks, sum(map(has_learning_signal, groups)))
+        return sorted(groups, key=has_learning_signal, reverse=True)[:most] if self.resample else groups
 
     def repeat_updates(self, run: str, finished: int) -> None:
         """Repeat the updates that the learner had not saved, from recorded episodes."""

@@ -26,7 +26,7 @@ from dreamgym_lg.dream import Model
 from dreamgym_lg.dream.judges import judge_conversations
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
-from dreamgym_lg.experiment.advice import conclude, has_success, lost_tools
+from dreamgym_lg.experiment.advice import conclude, has_success, underrepresented_tools
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
@@ -405,8 +405,8 @@ def test_advice_follows_from_imitation_the_gate_and_a_dreamed_iteration(
 
 
 def test_second_tries_learn_from_every_group_with_a_success() -> None:
-    assert conclude(13, 20, [WON] * 4 + [LOST], teaches=has_success).verdict == "train"
-    assert conclude(13, 20, [WON] + [LOST] * 4, teaches=has_success).verdict == "collect"
+    assert conclude(13, 20, [WON] * 4 + [LOST], useful=has_success).verdict == "train"
+    assert conclude(13, 20, [WON] + [LOST] * 4, useful=has_success).verdict == "collect"
 
 
 def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:
@@ -415,12 +415,14 @@ def test_tools_that_drawn_tasks_hardly_call_are_lost() -> None:
         return replace(TRACES[0].task, drawn={"steps": [*steps, [render_answer("Done."), ""]]})
 
     successes = [trace(f"W-{n}", refunds=True) for n in range(4)]
-    assert lost_tools(successes, [drawn("look_up")] * 9, ["refund"]) == ["refund"]
-    assert lost_tools(successes, [drawn("look_up")] * 6 + [drawn("refund")] * 2, ["refund", "cancel"]) == ["refund"]
-    assert lost_tools(successes, [drawn("look_up")] * 3 + [drawn("refund")] * 3, ["refund", "cancel"]) == []
-    assert lost_tools(successes, [drawn("look_up")] * 2, ["refund"]) == [], "too few to tell"
-    assert lost_tools(successes, [drawn("look_up"), *(each.task for each in successes)], ["refund"]) == [], "recorded tasks too"
-    assert lost_tools(successes, [TRACES[0].task] * 9, ["refund"]) == [], "recorded tasks alone"
+    assert underrepresented_tools(successes, [drawn("look_up")] * 9, ["refund"]) == ["refund"]
+    assert underrepresented_tools(successes, [drawn("look_up")] * 6 + [drawn("refund")] * 2, ["refund", "cancel"]) == ["refund"]
+    assert underrepresented_tools(successes, [drawn("look_up")] * 3 + [drawn("refund")] * 3, ["refund", "cancel"]) == []
+    assert underrepresented_tools(successes, [drawn("look_up")] * 2, ["refund"]) == [], "too few to tell"
+    assert underrepresented_tools(successes, [drawn("look_up"), *(each.task for each in successes)], ["refund"]) == [], (
+        "recorded tasks too"
+    )
+    assert underrepresented_tools(successes, [TRACES[0].task] * 9, ["refund"]) == [], "recorded tasks alone"
 
 
 def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(make: Callable[..., DreamGym]) -> None:

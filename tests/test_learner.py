@@ -16,11 +16,11 @@ from dreamgym_lg.learner import (
     gae_credit,
     group_advantages,
     group_credit,
+    has_learning_signal,
     is_uniform,
     observed_tokens,
     preference_credit,
     preference_pairs,
-    teaches,
 )
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -140,7 +140,7 @@ def test_of_a_drawn_task_a_call_without_an_answer_costs_its_own_episode_alone() 
     assert len(group_credit([group])) == 2 and [row.advantages for row in group_credit([group])] == [
         row.advantages for row in group_credit([played[:2]])
     ]
-    assert teaches(group) and not teaches(played) and not teaches(group[1:])
+    assert has_learning_signal(group) and not has_learning_signal(played) and not has_learning_signal(group[1:])
 
 
 def test_rewards_that_differ_by_rounding_are_uniform() -> None:

@@ -18,7 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.learner import learned
+from dreamgym_lg.learner import sft_row
 from dreamgym_lg.production.export import export_policy, load_policy
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -71,7 +71,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given, said = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, reply))
         said = [*said, tokenizer.eos_token_id]
         own, logprobs = [*[0] * len(given), *[1] * len(said)], [0.0] * len(given + said)
-        rows.append(learned(Segment(token_ids=given + said, sampled=own, logprobs=logprobs, temperature=1.0)))
+        rows.append(sft_row(Segment(token_ids=given + said, sampled=own, logprobs=logprobs, temperature=1.0)))
     train_sft(model, rows * 50, steps=50, batch_size=2, learning_rate=5e-3, seed=0)
     home = tmp_path_factory.mktemp("serving")
     (home / "my_app.py").write_text(AGENT)

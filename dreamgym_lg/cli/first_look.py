@@ -22,7 +22,7 @@ from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, writing
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld, dream_of_traces
 from dreamgym_lg.experiment.comparison import Meter
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -72,7 +72,7 @@ def try_agent(
             options |= {"experience_model": experience_model, "dream": dream, **talking}
             gym = DreamGym(agent, replay_buffer=buffer, out=out, say=say, **options)
             _say_parts(gym.examine())
-            episodes = _play(gym, meter.attached(own_policy(policy, gym.world.graph)), tasks)
+            episodes = _play(gym, meter.attached(resolve_policy(policy, gym.world.graph)), tasks)
             for episode in sorted(episodes, key=lambda each: each.error is not None)[:3]:  # whole ones first
                 say(f"\ntask: {episode.task.instruction}", "bold cyan")
                 show_episode(episode, lines=False)

@@ -23,7 +23,7 @@ from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, RunStopped
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
@@ -222,7 +222,7 @@ def play_agent(
     if (record or task) and buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
     own = AgentWorld(path, payload=_payload, **world)
-    acting = own_policy(policy, graph)
+    acting = resolve_policy(policy, graph)
     if policy is None:
         say(f"The agent's own model, {type(acting).__name__}, is really asked.")
     agent = own.agent(acting, real=False)

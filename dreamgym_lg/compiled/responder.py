@@ -64,11 +64,11 @@ class Compiled:
         answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments)
         return None if answer is None else Answer(answer)
 
-    def known(self, episode: Episode) -> list[Step]:
+    def lookups(self, episode: Episode) -> list[Step]:
         """The look-ups of what the call names, as the world would answer them now. Without those just told."""
         if (call := parse_call(episode.action)) is None or not episode.own_traces:
             return []
-        looks = self._ask("known", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
+        looks = self._ask("lookups", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
         try:
             steps = [Step(observation="", action=render_call(*look), next_observation=text) for *look, text in looks]
             texts = all(isinstance(step.next_observation, str) for step in steps)

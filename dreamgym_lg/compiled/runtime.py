@@ -200,7 +200,7 @@ class Module:
         """The documents that writing calls changed, by `tool arguments`. None for an unknown one."""
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
 
-    def known(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
+    def lookups(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
         """Look-ups of what a call names, before it. Tool, arguments and the world's answer."""
         state, looks = self._after(task, steps), list[list[Any]]()
         for tool, key in state.about(call[1]):

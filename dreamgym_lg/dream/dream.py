@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer, parse_action
-from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, KnowsState, Responder, User, Verdict
+from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, OffersLookups, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns, sets_state
 from dreamgym_lg.environment import Environment
@@ -106,18 +106,18 @@ class Dream:
             answer = await ask(responder, "respond", Answer, episode)
             if answer is not None and self.accepts(responder, episode, answer):
                 return answer, responder.name
-            episode = await self.with_known(responder, episode)
+            episode = await self.with_lookups(responder, episode)
         names = ", ".join(responder.name for responder in self.responders) or "it has none"
         is_update = sets_state(episode.task, episode.action)
         hint = "; recordings lack the state that this tool sets: an experience model has to answer it" if is_update else ""
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
 
-    async def with_known(self, responder: Responder, episode: Episode) -> Episode:
-        """The episode as later responders see it, with what this one knows (`KnowsState`)."""
-        if not isinstance(responder, KnowsState) or responder is self.responders[-1]:
+    async def with_lookups(self, responder: Responder, episode: Episode) -> Episode:
+        """The episode as later responders see it, with what this one knows (`OffersLookups`)."""
+        if not isinstance(responder, OffersLookups) or responder is self.responders[-1]:
             return episode
-        known = await ask(responder, "known", list, episode) or []
-        return replace(episode, known=[*episode.known, *known])
+        lookups = await ask(responder, "lookups", list, episode) or []
+        return replace(episode, lookups=[*episode.lookups, *lookups])
 
     def accepts(self, responder: Responder, episode: Episode, answer: Answer) -> bool:
         """True unless the next responder is asked: the answer misfits what the tool returns.

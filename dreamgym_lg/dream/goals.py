@@ -53,7 +53,7 @@ async def write_goals(
     """
     best, failed = dict[str, Trajectory](), dict[str, str]()
     recorded = replay_buffer.trajectories(source="offline", errors=False)
-    for each in (each for each in recorded if not each.task.goal and talks(each)):
+    for each in (each for each in recorded if not each.task.goal and has_user_turns(each)):
         if each.success > best.setdefault(each.task.id, each).success:
             best[each.task.id] = each
     prompter, slots = Prompter(model, hosted=hosted, replay_buffer=replay_buffer), asyncio.Semaphore(64)
@@ -61,7 +61,7 @@ async def write_goals(
     async def write(trajectory: Trajectory) -> None:
         async with slots:
             try:
-                goal = await _ask(prompter, trajectory) if model is not None else told_goal(trajectory)
+                goal = await _ask(prompter, trajectory) if model is not None else verbatim_goal(trajectory)
             except (PredictionFailed, ModelUnavailable) as error:
                 failed[trajectory.task.id] = str(error)
             else:
@@ -71,12 +71,12 @@ async def write_goals(
     return Goals(len(best) - len(failed), failed)
 
 
-def talks(trajectory: Trajectory) -> bool:
+def has_user_turns(trajectory: Trajectory) -> bool:
     """True where a user replied to a message of the agent."""
     return any(is_answer(step.action) for step in trajectory.steps[:-1])
 
 
-def told_goal(trajectory: Trajectory) -> Goal:
+def verbatim_goal(trajectory: Trajectory) -> Goal:
     """The goal of a recorded user in their own words."""
     first, *later = said(trajectory.task, trajectory.steps[:-1])[::2]
     return Goal(goal=first, facts={"said": later})

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, outgrown
+from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, overflow_fails_episode
 from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -109,7 +109,7 @@ class Model(Prompts):
             return prediction
 
         form = self.prompt_format
-        with outgrown(episode):
+        with overflow_fails_episode(episode):
             return await self.prompter.ask(self.messages(episode), read, prompt=form.name, schema=form.schema)
 
     # --- the prompt -------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Model(Prompts):
         What other parts know of the entities in the action stands before it, as look-ups just made: the form that models are
         trained on. Later prompts lack it.
         """
-        return self.conversation(episode.task, [*episode.steps, *episode.known], episode.action)
+        return self.conversation(episode.task, [*episode.steps, *episode.lookups], episode.action)
 
     def conversation(
         self, task: Task, steps: Sequence[Step], action: str | None = None, *, success: bool = False

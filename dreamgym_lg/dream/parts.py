@@ -26,8 +26,8 @@ class Episode:
     """The agent's system prompt, where it is known: rules to judge by."""
     own_traces: bool = True
     """False where the dream is measured. Recorded traces of this very task must then neither answer nor judge."""
-    known: Sequence[Step] = ()
-    """Look-ups that nobody made, of what the action names, by earlier responders that did not answer it (`KnowsState`)."""
+    lookups: Sequence[Step] = ()
+    """Look-ups that nobody made, of what the action names, by earlier responders that did not answer it (`OffersLookups`)."""
 
     @property
     def observation(self) -> str:
@@ -77,10 +77,10 @@ class Responder(Protocol):
 
 
 @runtime_checkable
-class KnowsState(Protocol):
+class OffersLookups(Protocol):
     """A responder that tells later ones the state of a call's entities."""
 
-    def known(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":
+    def lookups(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":
         """Look-ups with their answers as they would be now."""
 
 

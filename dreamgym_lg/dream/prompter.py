@@ -149,7 +149,7 @@ def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
 
 
 @contextmanager
-def outgrown(episode: Episode) -> Iterator[None]:
+def overflow_fails_episode(episode: Episode) -> Iterator[None]:
     """Turn an episode that outgrows a model's context into `PredictionFailed`. A first prompt stays the settings' fault."""
     try:
         yield

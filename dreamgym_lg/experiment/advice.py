@@ -14,7 +14,7 @@ from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import ADVICE, START, validated
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.learner import teaches
+from dreamgym_lg.learner import has_learning_signal
 from dreamgym_lg.report.proof import BASELINES, LABELS
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Task, Trajectory, lacks_answers
@@ -30,7 +30,7 @@ MOST_GROUPS = 32
 """Groups that are played for an advice, also where an iteration has more."""
 
 
-Teaches = Callable[[Sequence[Trajectory]], bool]
+Useful = Callable[[Sequence[Trajectory]], bool]
 
 
 class Advice(NamedTuple):
@@ -41,14 +41,14 @@ class Advice(NamedTuple):
 
 
 def conclude(
-    best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "", teaches: Teaches = teaches
+    best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "", useful: Useful = has_learning_signal
 ) -> Advice:
     """The advice that figures give.
 
     Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, a reason
-        against the dream itself; `teaches`, whether the learner has something of a group.
+        against the dream itself; `useful`, whether the learner has something of a group.
     """
-    dull = [group for group in groups if not teaches(group)]
+    dull = [group for group in groups if not useful(group)]
     failed = [group for group in dull if not has_success(group)]
     if refusal:
         return Advice("collect", refusal)
@@ -86,14 +86,14 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             refusal = f"the gate refuses the dream: {error}"
         number = min(s.num_tasks, len(known := gate.trainable_tasks(work)), MOST_GROUPS)
         drawn = Random(s.seed).sample(known, number)
-        lost = lost_tools(successes, known, work.world.writing_tools(work.replay_buffer))
+        lost = underrepresented_tools(successes, known, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{policy_version(policy)}/dream@{dream.version}"
         played = work.play(run, policy, drawn, dream=judged, num_generations=n)
         played = run_lasting(compared(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
-    own: dict[str, Teaches] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
-    useful = own.get(s.learner, teaches)
+    own: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
+    useful = own.get(s.learner, has_learning_signal)
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
@@ -131,7 +131,7 @@ def has_success(group: Sequence[Trajectory]) -> bool:
     return any(each.success for each in group)
 
 
-def lost_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: Collection[str]) -> list[str]:
+def underrepresented_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: Collection[str]) -> list[str]:
     """Writing tools that training tasks call less than half as often as recorded `successes` do.
 
     Only with drawn tasks among them, and of tools that at least three tasks were to be expected to call.

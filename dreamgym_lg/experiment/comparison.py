@@ -22,7 +22,7 @@ from dreamgym_lg.dream import Dream, Model, recorded_user, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.experience_models import load_experience_model, own_policy
+from dreamgym_lg.experiment.experience_models import load_experience_model, resolve_policy
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter
@@ -187,7 +187,7 @@ class SharedDream:
         total = len(tasks) * self._episodes
         count = counter(self._on_progress, name, total)
         playing = rollout(
-            own.agent(meter.attached(own_policy(self._policy, own.graph)), real=False),
+            own.agent(meter.attached(resolve_policy(self._policy, own.graph)), real=False),
             tasks,
             dream.create_environment,
             source="synthetic",

@@ -66,7 +66,7 @@ def place_of_training(policy: object, learner: str | None = None) -> str:
     return "on Tinker" if remote else "here"
 
 
-def own_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
+def resolve_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
     """The chat model that acts: the given or named one, else the agent's only one.
 
     Raises `ConfigurationError` for an agent that has not one model, and what `load_chat_model` raises.

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, get_args
 
 from dreamgym_lg.dream import Dream, Model
-from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
@@ -81,7 +81,9 @@ def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
 def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
     """A digest of the users' goals. `write_goals` or a function of one's own may change them."""
     user = model_user(dream.user)
-    goals = sorted(repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and talks(each))
+    goals = sorted(
+        repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and has_user_turns(each)
+    )
     return sha256("\n".join(goals).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

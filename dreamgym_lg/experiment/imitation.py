@@ -16,7 +16,7 @@ from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestP
 from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, learned, preference_pairs
+from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, preference_pairs, sft_row
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.tasks import reference_episode
 from dreamgym_lg.types import Trajectory
@@ -161,7 +161,7 @@ def imitate(
         if not weights:
             return work.world.policy_rows(some, tokenizer_of(start), max_new_tokens=s.policy_tokens)
         segments = [(by_return[each.reward], segment) for each in some for segment in each.segments]
-        return [learned(segment, weight) for weight, segment in segments]
+        return [sft_row(segment, weight) for weight, segment in segments]
 
     s, options, watched = work.settings, dict[str, Any](), set[str]()
     by_return = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}

@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.dream.annotate import Annotate, annotate
-from dreamgym_lg.dream.goals import talks, write_goals
+from dreamgym_lg.dream.goals import has_user_turns, write_goals
 from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
@@ -74,7 +74,9 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
     user = work.model_user() or ModelUser(None)
     if work.seconds("experience") is None:
         work.keep_record(DATA, {"trajectories": len(work.offline())})
-    recorded, held_out = (list(filter(talks, each)) for each in work.experience_data())  # the gate goes on with the others
+    recorded, held_out = (
+        list(filter(has_user_turns, each)) for each in work.experience_data()
+    )  # the gate goes on with the others
     if not recorded:
         raise ConfigurationError(
             f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, ask
-from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.dream.judges import ends_with_message
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.relative import RelativeJudge
@@ -163,7 +163,7 @@ def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int
     """Number of questions of `ajudge` to each responder, to each judge and to a user."""
     positions, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
     actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in positions)
-    turns = sum(is_answer(step.action) for step in trajectory.steps) if talks(trajectory) else 0
+    turns = sum(is_answer(step.action) for step in trajectory.steps) if has_user_turns(trajectory) else 0
     return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in positions) if by_tools else 0, turns
 
 
@@ -230,7 +230,7 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
         if answer is not None and dream.accepts(responder, episode, answer):
             answers[key] = answer
         else:
-            episode = await dream.with_known(responder, episode)
+            episode = await dream.with_lookups(responder, episode)
     return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, ask
-from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.users import Goal, ModelUser, known_values, model_user, values
 from dreamgym_lg.errors import PredictionFailed, UserFault
@@ -37,7 +37,7 @@ async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
     record's end. By the user's `judge`, where it has one: does it contradict the goal, and leave a question without answer.
     """
     user = model_user(dream.user)
-    if user is None or not talks(trajectory) or trajectory.run.startswith("edited/"):
+    if user is None or not has_user_turns(trajectory) or trajectory.run.startswith("edited/"):
         return []
     positions = [number for number, step in enumerate(trajectory.steps) if is_answer(step.action)]
     found = await asyncio.gather(*(_cases(dream, user, trajectory, position) for position in positions))

@@ -16,7 +16,7 @@ from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.files import whole_folder
 from dreamgym_lg.production.export import (
     check_free,
@@ -146,7 +146,9 @@ def load_prompts(folder: str | Path) -> Changes:
 def _agent() -> Pregel:
     folder = Path(os.environ.get("DREAMGYM_POLICY", "."))
     changes = load_prompts(folder)
-    return serve_project(folder, read_manifest(folder)["agent"], lambda graph: with_prompts(own_policy(None, graph), changes))
+    return serve_project(
+        folder, read_manifest(folder)["agent"], lambda graph: with_prompts(resolve_policy(None, graph), changes)
+    )
 
 
 async def agent() -> Any:

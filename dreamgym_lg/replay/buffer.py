@@ -18,9 +18,9 @@ from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
     WITH_TASK,
     annotation_text,
-    explained,
     load_metrics,
     load_trajectories,
+    sqlite_errors,
     store,
     store_tasks,
     task_of,
@@ -242,14 +242,14 @@ class ReplayBuffer:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, explained(self._name):
+        with self._lock, sqlite_errors(self._name):
             # IMMEDIATE: a transaction that begins as a reader cannot wait for another process once it writes.
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection as connection:
                 yield connection
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._lock, explained(self._name):
+        with self._lock, sqlite_errors(self._name):
             return self._connection.execute(sql, values).fetchall()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay.rows import WITH_TASK, explained, load_metrics, load_trajectories
+from dreamgym_lg.replay.rows import WITH_TASK, load_metrics, load_trajectories, sqlite_errors
 from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
 Outcome = Literal["success", "no success", "failed"]
@@ -108,7 +108,7 @@ class ReplayReader:
         from dreamgym_lg.replay import schema
 
         self._connection = schema.connect_read_only(self._name)
-        with explained(self._name):
+        with sqlite_errors(self._name):
             self._connection.create_function("is_missing", 1, is_missing, deterministic=True)
             self._connection.execute("BEGIN")
 
@@ -179,7 +179,7 @@ class ReplayReader:
         return [Episode._make((*row[:5], bool(row[5]), *row[6:], *sums.get(row[0], (0, 0.0, 0)))) for row in rows]
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with explained(self._name):
+        with sqlite_errors(self._name):
             return self._connection.execute(sql, values).fetchall()
 
 

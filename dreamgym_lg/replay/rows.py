@@ -234,7 +234,7 @@ def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
+def sqlite_errors(name: str) -> Iterator[None]:
     """Raise SQLite's errors as a `ReplayBufferError` that says what to do. Args: `name`, of the file."""
     try:
         yield

@@ -12,7 +12,7 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay.rows import explained
+from dreamgym_lg.replay.rows import sqlite_errors
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -75,7 +75,7 @@ def _wrapped(connection: sqlite3.Connection) -> Database:
 
 def connect(name: str) -> sqlite3.Connection:
     _check_file(name)
-    with explained(name):
+    with sqlite_errors(name):
         if name != ":memory:" and (path := Path(name)).exists() and path.stat().st_size:
             # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
             with closing(_open_read_only(name, _BUSY_SECONDS)) as probe:
@@ -87,7 +87,7 @@ def connect_read_only(name: str) -> sqlite3.Connection:
     """A connection that cannot write, to a file with this release's tables."""
     _check_file(name)
     path, connection = Path(name), None
-    with explained(name):
+    with sqlite_errors(name):
         try:
             if path.exists() and path.stat().st_size:
                 connection = _open_read_only(name, _READER_BUSY_SECONDS)
@@ -120,7 +120,7 @@ def _check_file(name: str) -> None:
         raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
     if name != ":memory:" and path.exists() and 0 < path.stat().st_size < _SMALLEST:
         # SQLite takes a file of one byte for an empty one and would write over it.
-        with explained(name):
+        with sqlite_errors(name):
             raise sqlite3.DatabaseError("file is not a database")
 
 
@@ -135,7 +135,7 @@ def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
 def prepare(connection: sqlite3.Connection, name: str) -> None:
     """Make the tables, or bring them up to this release. Raises `ReplayBufferError` as `connect` does."""
     db = _wrapped(connection)
-    with explained(name):
+    with sqlite_errors(name):
         _check_ours(db, name)
         with suppress(sqlite3.OperationalError):
             # Locked: another process is switching this very file, and the mode is the file's, not the connection's.

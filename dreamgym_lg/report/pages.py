@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.actions import is_answer, readable
-from dreamgym_lg.dream.goals import talks
+from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.types import DECIDERS, is_missing, is_user_fault
 
@@ -27,7 +27,12 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     loader = PackageLoader("dreamgym_lg", "templates")
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     templates.filters.update(text=text, **filters)
-    templates.tests |= {"missing": is_missing, "user_fault": is_user_fault, "message": is_answer, "conversation": talks}
+    templates.tests |= {
+        "missing": is_missing,
+        "user_fault": is_user_fault,
+        "message": is_answer,
+        "conversation": has_user_turns,
+    }
     templates.filters["readable"] = readable
     templates.globals["deciders"] = DECIDERS
     return templates

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from dreamgym_lg.actions import ToolCall, as_said, is_answer, is_returned, parse_action, parse_call
+from dreamgym_lg.actions import ToolCall, is_answer, is_returned, parse_action, parse_call, reply_text
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.context import set_var
@@ -80,7 +80,7 @@ class Script:
             self.ended = True
             raise RuntimeError("the recorded episode ended with a tool's answer")
         self.position += 1
-        return self.say(as_said(self.steps[self.position - 1].action))
+        return self.say(reply_text(self.steps[self.position - 1].action))
 
     def compare(self, messages: Sequence[BaseMessage]) -> None:
         """Compare the tool's answer that the policy reads now with the recorded one."""

@@ -21,7 +21,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.comparison import Comparison, Meter, Version
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.workspace import Workspace, logger
 from dreamgym_lg.hosted import APART, Hosted, name_of
@@ -80,7 +80,7 @@ def improve_prompts(
 ) -> ImprovedPrompts:
     """Search for better prompts of an agent in its dream. `DreamGym.improve_prompts` says what the arguments are."""
     work, world = cast(tuple[Workspace, AgentWorld], (gym.experiment, gym.world))
-    acting, judge, budget = own_policy(policy, world.graph), own_policy(reflection, None), hosted or Hosted()
+    acting, judge, budget = resolve_policy(policy, world.graph), resolve_policy(reflection, None), hosted or Hosted()
     work.out.mkdir(parents=True, exist_ok=True)
     with only_process(work.out):
         work.open()

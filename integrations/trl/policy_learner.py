@@ -14,7 +14,7 @@ from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters
 from dreamgym_lg.integrations.trl.adapters import adapt, check_trainable
 from dreamgym_lg.integrations.trl.options import ADAPTER_RATE_FACTOR, Loss, StepOptions, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING, TokenTrainer
-from dreamgym_lg.learner import Credit, Groups, TrainingRow, teaches
+from dreamgym_lg.learner import Credit, Groups, TrainingRow, has_learning_signal
 from dreamgym_lg.types import Trajectory
 
 CHECKPOINT = "training.pt"
@@ -168,7 +168,7 @@ class PolicyLearner:
             torch.cuda.set_device(model.device)  # each thread has its own current device
         try:
             parts = self._parts(groups)
-            share = sum(map(teaches, groups)) / len(groups) if self.COMPARES else 1.0
+            share = sum(map(has_learning_signal, groups)) / len(groups) if self.COMPARES else 1.0
             metrics = {"trainable_tokens": float(tokens), "skipped": float(not parts), **self._steps(parts, share)}
             progress = {"iteration": (number := self.iteration + 1), "metrics": metrics}
             if number % self._save_every == 0 or not (self.path / CHECKPOINT).exists():

@@ -17,7 +17,7 @@ from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
-from dreamgym_lg.learner import TrainingRow, learned
+from dreamgym_lg.learner import TrainingRow, sft_row
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.replay import Replayed, Script, replay
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -50,7 +50,7 @@ def tokenize(
                 dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
                 reply = replied(tokenizer, prefixes, request, dialect.written(message), end)
                 recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
-        rows += [learned(segment) for segment in recorder.segments()]
+        rows += [sft_row(segment) for segment in recorder.segments()]
     return rows
 
 
@@ -145,4 +145,4 @@ def replayed_rows(
         raise ConfigurationError(f"{text}; there is nothing to fine-tune a policy on: record traces with this graph")
     if misfits:
         logger.warning("%s; they are left out", text)
-    return [learned(segment) for each in replayed if each.misfit is None for segment in each.segments]
+    return [sft_row(segment) for each in replayed if each.misfit is None for segment in each.segments]

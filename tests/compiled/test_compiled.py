@@ -233,9 +233,9 @@ def test_a_hostile_module_tells_the_experience_model_nothing_but_texts(known: st
     folder = tmp_path / "world"
     shutil.copytree(compiled[0], folder)
     with (folder / "world.py").open("a") as module:
-        module.write(f"\nimport runtime\nruntime.Module.known = lambda *_, **__: {known}\n")
+        module.write(f"\nimport runtime\nruntime.Module.lookups = lambda *_, **__: {known}\n")
     with pytest.raises(ProcessLost, match="something else than look-ups"):
-        Compiled(folder).known(Episode(task=TRAJECTORIES[0].task, action=render_call("ship", {"order_id": "K1"})))
+        Compiled(folder).lookups(Episode(task=TRAJECTORIES[0].task, action=render_call("ship", {"order_id": "K1"})))
 
 
 def test_a_state_forgets_what_a_call_may_have_changed() -> None:

@@ -442,7 +442,7 @@ def test_advice_says_what_second_tries_would_imitate() -> None:
 
 def test_nobody_is_advised_to_train_where_drawn_tasks_lost_a_tool(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "conclude", lambda *_: advice.Advice("train", "it may add"))
-    monkeypatch.setattr(advice, "lost_tools", lambda *_: ["refund"])
+    monkeypatch.setattr(advice, "underrepresented_tools", lambda *_: ["refund"])
     work = make()
     (work.out / "settings.json").unlink()
     work.settings = replace(work.settings, **{**NUMBERS, "real_budget": 0, "max_false_success": None})

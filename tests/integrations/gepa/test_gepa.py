@@ -31,7 +31,7 @@ from dreamgym_lg.actions import parse_call
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.dream.parts import Answer, Episode
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.production.export import read_manifest
 from dreamgym_lg.production.prompts import load_prompts, with_prompts
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
@@ -310,7 +310,7 @@ def test_the_command_line_improves_prompts_and_langgraph_json_names_the_agent_wi
     file = tmp_path / "project" / "my_desk.py"
     file.parent.mkdir()
     file.write_text(DESK.format(here=str(Path(__file__).parent), out=str(tmp_path / "run")))
-    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.own_policy", lambda model, graph: given_or_own(model, graph))
+    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.resolve_policy", lambda model, graph: given_or_own(model, graph))
     arguments = ["train", f"{file}:gym", "--reflection", "test:teacher", "--out", str(tmp_path / "exported")]
     done = CliRunner().invoke(app, arguments)
     output = " ".join(done.output.split())
@@ -347,15 +347,15 @@ def test_the_policy_decides_what_is_trained_and_a_line_says_why(tmp_path: Path, 
             with pytest.raises(ConfigurationError, match=f"the policy {name} cannot be trained, its weights are elsewhere"):
                 work.train(policy, **options)
         assert not lines, "nothing is said of a choice that was not made"
-    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.own_policy", lambda model, graph: given_or_own(model, graph))
+    monkeypatch.setattr("dreamgym_lg.integrations.gepa.learner.resolve_policy", lambda model, graph: given_or_own(model, graph))
     assert work.train(policy, reflection=Teacher(), episodes=90).scores[1] == 1
     assert lines[0] == f"learner gepa: the weights of {name} are elsewhere"
 
 
 def given_or_own(model: Any, graph: Any) -> Any:
-    """`own_policy`, which knows two models by names."""
+    """`resolve_policy`, which knows two models by names."""
     known = {"test:teacher": Teacher, "openai:gpt-5.4-mini": Clerk}
-    return known[model]() if isinstance(model, str) else own_policy(model, graph)
+    return known[model]() if isinstance(model, str) else resolve_policy(model, graph)
 
 
 # --- the budget --------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from dreamgym_lg import DreamGym, ReplayBuffer, Settings, load_policy, with_policy
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnavailable, ServersUnavailable
-from dreamgym_lg.experiment.experience_models import own_policy
+from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.integrations.tinker.learner import TinkerLearner
 from dreamgym_lg.integrations.tinker.policy import TinkerChatModel
 from dreamgym_lg.learner import group_credit
@@ -147,7 +147,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", no_tinker)
     with pytest.raises(MissingDependency, match=r"tinker is not installed; .*\[tinker\]"):
-        own_policy("tinker:Qwen/Qwen3-8B", None)
+        resolve_policy("tinker:Qwen/Qwen3-8B", None)
 
 
 def test_replies_are_recorded_token_by_token(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl import shared_prefix as module
 from dreamgym_lg.integrations.trl.sft import train_sft
 from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix, shared_tokens
-from dreamgym_lg.learner import learned
+from dreamgym_lg.learner import sft_row
 from dreamgym_lg.types import Segment
 
 SHARED = list(range(10, 10 + 2 * MIN_SHARED_TOKENS))
@@ -92,7 +92,7 @@ def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
     rows = []
     for i in range(4):
         ids, own = [*SHARED, 5 + i, *range(100, 110 + i)], [*[0] * len(SHARED), 1, 0, 0, 0, *[1] * (7 + i)]
-        rows.append(learned(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0)))
+        rows.append(sft_row(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0)))
 
     def trained() -> torch.Tensor:
         model = model_of(tokenizer)
