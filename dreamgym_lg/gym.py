@@ -15,7 +15,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import evaluation, gate
 from dreamgym_lg.experiment.advice import Advice
-from dreamgym_lg.experiment.agent_world import AgentWorld, check_tasks
+from dreamgym_lg.experiment.agent_arguments import check_tasks
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.imitation import BASELINES

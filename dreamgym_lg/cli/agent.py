@@ -115,8 +115,9 @@ def doctor(
 def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]", dict[str, str]]:
     """Load the agent and try one episode: its findings and system prompts. Behind the wall it is loaded there first."""
     from dreamgym_lg.simulate import SimulatedAgent
-    from dreamgym_lg.simulate.doctor import Part, TrialPolicy, examine, try_out
+    from dreamgym_lg.simulate.doctor import Part, examine
     from dreamgym_lg.simulate.episode import input_hint, required_context
+    from dreamgym_lg.simulate.trial import TrialPolicy, try_out
     from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
     from dreamgym_lg.user_code import load_agent
 

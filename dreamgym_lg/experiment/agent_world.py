@@ -1,9 +1,8 @@
 """`AgentWorld`: an unmodified LangGraph agent as the world of an experiment."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,39 +12,42 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.responder import compiled_dream
-from dreamgym_lg.curriculum.task_generator import ChatTaskGenerator, TaskChecks, TaskGenerator
+from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
 from dreamgym_lg.dream import Dream, Model, Recorded, References, Schemas, User, usual_dream
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.agent_arguments import (
+    argument_names,
+    check_arguments,
+    check_dream,
+    resolve_isolation,
+    to_task_generator,
+)
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.hosted import load_chat_model
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
-from dreamgym_lg.simulate import Allow, SimulatedAgent
+from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.agent import ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import EpisodeOptions, check_context
+from dreamgym_lg.simulate.episode import check_context
 from dreamgym_lg.simulate.models import check_provider_tools
 from dreamgym_lg.simulate.object_graph import simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay, warn_of
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation, limits_of_wall, missing_for_wall, promises_of
+from dreamgym_lg.simulate.wall.wall import Isolation, promises_of
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 from dreamgym_lg.user_code import load_agent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 class AgentWorld(World):
@@ -113,10 +115,11 @@ class AgentWorld(World):
         **options: Any,
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
-        _check_arguments(tasks, writes, functions, options)
-        _check_dream(dream, user, verify_dream)
-        self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
-        self.isolation = _isolation(isolation, graph)
+        names = signature(AgentWorld).parameters.keys() - {"graph", "options"}
+        check_arguments(tasks, writes, functions, options, names=names)
+        check_dream(dream, user, verify_dream)
+        self._generator, self._checks = to_task_generator(task_generator), TaskChecks([], evaluation=[])
+        self.isolation = resolve_isolation(isolation, graph)
         self.payload, self.options = payload, options
         self._workers: Workers | None = None
         if self.isolation == "process":
@@ -131,7 +134,7 @@ class AgentWorld(World):
         self.user = dream.user if dream is not None else user
         self.user_real = user_real or self.user
         self._index: tuple[ReplayBuffer, TraceIndex] | None = None
-        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream, relative_judge)
+        self.arguments = argument_names({"payload": payload, "verify_dream": verify_dream}, dream, relative_judge)
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
@@ -315,92 +318,6 @@ def dream_of_traces(
         if each.refusal:
             say(f"    {each.tool} is not among them: {each.refusal} ({Path(folder) / 'REPLAY.md'})")
     return compiled_dream(folder, index, user=world.user, model=model)
-
-
-def _arguments(functions: Mapping[str, Any], dream: Dream | None, relative_judge: bool) -> dict[str, object]:
-    """Names of the functions and parts that decide a dreamed episode and its reward."""
-    names: dict[str, object] = {
-        key: getattr(getattr(function, "func", function), "__name__", type(function).__name__)
-        for key, function in functions.items()
-        if function is not None
-    }
-    if dream is not None:
-        names["dream"] = [part.name for part in (*dream.responders, dream.user, *dream.judges) if part is not None]
-    if relative_judge:
-        names["relative_judge"] = True
-    return names
-
-
-def _isolation(chosen: str | None, graph: object) -> Isolation:
-    if chosen not in (None, "process", "guard"):
-        raise ConfigurationError(f"isolation={chosen!r}: give 'process' or 'guard'")
-    if chosen == "process" and not isinstance(graph, str):
-        raise ConfigurationError(
-            f"isolation='process' of a {type(graph).__name__}, which cannot leave this process: give where it is written, "
-            "'FILE.py:NAME' or 'package.module:NAME'"
-        )
-    if chosen == "process":
-        return "process"
-    if chosen is None and isinstance(graph, str):
-        if not (missing := missing_for_wall()):
-            for limit in limits_of_wall():
-                logger.warning("the wall on this machine: %s", limit)
-            return "process"
-        logger.warning("no wall here, which needs %s: dreams are played under the guard", "; and ".join(missing))
-    _say_guard()
-    return "guard"
-
-
-@cache
-def _say_guard() -> None:
-    """Once for this process."""
-    logger.warning("isolation='guard' %s; an agent given as 'FILE.py:NAME' is played behind a wall of the kernel", GUARD_LIMITS)
-
-
-def _check_arguments(
-    tasks: Sequence[Task], writes: Collection[str] | None, functions: Mapping[str, object], options: Mapping[str, Any]
-) -> None:
-    """Raise `ConfigurationError` for arguments of `AgentWorld` that are unknown or of a wrong kind."""
-    for name in sorted(set(options) - _OPTIONS):
-        named = signature(AgentWorld).parameters.keys() - {"graph", "options"}
-        raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, *named})
-    for name, names in {"writes": writes, **options}.items():
-        if name in ("writes", "pass_through", "simulate_nodes", "route") and isinstance(names, str):
-            raise ConfigurationError(f"{name}={names!r}: give a list of names")
-    if not isinstance(options.get("allow"), Allow | None):
-        raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
-    check_tasks(tasks)
-    if twice := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
-        raise ConfigurationError(f"tasks= has {len(twice)} ids more than once, such as {twice[0]!r}: give each task once")
-
-
-def _check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | None) -> None:
-    """Raise `ConfigurationError` for a second user, and for a user whose conversations nobody judges."""
-    if dream is None:
-        return
-    if user is not None:
-        raise ConfigurationError("user= would never talk, as dream= brings its own: give it to the Dream, Dream(..., user=)")
-    if dream.user is not None and not dream.judges and verify_dream is None:
-        raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
-
-
-def check_tasks(tasks: Iterable[Task]) -> None:
-    """Raise `ConfigurationError` unless each is a `Task`."""
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task, such as those of DreamGym.tasks('test')")
-
-
-def _to_task_generator(generator: object) -> TaskGenerator | None:
-    model = load_chat_model(generator) if isinstance(generator, str) else generator
-    if isinstance(model, BaseChatModel):
-        return ChatTaskGenerator(model)
-    if model is None or callable(model):
-        return model
-    raise ConfigurationError(f"task_generator={generator!r}: give a chat model or its name, a TaskGenerator, or None")
 
 
 class _OwnTools(Environment):

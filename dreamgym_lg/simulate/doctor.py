@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -14,19 +14,13 @@ from typing import Any, Literal, NamedTuple
 from langchain_core.caches import BaseCache
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.tool import tool_call
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
-from pydantic import PrivateAttr
 
 from dreamgym_lg.actions import parse_call, tool_schemas
-from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError
-from dreamgym_lg.rollout import Agent
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import check_names
 from dreamgym_lg.simulate.object_graph import (
     body,
@@ -41,7 +35,7 @@ from dreamgym_lg.simulate.object_graph import (
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, returns_command, state_update
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import UNKNOWN, ToolUse, find_tool_uses
-from dreamgym_lg.types import Act, StepResult, Task, Trajectory
+from dreamgym_lg.types import Trajectory
 from dreamgym_lg.user_code import users
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
@@ -315,96 +309,3 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
         advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)
-
-
-async def try_out(agent: Agent) -> tuple[list[Part], dict[str, str]]:
-    """Play one dreamed episode with a `TrialPolicy`: what the agent really did, its system prompts.
-
-    Each tool is called once and answers as its types say. Code that this does not reach is not reported. Raises
-    `ConfigurationError` if the agent cannot be loaded.
-    """
-    acts, prompts, error = list[Act](), dict[str, str](), None
-    context = EpisodeContext(environment=_TrialEnvironment())
-    try:
-        async for state in agent.astream({"task": _TASK}, None, context=context, stream_mode="values"):
-            acts, prompts = state.get("acts", acts), state.get("prompts", prompts)
-    except ConfigurationError:
-        raise
-    except Exception as failure:
-        error = failure
-    stopped = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
-    if isinstance(error, AccessBlocked) and not stopped:
-        stopped = [Part("code", "the tried episode", "stopped", str(error))]
-    elif error is not None and not stopped:
-        raising = next((act for act in acts if act.kind == "raised"), None)
-        place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
-        said = f"{text}; the agent was given a message alone, and tools that say nothing"
-        stopped = [Part("code", place, "raised", said)]
-    return stopped, prompts
-
-
-_TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
-_FIX = "move it into a tool, allow its hosts and paths, or name the node in simulate_nodes"
-
-
-class TrialPolicy(BaseChatModel):
-    """Calls each tool once, and then answers."""
-
-    _called: set[str] = PrivateAttr(default_factory=set)
-
-    @property
-    def _llm_type(self) -> str:
-        return "dreamgym-trial"
-
-    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
-        schema = kwargs.get("response_format", {}).get("json_schema", {}).get("schema")
-        message = AIMessage("done" if schema is None else json.dumps(example(schema)))
-        functions = {each["function"]["name"]: each["function"] for each in kwargs.get("tools", ())}
-        forced = [kwargs["tool_choice"]] if kwargs.get("tool_choice") in functions else []
-        if name := next(iter([*forced, *(each for each in functions if each not in self._called)]), None):
-            self._called.add(name)
-            arguments = example(functions[name].get("parameters") or {"type": "object"})
-            message.tool_calls = [tool_call(name=name, args=arguments, id=f"call-{len(messages)}")]
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class _TrialEnvironment(Environment):
-    """Answers each call with the smallest value that its tool may return."""
-
-    def reset(self, task: Task) -> str:
-        self._returns = dict[str, Any]()
-        return task.instruction
-
-    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._returns = {each["function"]["name"]: each["function"].get("returns") for each in tools}
-
-    def step(self, action: str) -> StepResult:
-        if (call := parse_call(action)) is None:
-            return StepResult("", 0.0, True, False, {})
-        schema = {"type": "object"} if call.name.startswith("node:") else self._returns.get(call.name)
-        return StepResult("ok" if schema is None else json.dumps(example(schema)), 0.0, False, False, {})
-
-
-def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, within: Sequence[str] = ()) -> Any:
-    """A small value of a JSON schema. Args: `within`, names of the definitions that it is a part of; trees end there."""
-    definitions = definitions or schema.get("$defs", {})
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return {} if name in within else example(definitions[name], definitions, (*within, name))
-    for key in ("default", "const", "enum", "examples"):
-        if key in schema:
-            return schema[key][0] if key in ("enum", "examples") else schema[key]
-    if "allOf" in schema:
-        return example({name: value for part in schema["allOf"] for name, value in part.items()}, definitions, within)
-    if options := schema.get("anyOf") or schema.get("oneOf"):
-        others = [each for each in options if each.get("$ref", "").rpartition("/")[2] not in within]
-        return example((others or options)[0], definitions, within)
-    kind = schema.get("type", "string")
-    kind = kind if isinstance(kind, str) else kind[0]
-    if kind == "object":
-        fields = schema.get("properties", {})
-        return {name: example(fields[name], definitions, within) for name in schema.get("required", ())}
-    if kind == "array":
-        return [example(schema.get("items", {}), definitions, within) for _ in range(schema.get("minItems", 0))]
-    numbers = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1.0)}
-    return {**numbers, "boolean": True, "null": None}.get(kind, "example")

@@ -17,10 +17,10 @@ from pydantic import BaseModel
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.call_order import CallOrder
 from dreamgym_lg.simulate.context import ContextEpisode, EpisodeBroken, in_episode, set_var
 from dreamgym_lg.simulate.conversation import NextPayload
-from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by, runs_in_dream
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.tasks import first_observation

@@ -22,6 +22,7 @@ from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import episode_tracing
+from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.context import (
     Args,
     Blocked,
@@ -47,7 +48,7 @@ from dreamgym_lg.simulate.conversation import (
 )
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingStep, check_names
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
-from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
+from dreamgym_lg.simulate.guard import Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.types import StepResult, Task

@@ -27,7 +27,7 @@ from dreamgym_lg.experiment.workspace import Workspace, logger
 from dreamgym_lg.hosted import APART, Hosted, name_of
 from dreamgym_lg.production.prompts import Changes, components, difference, export_prompts, with_prompts
 from dreamgym_lg.rollout import check_played
-from dreamgym_lg.simulate.doctor import TrialPolicy, try_out
+from dreamgym_lg.simulate.trial import TrialPolicy, try_out
 from dreamgym_lg.types import Task, Trajectory, is_missing
 
 try:

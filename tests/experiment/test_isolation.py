@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from dreamgym_lg import DreamGym, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import agent_world
+from dreamgym_lg.experiment import agent_arguments
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.wall import kernel
@@ -161,7 +161,7 @@ def test_a_model_whose_own_tools_run_at_its_provider_is_played_in_no_dream(own: 
 def test_an_object_is_guarded_and_what_that_cannot_promise_is_said_once(
     app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent_world._say_guard.cache_clear()
+    agent_arguments._say_guard.cache_clear()
     graph = load_agent(f"{app}:graph")
     with caplog.at_level(logging.WARNING):
         worlds = [AgentWorld(graph), AgentWorld(graph), AgentWorld(f"{app}:graph", isolation="guard")]

@@ -26,7 +26,8 @@ from zoo.policy import policy_for
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import SimulatedAgent, doctor, examine, simulated
-from dreamgym_lg.simulate.doctor import Examination, Part, TrialPolicy, example, try_out
+from dreamgym_lg.simulate.doctor import Examination, Part
+from dreamgym_lg.simulate.trial import TrialPolicy, example, try_out
 
 MADE_AT_RUN_TIME = {
     "tool_made_in_node": {"made in only"},

@@ -24,7 +24,7 @@ from worlds import dreamed, node_of
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import SimulatedAgent, examine
-from dreamgym_lg.simulate.doctor import TrialPolicy, try_out
+from dreamgym_lg.simulate.trial import TrialPolicy, try_out
 
 CAUTIOUS = {"descriptor", "truncated", "shell_descriptor"}
 """They hold an open file or process, which could be written to unseen; what they do with its number is stopped."""

@@ -20,7 +20,7 @@ from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
-from dreamgym_lg.simulate.guard import Allow
+from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.wall.resources import remove_stale_scratch
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker

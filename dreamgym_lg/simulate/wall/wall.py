@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.guard import Allow, host_and_port
+from dreamgym_lg.simulate.allow import Allow, host_and_port
 from dreamgym_lg.simulate.wall import kernel
 
 Isolation = Literal["process", "guard"]

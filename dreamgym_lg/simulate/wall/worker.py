@@ -37,8 +37,8 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
+from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.context import serve_givers
-from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.remote_episode import (
     Parent,
     ParentEnvironment,
