@@ -127,6 +127,15 @@ def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a
         reproduce.tables.write_tables(tmp_path)
 
 
+def test_the_stored_results_are_those_of_the_stored_cells(reproduce: Any, tmp_path: Path) -> None:
+    stored = FOLDER / "results"
+    for file in stored.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert reproduce.tables.write_tables(tmp_path).read_text() == (stored / "RESULTS.md").read_text()
+    picture = (tmp_path / "success.svg").read_text()
+    assert picture == (stored / "success.svg").read_text() and "second tries, in the dream" in picture
+
+
 def call(*arguments: str) -> str:
     done = subprocess.run([sys.executable, FOLDER / "run.py", *arguments], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

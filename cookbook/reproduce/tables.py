@@ -1,4 +1,7 @@
-"""RESULTS.md from the figures of finished cells: the rows of an honest proof, intervals over seeds, paired tests."""
+"""RESULTS.md from the figures of finished cells: the rows of an honest proof, intervals over seeds, paired tests, a picture.
+
+Run: python cookbook/reproduce/tables.py   (`run.py` does after each cell)
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import style
+from matplotlib.figure import Figure
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.report.curves import DREAM, FAINT, REAL, STYLE
 from dreamgym_lg.statistics import wilson
 
 Figures = Mapping[str, Any]
@@ -106,7 +112,7 @@ def title_of(cell: Figures) -> str:
 
 
 def write_tables(folder: Path) -> Path:
-    """Write RESULTS.md beside the figures in `folder`. Raises `ConfigurationError` for a damaged file."""
+    """Write RESULTS.md and success.svg beside the figures in `folder`. Raises `ConfigurationError` for a damaged file."""
     cells = []
     for file in sorted(folder.glob("*.json")):
         try:
@@ -114,10 +120,45 @@ def write_tables(folder: Path) -> Path:
         except ValueError as error:
             raise ConfigurationError(f"{file} is damaged ({error}): delete it and run its cell again") from error
     lines = ["# Results", "", f"Made from the {len(cells)} finished cells in this folder by `run.py`; do not edit.", "", NOTE]
-    for world in dict.fromkeys(cell["world"] for cell in cells):
-        lines += [f"## {world}", "", *_world([cell for cell in cells if cell["world"] == world])]
+    worlds = {
+        name: [cell for cell in cells if cell["world"] == name] for name in dict.fromkeys(cell["world"] for cell in cells)
+    }
+    if cells:
+        draw_success(worlds, folder / "success.svg")
+        lines += ["![Success of every row, greedy where it was played](success.svg)", ""]
+    for world, own in worlds.items():
+        lines += [f"## {world}", "", *_world(own)]
     (written := folder / "RESULTS.md").write_text("\n".join(lines))
     return written
+
+
+def draw_success(worlds: Mapping[str, Sequence[Figures]], file: Path) -> None:
+    """A panel for each world: success of every row with its interval, and a small dot for each seed. As an SVG."""
+    panels = {world: _shown(cells) for world, cells in worlds.items()}
+    heights = [len(rows) for rows in panels.values()]
+    with style.context(["default", {**STYLE, "svg.hashsalt": "success", "svg.fonttype": "none"}]):
+        figure = Figure(figsize=(11, 1.3 * len(heights) + 0.5 * sum(heights)), layout="constrained")
+        places = figure.subplots(len(heights), squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+        for axes, (world, rows) in zip(places, panels.items(), strict=True):
+            seeds = max(map(len, rows.values()))
+            axes.set(title=f"{world}: {seeds} seed{'s' * (seeds > 1)}")
+            axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), yticklabels=rows)
+            axes.grid(axis="x")
+            for place, (title, outcomes) in enumerate(rows.items()):
+                color = FAINT if title in BASELINES.values() else REAL if title.endswith(", real") else DREAM
+                mean = _success(outcomes)
+                axes.plot([mean.low, mean.high], [place] * 2, color=color, lw=3, solid_capstyle="butt")
+                axes.plot(mean.value, place, "o", ms=11, color=color)
+                of_seeds = [np.mean(list(tasks.values())) for tasks in outcomes.values()]
+                axes.plot(of_seeds, [place + 0.28] * len(of_seeds), "o", ms=4, color=color)
+        places[-1].set_xlabel("share of held-out tasks solved in the real environment")
+        figure.savefig(file, metadata={"Date": None})
+
+
+def _shown(cells: Sequence[Figures]) -> dict[str, Outcomes]:
+    """The rows of a picture: greedy, else sampled where that was not played."""
+    rows = {**rows_of(cells, "sampled"), **rows_of(cells, "greedy")}
+    return {title: rows[title] for title in sorted(rows, key=_place)}
 
 
 def _world(cells: Sequence[Figures]) -> list[str]:
@@ -153,3 +194,7 @@ def _success(outcomes: Outcomes) -> Estimate:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)] + [""]
+
+
+if __name__ == "__main__":
+    print(write_tables(Path(__file__).parent / "results"))
