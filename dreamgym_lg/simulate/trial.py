@@ -1,4 +1,4 @@
-"""One tried episode of an agent: each tool called once, in a dream that answers as its types say."""
+"""One tried episode of an agent: each tool is called once and answers as its types say."""
 
 import json
 from collections.abc import Mapping, Sequence
