@@ -6,6 +6,7 @@ from typing import Any
 _THOUGHT = re.compile(r"<(think|thinking|thought)>.*?</\1>|\[THINK\].*?\[/THINK\]", re.DOTALL)
 _OPENED_BEFORE = re.compile(r"\A.*?(?:</(?:think|thinking|thought)>|\[/THINK\])", re.DOTALL)
 _CUT_OFF = re.compile(r"\A\s*(?:<(?:think|thinking|thought)>|\[THINK\]).*", re.DOTALL)
+OPENINGS = ("<think>", "<thinking>", "<thought>", "[THINK]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -20,6 +21,20 @@ def split_thought(text: str) -> tuple[str, str]:
         thoughts += [match[0] for match in pattern.finditer(answer)]
         answer = pattern.sub("", answer)
     return ("".join(thoughts), answer.strip()) if thoughts else ("", text)
+
+
+def opened_thought(prompt: str) -> str:
+    """The opening of a thought that a prompt ends with; else "". The reply goes on in that thought."""
+    return next((opening for opening in OPENINGS if prompt.rstrip().endswith(opening)), "")
+
+
+def split_reply(text: str, prompt: str, *, unfinished: bool) -> tuple[str, str]:
+    """As `split_thought`, for a reply to a prompt that may have opened the thought.
+
+    Args: `unfinished`, True for a reply that goes on or was cut off; one that ends without ending a thought is all answer.
+    """
+    opened = opened_thought(prompt) if unfinished or _OPENED_BEFORE.match(text) else ""
+    return split_thought(opened + text)
 
 
 def clean(value: Any) -> Any:

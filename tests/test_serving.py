@@ -28,6 +28,10 @@ pytestmark = pytest.mark.slow
 
 CALL = '<tool_call>\n{"name": "book", "arguments": {"city": "Rome"}}\n</tool_call>'
 ASKED = "Book a room in Rome."
+RECORD: dict[str, Any] = {
+    **{"policy_version": "ab12", "base_model": "tiny", "training": None, "experience_model": None, "evaluation": []},
+    **{"data": {"trajectories": 0, "steps": 0, "sha256": ""}, "versions": {"dreamgym-lg": "0.1.0"}},
+}
 AGENT = '''
 from langchain.agents import create_agent
 from langchain_core.tools import tool
@@ -75,13 +79,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_sft(model, rows * 50, steps=50, batch_size=2, learning_rate=5e-3, seed=0)
     home = tmp_path_factory.mktemp("serving")
     (home / "my_app.py").write_text(AGENT)
-    record = {
-        **{"policy_version": "ab12", "base_model": "tiny", "training": None, "experience_model": None, "evaluation": []},
-        **{"data": {"trajectories": 0, "steps": 0, "sha256": ""}, "versions": {"dreamgym-lg": "0.1.0"}},
-    }
     policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=60)
     agent = {"path": f"{home / 'my_app.py'}:graph", "route": None, "pass_through": []}
-    export_policy(policy, home / "mine", provenance=record, agent=agent)
+    export_policy(policy, home / "mine", provenance=RECORD, agent=agent)
     return home / "mine"
 
 
@@ -169,6 +169,34 @@ def test_tool_calls_come_back_through_both_clients(exported: Path) -> None:
         messages = create_agent(model, [book]).invoke({"messages": [("human", ASKED)]})["messages"]
         assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
         assert messages[2].text == "A real room." and messages[3].text == "It is booked."
+
+
+def test_adapters_in_a_moved_folder_are_served_as_load_policy_samples_them(tmp_path: Path) -> None:
+    """With the variables of the chat template, too."""
+    import openai
+    import torch
+
+    from dreamgym_lg.integrations.trl.adapters import adapt
+
+    tokenizer = create_tokenizer([ASKED], vocab_size=320)
+    tokenizer.chat_template = "{{ tone }}" + tokenizer.chat_template
+    model = create_model(tokenizer, hidden_size=64, layers=2, max_tokens=1024)
+    adapt(model)
+    for name, value in model.named_parameters():
+        torch.nn.init.normal_(value, std=0.3) if "lora_B" in name else None
+    variables = {"chat_template_kwargs": {"tone": "Kindly. " * 9}}
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=20, **variables)
+    export_policy(policy, tmp_path / "mine", provenance=RECORD)
+    moved, port = (tmp_path / "mine").rename(tmp_path / "moved"), free_port()
+    said = load_policy(moved).invoke(ASKED)
+    command = (sys.executable, "-m", "dreamgym_lg.cli.app", "serve", str(moved), "--port", str(port), "--device", "cpu")
+    with running(*command, cwd=moved, port=port, health="/health") as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+        answer = client.chat.completions.create(
+            model="moved", messages=[{"role": "user", "content": ASKED}], max_completion_tokens=20
+        )
+    assert answer.choices[0].message.content == said.text
+    assert answer.usage is not None and answer.usage.prompt_tokens == said.usage_metadata["input_tokens"]
 
 
 @contextmanager

@@ -59,10 +59,22 @@ def serve(
         BaseHandler.get_processor_inputs_from_messages = staticmethod(  # as `load_policy` and training render them
             partial(_with_words, BaseHandler.get_processor_inputs_from_messages)
         )
+        ModelManager._load_model = staticmethod(partial(_load, folder, device))
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         template = manifest["sampling"].get("chat_template_kwargs")
         options: dict[str, Any] = {"chat_template_kwargs": json.dumps(template)} if template else {}
         Serve(force_model=folder.name, host=host, port=port, device=device, **options)
+
+
+def _load(folder: Path, device: str, *_: Any, **__: Any) -> Any:
+    """The exported model. transformers finds no base of adapters that is named from their own folder."""
+    from transformers import GenerationConfig
+
+    from dreamgym_lg.integrations.transformers.loading import load_model
+
+    model = load_model(folder, device=device)
+    model.generation_config = GenerationConfig.from_pretrained(folder)  # under adapters it is the base's
+    return model
 
 
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:

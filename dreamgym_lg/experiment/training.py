@@ -88,7 +88,8 @@ def train_policy(
             if not real:
                 work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)
-    kept = work.policy("best") if (work.models / "best").exists() else policy
+    best = (work.models / "best").exists()
+    kept = work.policy("best").model_copy(update=policy.sampling) if best else policy  # older releases kept weights alone
     kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before

@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cache
 from itertools import count
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 logger = logging.getLogger(__name__)
-_loading = threading.Lock()
+LOADING = ThreadPoolExecutor(1)
+"""One thread, so that requests which come together load once: `cache` itself lets each load."""
 
 _SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
 """File types of a model without code of its own: weights, settings, vocabularies."""
@@ -134,12 +135,6 @@ def serve_project(folder: Path, project: Mapping[str, Any], policy: Callable[[Pr
     return served
 
 
-def once(load: Callable[[], Pregel]) -> Pregel:
-    """Load by a cached function, one request after the other. `cache` itself waits for none."""
-    with _loading:
-        return load()
-
-
 @cache
 def _agent() -> Pregel:
     return load_exported(Path(os.environ.get("DREAMGYM_POLICY", ".")))
@@ -147,7 +142,7 @@ def _agent() -> Pregel:
 
 async def agent() -> Any:
     """The exported agent. The server asks for the graph at each run, and allows its loop no loading of models."""
-    return await asyncio.to_thread(once, _agent)
+    return await asyncio.get_running_loop().run_in_executor(LOADING, _agent)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------------
@@ -165,7 +160,7 @@ def _write(
         place = {"tinker": json.loads((draft / TINKER_FILE).read_text())}
     else:
         place = {"parameters": sum(each.numel() for name, each in model.named_parameters() if ".lora_" not in name)}
-        write_model(model, draft, place=folder)
+        write_model(model, draft)
         tokenizer.save_pretrained(draft)
         _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
     _generation_config(policy).save_pretrained(draft)

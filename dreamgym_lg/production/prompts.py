@@ -19,8 +19,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import resolve_policy
 from dreamgym_lg.files import whole_folder
 from dreamgym_lg.production.export import (
+    LOADING,
     check_free,
-    once,
     read_manifest,
     seen_from,
     serve_project,
@@ -153,4 +153,4 @@ def _agent() -> Pregel:
 
 async def agent() -> Any:
     """The agent of exported prompts, for `langgraph dev`; its own model reads them."""
-    return await asyncio.to_thread(once, _agent)
+    return await asyncio.get_running_loop().run_in_executor(LOADING, _agent)

@@ -205,7 +205,7 @@ class _Content:
         elif form in _RESULT:
             self.results.append(_result(block, form))
         elif form in _MEDIA:
-            self.parts.append(_medium(block, form))
+            self.parts.append(_medium(_encoded(block), form))
             self.media = self.media or str(block.get("type") or form)
         elif form in _TEXT:
             self.parts.append(_text(block))
@@ -240,12 +240,19 @@ def _text(block: Mapping[str, Any]) -> str:
     return text
 
 
+def _encoded(value: Any) -> Any:
+    """A block with its bytes as base64, as JSON has them."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return {key: _encoded(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
 def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
     """An image, a file or the like as LangChain writes it. Forms that LangChain's models read anyway stay as they are."""
     if form == "inputimage" and isinstance(block.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": block["image_url"]}}
     if form not in ("inlinedata", "filedata", "blob", "uri"):
-        return {key: b64encode(value).decode() if isinstance(value, bytes) else value for key, value in block.items()}
+        return dict(block)
     inner = _inner(block, _MEDIA)
     mime = str(inner.get("mimeType") or inner.get("mime_type") or "")
     url = next((inner[key] for key in ("fileUri", "file_uri", "uri") if inner.get(key)), None)

@@ -23,6 +23,8 @@ BASE = "base"
 """Subfolder of the base model."""
 ADAPTER = "default"
 """PEFT's name of the adapters that are trained."""
+_BESIDE = f"./{BASE}"
+"""Its path as the adapters name it: from their own folder, so that this can be moved."""
 _CONFIG = "adapter_config.json"
 
 
@@ -46,8 +48,8 @@ def base_of(folder: str | Path) -> str | None:
     config = Path(folder) / _CONFIG
     if not config.is_file():
         return None
-    beside = Path(folder) / BASE
-    return str(beside) if beside.is_dir() else str(json.loads(config.read_text())["base_model_name_or_path"])
+    named, beside = str(json.loads(config.read_text())["base_model_name_or_path"]), Path(folder) / BASE
+    return str(beside) if named == _BESIDE or beside.is_dir() else named
 
 
 def add_adapters(model: PreTrainedModel, folder: str | Path) -> None:
@@ -57,8 +59,8 @@ def add_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     keep_adapters(model, PeftModel.from_pretrained(model, str(folder), config=config, is_trainable=True))
 
 
-def write_model(model: PreTrainedModel, folder: Path, *, place: Path) -> None:
-    """Write a model's weights; adapters in float32 beside their base. Args: `place`, where the folder will be."""
+def write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's weights; adapters in float32 beside their base."""
     if not adapter_layers(model):
         model.save_pretrained(folder)
         return
@@ -67,7 +69,7 @@ def write_model(model: PreTrainedModel, folder: Path, *, place: Path) -> None:
     model.save_pretrained(folder / BASE, state_dict=base)
     write_adapters(model, folder)
     config = json.loads((folder / _CONFIG).read_text())
-    (folder / _CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": str(place.absolute() / BASE)}, indent=2))
+    (folder / _CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": _BESIDE}, indent=2))
 
 
 def write_adapters(model: Any, folder: Path) -> None:
@@ -87,7 +89,7 @@ def save_model(
     Its file `version` names these weights: each time they are written it is another one. Args: `sampling`, of a policy.
     """
     with whole_folder(path, SafetensorError) as draft:
-        write_model(model, draft, place=path)
+        write_model(model, draft)
         tokenizer.save_pretrained(draft)
         if sampling is not None:
             (draft / SAMPLING_FILE).write_text(json.dumps(sampling, indent=2) + "\n")

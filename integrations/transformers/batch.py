@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.attention import can_share, shared_prompt
-from dreamgym_lg.integrations.transformers.call_format import safe_length
+from dreamgym_lg.integrations.transformers.call_format import length_before, safe_length
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate
 from dreamgym_lg.integrations.transformers.prefix_cache import (
     BLOCK,
@@ -23,7 +23,7 @@ from dreamgym_lg.integrations.transformers.prefix_cache import (
     SharedPromptBlocks,
 )
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.text import split_thought
+from dreamgym_lg.text import OPENINGS, split_reply
 
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
 
@@ -201,26 +201,21 @@ def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: in
     return size
 
 
-def stream_settled_text(request: Request, streamed: str, text: str, *, over: bool) -> str:
-    """Stream the new text that cannot change any more; returns all that has been streamed.
+def stream_settled_text(row: Row, text: str) -> None:
+    """Stream the new text of an unfinished reply that cannot change any more. The rest comes with its end.
 
-    Half a character, the beginning of a stop string and a tool call may still change; reasoning is not streamed.
+    Half a character, the beginning of a stop string and a tool call may still change, as may space at the end; reasoning is
+    not streamed.
     """
-    if request.on_text is None or request.is_read_whole:
-        return streamed
-    if not over and text.strip() and "<think>".startswith(text.strip()):
-        return streamed
-    text = split_thought(text)[1]
-    settled = len(text)
-    if not over:
-        starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        settled = len(streamed) if text.endswith("�") else settled - max(starts, default=0)
-    if request.tool_names is not None:
-        settled = min(settled, safe_length(text))
-    if settled <= len(streamed) or not text.startswith(streamed):
-        return streamed
-    request.on_text(text[len(streamed) : settled])
-    return text[:settled]
+    request = row.request
+    if request.on_text is None or request.is_read_whole or text.endswith("�"):
+        return
+    answer = split_reply(text, row.text, unfinished=True)[1].rstrip()
+    length = length_before(answer, (*request.stop, *OPENINGS))
+    settled = answer[: length if request.tool_names is None else min(length, safe_length(answer))]
+    if len(settled) > len(row.streamed) and settled.startswith(row.streamed):
+        request.on_text(settled[len(row.streamed) :])
+        row.streamed = settled
 
 
 def shared_tokens(decoder: Decoder, rows: list[Row]) -> int:
@@ -324,8 +319,8 @@ class Batch:
             return False
         text, cut = request.reply(self.decoder.tokenizer, row.sampled)
         over = ended or cut or len(row.sampled) >= request.max_new_tokens
-        row.streamed = stream_settled_text(request, row.streamed, text, over=over)
         if not over:
+            stream_settled_text(row, text)
             return False
         own, new = self.buffer[:, :, i], self.prompt_end - (len(row.ids) - row.known)
         end = self.decoder.tokenizer.decode(row.sampled[-1:]) if ended else ""

@@ -74,12 +74,16 @@ def parse_reply(text: str, names: frozenset[str]) -> Reply:
 def safe_length(text: str) -> int:
     """The length of an unfinished reply's text that cannot be the beginning of a call."""
     begin = len(text) - len(text.lstrip())
-    if text.startswith("{", begin):
-        return begin
-    first = min((at for marker in MARKERS if (at := text.find(marker)) >= 0), default=-1)
-    if first >= 0:
-        return first
-    return len(text) - max((n for marker in MARKERS for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0)
+    return begin if text.startswith("{", begin) else length_before(text, MARKERS)
+
+
+def length_before(text: str, marks: Iterable[str]) -> int:
+    """The length of an unfinished text before the first of these marks. One that may begin at its end counts."""
+    lengths = [len(text)]
+    for mark in marks:
+        begun = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+        lengths.append(at if (at := text.find(mark)) >= 0 else len(text) - begun)
+    return min(lengths)
 
 
 def _hermes(text: str) -> Iterator[tuple[str, Any]]:

@@ -337,7 +337,7 @@ def _last_chunk(message: AIMessage, streamed: str) -> ChatGenerationChunk:
     ]
     return ChatGenerationChunk(
         message=AIMessageChunk(
-            content=message.text[len(streamed) :] if message.text.startswith(streamed) else "",
+            content=message.text.removeprefix(streamed),
             tool_call_chunks=chunks,
             additional_kwargs=message.additional_kwargs,
             response_metadata=message.response_metadata,

@@ -44,7 +44,7 @@ class Request:
     is_read_whole: bool = False
     """True: the reply is read at its end, and not streamed."""
     on_text: Callable[[str], None] | None = None
-    """Called from the engine's thread with each new piece of text."""
+    """Called from the engine's thread with each new piece of text, but for the last."""
 
     def reply(self, tokenizer: PreTrainedTokenizerBase, sampled: Sequence[int]) -> tuple[str, bool]:
         """The text of a reply, cut before the first stop string. And True if it was cut."""

@@ -40,7 +40,7 @@ from dreamgym_lg.integrations.transformers.call_format import (
 from dreamgym_lg.integrations.transformers.chat_template import ChatTemplate, Message, apply_template, call_id
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
-from dreamgym_lg.text import split_thought
+from dreamgym_lg.text import opened_thought, split_reply
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -167,9 +167,7 @@ class ToolDialect:
         begun = self._tokenizer.decode(generated.prompt_ids[-_TAIL:])
         if self._reader is not None:
             return read_response(self._tokenizer, self._reader, generated.text, prompt=begun, tools=request.tools)
-        unfinished = CLOSE_THOUGHT in generated.text or generated.finish_reason == "length"
-        opened = begun.rstrip().endswith(OPEN_THOUGHT) and unfinished
-        thought, text = split_thought(f"{OPEN_THOUGHT}{generated.text}" if opened else generated.text)
+        thought, text = split_reply(generated.text, begun, unfinished=generated.finish_reason == "length")
         if request.tool_names is None:
             return Reply(text, [], [], _bare(thought))
         return parse_reply(text, request.tool_names)._replace(reasoning=_bare(thought))
@@ -189,13 +187,18 @@ class ToolDialect:
         rendered = rendered_call(self.template, call, ends)
         return rendered[1] if rendered is not None else call_text(call)
 
-    def written(self, message: AIMessage) -> str:
-        """The text that a policy samples for this message. Its own where it did, else as the template writes it."""
+    def written(self, message: AIMessage, request: Request) -> str:
+        """The text that a policy samples for this message. Its own where it did, else as the template writes it.
+
+        Args: `request`, with the conversation before it.
+        """
         if (sampled := self._recall(message)) is None:
             calls = [self.reply(render_call(call["name"], call["args"])) for call in message.tool_calls]
             thought = message.additional_kwargs.get(REASONING)
-            begun = f"{OPEN_THOUGHT}\n{thought}\n{CLOSE_THOUGHT}\n\n" if thought else ""
-            sampled = begun + "\n".join(filter(None, [message.text, *calls]))
+            sampled = "\n".join(filter(None, [message.text, *calls]))
+            if thought:
+                opened = opened_thought(render(self._tokenizer, request))
+                sampled = f"{'' if opened else OPEN_THOUGHT}\n{thought}\n{CLOSE_THOUGHT}\n\n{sampled}".lstrip("\n")
             self._remember(_fingerprint(message), sampled)  # further prompts go on from it
         return sampled
 

@@ -48,7 +48,7 @@ def tokenize(
             if isinstance(message, AIMessage):
                 request = Request((), owner=0, max_new_tokens=0)
                 dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
-                reply = replied(tokenizer, prefixes, request, dialect.written(message), end)
+                reply = replied(tokenizer, prefixes, request, dialect.written(message, request), end)
                 recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
         rows += [sft_row(segment) for segment in recorder.segments()]
     return rows

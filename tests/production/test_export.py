@@ -1,11 +1,15 @@
 """A policy as a folder for production: what is in it, what is not, what of it is refused, and that it samples as before."""
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +21,7 @@ from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory, l
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.production import export
 from dreamgym_lg.production.export import MANIFEST, export_policy, load_exported, read_manifest, write_manifest
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.statistics import wilson
@@ -94,6 +99,20 @@ def sampled(policy: LocalChatModel) -> list[int]:
         policy.invoke("Book a room, and then another.")
     (segment,) = recorder.segments()
     return [id for id, own in zip(segment.token_ids, segment.sampled, strict=True) if own]
+
+
+async def test_requests_that_come_together_load_the_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, both = list[Path](), threading.Barrier(2)
+
+    def load(folder: Path) -> str:
+        loads.append(folder)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # for a second one, which would come now
+        return "graph"
+
+    monkeypatch.setattr(export, "load_exported", load)
+    monkeypatch.setattr(export, "_agent", cache(export._agent.__wrapped__))
+    assert await asyncio.gather(export.agent(), export.agent()) == ["graph"] * 2 and len(loads) == 1
 
 
 # --- the folder ---------------------------------------------------------------------------------------------------------------

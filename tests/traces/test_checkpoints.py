@@ -14,7 +14,7 @@ from dreamgym_lg.traces import load_traces
 WELCOME = ("Thanks!", '{"answer": "You are welcome."}', "")
 
 
-def play(agent, thread: str, *said: str) -> None:
+def play(agent, thread: str, *said: str | list) -> None:
     for text in said:
         agent.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": thread}})
 
@@ -54,6 +54,22 @@ def test_a_checkpointer_itself(kind, make_agent, steps, seen, tmp_path) -> None:
         assert seen(trajectory) == steps and trajectory.success
         if kind == "sqlite":  # while the application has it open
             assert [seen(each) for each in load_traces(tmp_path / "live.sqlite")] == [steps]
+
+
+def test_an_image_held_as_bytes_is_read_and_stored(make_agent) -> None:
+    blocks = [
+        {"type": "image", "mime_type": "image/png", "base64": b"\0\1\2"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b"\0\1\2"}},
+        {"inline_data": {"mime_type": "image/png", "data": b"\0\1\2"}},
+    ]
+    saver = InMemorySaver()
+    play(make_agent(checkpointer=saver), "1", [{"type": "text", "text": "Where to?"}, *blocks])
+    (trajectory,) = load_traces(saver)
+    _, first, second, third = trajectory.task.messages[0]["content"]
+    assert first == third == {"type": "image", "mime_type": "image/png", "base64": "AAEC"}
+    assert second["source"]["data"] == "AAEC"
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend([trajectory])
 
 
 def test_an_agent_whose_messages_are_stored_as_what_each_step_added(make_deep_agent, steps, seen) -> None:

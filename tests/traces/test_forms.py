@@ -275,6 +275,15 @@ FORMS: dict[str, Any] = {
                     "startTime": "2025-01-01T00:00:02Z",
                     "output": "shipped",
                 },
+                {  # the tool is an agent itself: what its model says is no act of this one
+                    "id": "4",
+                    "traceId": "t",
+                    "parentObservationId": "2",
+                    "type": "GENERATION",
+                    "startTime": "2025-01-01T00:00:02.5Z",
+                    "input": [USER, DONE, USER, DONE, USER],
+                    "output": DONE,
+                },
                 {
                     "id": "3",
                     "traceId": "t",

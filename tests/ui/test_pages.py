@@ -285,6 +285,7 @@ def test_older_episodes_follow_until_all_are_seen(client: TestClient, database: 
         ("/group?run=train&iteration=9&task_id=door/1", 404, "no episode of task 'door/1' is stored in iteration 9"),
         ("/episode?id=99", 404, "there is no episode '99'"),
         ("/episode", 404, "there is no episode ''"),
+        ("/..%2f..%2freplay.db", 404, "Not Found"),
         ("/episode?id=x", 400, "id='x' is no number"),
         ("/episodes?iteration=-1", 400, "iteration='-1' is no number"),
         ("/episodes?before=99999999999999999999", 400, "is no number"),
@@ -385,6 +386,21 @@ def test_what_a_run_stores_is_shown_at_once(client: TestClient, database: Path) 
         buffer.add(Trajectory(task=Task(id="new", instruction="Just now.", environment="e"), run="newest"))
         assert client.get("/stamp").text != stamp
         assert "newest" in shown(client, "/") and "Just now." in shown(client, "/episode?id=8")
+
+
+def test_a_buffer_behind_a_link_is_shown_with_what_a_run_has_just_stored(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite keeps it in a log beside the file itself."""
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "replay.db").symlink_to(database)
+    client = TestClient(create_app(linked / "replay.db"), base_url="http://localhost")
+    with ReplayBuffer(database) as buffer:
+        stamp = client.get("/stamp").text
+        buffer.add(Trajectory(task=Task(id="new", instruction="Just now.", environment="e"), run="stored just now"))
+        assert client.get("/stamp").text != stamp
+        monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only mount
+        assert "stored just now" in shown(client, "/")
 
 
 def locked(path: Path) -> sqlite3.Connection:

@@ -54,6 +54,7 @@ def test_a_saved_and_an_exported_policy_are_bit_for_bit_the_trained_one(
     name: LearnerName,
     dtype: torch.dtype,
     play: Callable[..., list[list[Trajectory]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Adapters stand beside their base: merged into bfloat16, most of an update would be rounded away."""
     save_model(model_of(tokenizer), tokenizer, tmp_path / "begun")  # a model cast in memory has cast rotary frequencies, too
@@ -72,8 +73,9 @@ def test_a_saved_and_an_exported_policy_are_bit_for_bit_the_trained_one(
     for loaded in (LocalChatModel.from_path(tmp_path / "policy", max_new_tokens=12), load_policy(tmp_path / "exported")):
         assert torch.equal(log_probs(loaded.model), log_probs(model))
         assert greedy(loaded) == greedy(policy)
-    # other readers find the base by its path; transformers' own rounds adapters to the precision of the base
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    # started in the folder, other readers find the base; transformers' own rounds adapters to the precision of the base
+    monkeypatch.chdir((tmp_path / "exported").rename(tmp_path / "moved"))
+    other = AutoModelForCausalLM.from_pretrained(".")
     assert (log_probs(other) - log_probs(model)).abs().mean() < (1e-6 if dtype == torch.float32 else 0.05)
     assert torch.equal(weights(load_model(tmp_path / "policy" / "base")), base)
 

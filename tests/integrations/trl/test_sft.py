@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from langchain_core.messages import AIMessage
 from tiny_models import create_model, create_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -71,6 +73,19 @@ def test_what_is_learned_is_what_the_policy_reads(tokenizer: PreTrainedTokenizer
     (row,) = tokenize(tokenizer, CONVERSATIONS[:1])
     prompt = tokenizer.apply_chat_template(CONVERSATIONS[0][:2], add_generation_prompt=True, return_dict=False)
     assert row.segment.token_ids[: row.segment.sampled.index(1)] == prompt
+
+
+def test_a_thought_is_opened_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    """By the template, as DeepSeek-R1's, or else by the reply."""
+    opening = deepcopy(tokenizer)
+    opening.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+    asked = {"role": "user", "content": "a plum"}
+    answer = AIMessage("blue", additional_kwargs={"reasoning_content": "it is\nfor it"})
+    for each in (tokenizer, opening):
+        (row,) = tokenize(each, [[asked, answer]])
+        text = "<|assistant|><think>\nit is\nfor it\n</think>\n\nblue<|end|>"
+        assert each.decode(row.segment.token_ids).endswith(f"a plum<|end|>{text}")
+        assert learned(each, row) == [text[len("<|assistant|>" if each is tokenizer else "<|assistant|><think>\n") :]]
 
 
 def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -211,6 +226,22 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     assert all(torch.allclose(both[0][name], both[1][name], atol=1e-5) for name in both[0])
     whole, resumed = measured
     assert list(resumed.losses) == list(range(1, 7)) and resumed.losses == pytest.approx(whole.losses, rel=1e-3)
+
+
+def test_a_training_whose_model_could_not_be_saved_has_lost_no_step(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "SAVE_SECONDS", 0.0)
+    start, rows, steps = tmp_path / "start", tokenize(tokenizer, SHORT), list[int]()
+    save_model(model_of(tokenizer), tokenizer, start)
+    options: dict[str, Any] = {"steps": 3, "batch_size": 2, "checkpoints": tmp_path / "kept"}
+    options["on_step"] = lambda step, loss: steps.append(step)
+    with monkeypatch.context() as full:
+        full.setattr(sft, "save_model", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            fine_tune(start, tmp_path / "to", rows, **options)
+    fine_tune(start, tmp_path / "to", rows, **options)
+    assert steps == [1, 2, 3] and (tmp_path / "to").is_dir() and not (tmp_path / "kept").exists()
 
 
 KILLER = """

@@ -12,8 +12,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl import shared_prefix as module
+from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.sft import train_sft
 from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix, shared_tokens
+from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import sft_row
 from dreamgym_lg.types import Segment
 
@@ -102,6 +104,20 @@ def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
     once = trained()
     monkeypatch.setattr(module, "MIN_SHARED_TOKENS", 10**6)
     assert torch.allclose(once, trained(), atol=1e-4)
+
+
+def test_no_pass_is_too_large_under_checkpointing_where_nothing_is_shared(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first step too, before which the model has sampled."""
+    ids, own = [*SHARED, 5, 6], [*[0] * len(SHARED), 1, 1]
+    rows = [learned(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))] * 4
+    model = model_of(tokenizer).eval()
+    options = StepOptions(loss="likelihood", learning_rate=1e-3, activation_checkpointing=True)
+    trainer = TokenTrainer(model, options, micro_batch_tokens=len(ids))
+    computed = tokens_computed(model, monkeypatch)
+    trainer.step(rows)
+    assert max(computed) <= len(ids)
 
 
 def test_what_is_shared_ends_before_the_first_token_that_is_needed_and_at_the_first_difference(
