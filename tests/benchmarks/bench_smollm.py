@@ -32,7 +32,7 @@ from dreamgym_lg.integrations.trl import token_trainer
 from dreamgym_lg.integrations.trl.adapters import adapt
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.sft import train_sft
-from dreamgym_lg.learner import learned
+from dreamgym_lg.learner import sft_row
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -114,7 +114,7 @@ def main() -> None:
     show("generate", before, cost(lambda: generate(policy, played)))
 
     adapt(model)
-    rows = [learned(segment) for segment in played]
+    rows = [sft_row(segment) for segment in played]
     plain = cost(lambda: plain_step(model, played, tokenizer.pad_token_id))
     steps = 2
 

@@ -17,7 +17,7 @@ from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import StepOptions, precision
 from dreamgym_lg.integrations.trl.sft import train_sft
-from dreamgym_lg.learner import learned
+from dreamgym_lg.learner import sft_row
 from dreamgym_lg.types import Segment, Trajectory
 
 
@@ -106,7 +106,7 @@ def test_half_precision_weights_are_refused(tokenizer: PreTrainedTokenizerFast, 
     with pytest.raises(ConfigurationError, match=f'{dtype}.*load it with dtype="float32"'):
         learner_of(model, tokenizer, tmp_path)
     with pytest.raises(ConfigurationError, match=f'{dtype}.*load it with dtype="float32"'):
-        train_sft(model, [learned(Segment(token_ids=[5, 6], sampled=[0, 1], logprobs=[0.0] * 2, temperature=1.0))], steps=1)
+        train_sft(model, [sft_row(Segment(token_ids=[5, 6], sampled=[0, 1], logprobs=[0.0] * 2, temperature=1.0))], steps=1)
 
 
 class OnGPU:

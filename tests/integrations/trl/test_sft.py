@@ -23,7 +23,7 @@ from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
 from dreamgym_lg.learner import TrainingRow
-from dreamgym_lg.learner import learned as learned_row
+from dreamgym_lg.learner import sft_row
 from dreamgym_lg.types import Segment
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
@@ -92,7 +92,7 @@ def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> N
     """Two answers to one question, one with no weight: only the other is learned."""
     rows = tokenize(tokenizer, [[SHORT[0][0], {"role": "assistant", "content": colour}] for colour in ("red", "blue")])
     model = model_of(tokenizer)
-    weighed = [learned_row(row.segment, weight) for row, weight in zip(rows, (1.0, 0.0), strict=True)]
+    weighed = [sft_row(row.segment, weight) for row, weight in zip(rows, (1.0, 0.0), strict=True)]
     train_sft(model, weighed, steps=30, learning_rate=1e-2)
     policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=8)
     assert policy.invoke("a apple").text == "red"
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_weights(tokenizer: PreTrainedTokenizerFast
 
 
 def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [learned_row(row.segment, 1.0 + number) for number, row in enumerate(tokenize(tokenizer, SHORT))]
+    rows = [sft_row(row.segment, 1.0 + number) for number, row in enumerate(tokenize(tokenizer, SHORT))]
     trained, losses = [], []
     for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
         monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
@@ -146,7 +146,7 @@ def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedToken
 
 def row_of(ids: list[int], *, sampled: int) -> TrainingRow:
     own = [0, *[sampled] * (len(ids) - 1)]
-    return learned_row(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))
+    return sft_row(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -111,7 +111,7 @@ def test_no_pass_is_too_large_under_checkpointing_where_nothing_is_shared(
 ) -> None:
     """In the first step too, before which the model has sampled."""
     ids, own = [*SHARED, 5, 6], [*[0] * len(SHARED), 1, 1]
-    rows = [learned(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))] * 4
+    rows = [sft_row(Segment(token_ids=ids, sampled=own, logprobs=[0.0] * len(ids), temperature=1.0))] * 4
     model = model_of(tokenizer).eval()
     options = StepOptions(loss="likelihood", learning_rate=1e-3, activation_checkpointing=True)
     trainer = TokenTrainer(model, options, micro_batch_tokens=len(ids))
