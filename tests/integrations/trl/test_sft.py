@@ -22,8 +22,7 @@ from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 from dreamgym_lg.integrations.trl.token_trainer import TokenTrainer
-from dreamgym_lg.learner import TrainingRow
-from dreamgym_lg.learner import sft_row
+from dreamgym_lg.learner import TrainingRow, sft_row
 from dreamgym_lg.types import Segment
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
