@@ -37,7 +37,7 @@ class ToolReplay:
     refused: int = 0
     """Calls that the world leaves to the next responder: an unknown entity, or no rule."""
     unknowable: int = 0
-    """Refused calls about an entity that was not looked up before: no rule could answer them."""
+    """Refused calls about an entity that was not looked up before: only a rule without a record could answer them."""
     wrong: int = 0
     difference: str = ""
     """The first wrong answer beside the recorded one."""
