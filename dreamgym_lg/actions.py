@@ -11,6 +11,10 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
 """Keys of which a tool's schema has one, whatever its provider. A tool that runs at the provider has none."""
 
+FREE_TEXT = "__arg1"
+"""LangChain's name for the text that a tool of one text gets, such as an OpenAI custom tool."""
+_FREE_TEXT = {"type": "object", "properties": {FREE_TEXT: {"type": "string"}}, "required": [FREE_TEXT]}
+
 STRUCTURED_RESPONSE = "Returning structured response:"
 """Beginning of LangChain's tool message behind a call that is the agent's answer (`ToolStrategy`)."""
 
@@ -94,16 +98,25 @@ def is_answer(action: str) -> bool:
 def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
     """Tools as function schemas in OpenAI's form. Of LangChain's tools, functions, or any provider's schemas.
 
-    Those that run at the provider, such as a web search, are left out. Raises what LangChain raises for what is no tool.
+    A custom tool of OpenAI is a function of one text. Tools that run at the provider, such as a web search, are left out.
+    Raises what LangChain raises for what is no tool.
     """
     schemas = []
     for tool in tools:
         if isinstance(tool, Mapping) and "name" in tool and "parameters" in tool:  # OpenAI's responses, or a bare function
-            function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
-            schemas.append({"type": "function", "function": function})
-        elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
-            schemas.append(dict(convert_to_openai_tool(tool)))
-    return [schema for schema in schemas if schema["type"] in ("function", "custom")]
+            schemas.append(_function(tool))
+            continue
+        if not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
+            tool = convert_to_openai_tool(tool)
+        if tool.get("type") == "custom":
+            schemas.append(_function({**tool.get("custom", tool), "parameters": _FREE_TEXT}))
+        elif tool.get("type") == "function":
+            schemas.append(dict(tool))
+    return schemas
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool}}
 
 
 def tool_line(function: Mapping[str, Any]) -> str:

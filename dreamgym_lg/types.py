@@ -19,6 +19,8 @@ ActKind = Literal["passed through", "blocked", "raised"]
 """Kind of an event beside the steps. A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access
 that the guard stopped, or an exception of the agent's own that ended the episode."""
 
+TRACES = "traces"
+"""Run name of imported conversations (`load_traces`)."""
 IMPUTED = "imputed"
 """Name of the responder `Imputed` of compiled worlds."""
 DECIDERS: Mapping[str, str] = {

@@ -185,19 +185,28 @@ def import_traces(
         )
         read = list(loaded)
         with ReplayBuffer(to) as buffer:
-            added = buffer.extend(read)
+            before, added = buffer.corrections(), buffer.extend(read)
+            updated = buffer.corrections() - before
             totals = f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps"
             held = sum(task.split != "train" for task in buffer.tasks())  # of a task stored before, the first split stays
     successes, steps = sum(each.success for each in read), sum(len(each.steps) for each in read)
+    corrected = f", {updated:,} updated with another outcome" if updated else ""
     say(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
-        f"{added:,} new in {to}, which now holds {totals}; {held:,} of its tasks are kept for evaluation"
+        f"{added:,} new{corrected} in {to}, which now holds {totals}; {held:,} of its tasks are kept for evaluation"
     )
+    say_folded(loaded.folded)
     if lack := lacking_rewards(len(read), successes, sum(each.has_outcome for each in read)):
         say(lack, "bold")
     say_rejected(loaded.rejected)
     if loaded.rejected and strict:
         raise typer.Exit(1)
+
+
+def say_folded(number: int) -> None:
+    """Say how many traces were left out for longer ones."""
+    if number:
+        say(f"{number:,} left out: longer traces begin with them")
 
 
 def say_rejected(rejected: "Sequence[Rejected]", most: int = 20) -> None:

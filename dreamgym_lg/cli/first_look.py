@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Writes, is_replay_buffer, say_rejected
+from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Writes, is_replay_buffer, say_folded, say_rejected
 from dreamgym_lg.cli.console import errors_shown, say
 from dreamgym_lg.cli.play import show_episode
 from dreamgym_lg.dream import RecordedUser, recorded_user
@@ -87,14 +87,15 @@ def _read(traces: Path) -> list[Trajectory]:
     """Read traces, and say what was read and rejected. Those of another replay buffer have been read before."""
     if is_replay_buffer(traces):
         with ReplayBuffer(traces) as imported:
-            read, rejected = list(imported.trajectories(source="offline")), tuple[Rejected, ...]()
+            read, rejected, folded = list(imported.trajectories(source="offline")), tuple[Rejected, ...](), 0
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # said below
             loaded = load_traces(traces)
-            read, rejected = list(loaded), tuple(loaded.rejected)
+            read, rejected, folded = list(loaded), tuple(loaded.rejected), loaded.folded
     successes, known = sum(each.success for each in read), sum(each.has_outcome for each in read)
     say(f"{len(read)} traces read: {successes} successes, {known - successes} failures")
+    say_folded(folded)
     say_rejected(rejected, 3)
     if lack := lacking_rewards(len(read), successes, known):
         say(lack, "bold")

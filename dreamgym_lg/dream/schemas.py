@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, Tool
 from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE, ToolInvocationError
 from pydantic import ValidationError
 
@@ -27,7 +27,8 @@ class Schemas:
     name, version = "schema", ""
 
     def __init__(self, tools: Sequence[BaseTool] = ()) -> None:
-        self._tools = {tool.name: tool for tool in tools}
+        # of a plain `Tool`, LangChain validates nothing, and the schema is that of its own method
+        self._tools = {tool.name: tool for tool in tools if tool.args_schema or not isinstance(tool, Tool)}
 
     def respond(self, episode: Episode) -> Answer | None:
         if not is_tool_task(episode.task):

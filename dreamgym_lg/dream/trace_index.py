@@ -102,7 +102,7 @@ class TraceIndex:
         """(action) -> the call that it is, in the form in which calls are compared; None for anything else."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
         self._lock = Lock()
-        self._read: tuple[int, int] | None = None
+        self._read: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, traces: "ReplayBuffer | TraceIndex") -> "TraceIndex":

@@ -303,12 +303,16 @@ class RecordedUser(_Behind):
 
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
         """The recorded user's next message; None at the end of the record."""
-        moves = [move for move, _ in _moves(episode.steps)]
+        moves, leaves = [move for move, _ in _moves(episode.steps)], False
         for conversation in self._recorded.get(episode.task.id, ()) if episode.own_traces else ():
             if [move for move, _ in conversation[: len(moves)]] != moves or len(conversation) == len(moves):
                 continue
             if is_answer((step := conversation[len(moves)][1]).action):
-                return None if len(conversation) == len(moves) + 1 else step.next_observation
+                if len(conversation) > len(moves) + 1:
+                    return step.next_observation
+                leaves = True  # unless another recorded user went on
+        if leaves:
+            return None
         if self.inner is not None:
             return self.inner.reply(episode)
         raise PredictionFailed(f"the agent has left the record of task {episode.task.id!r}, whose user is a recorded one")

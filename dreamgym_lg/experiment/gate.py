@@ -61,7 +61,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     # one stored with other figures, or with other writing tools, is measured again
     key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
-    if _is_same(dream, stored) and stored.get("key") == key:
+    if _is_same(work, dream, stored) and stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
     if dream.hosted:
         work.say(f"the gate asks the hosted models of the dream about {_calls(dream, episodes, writes):,} questions")
@@ -69,13 +69,19 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
     judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=count))
-    work.keep_record(RUN, {"key": key, "versions": json.dumps(dream.versions), "judgement": json.dumps(judgement.to_dict())})
+    work.keep_record(RUN, {"key": key, "versions": _versions(work, dream), "judgement": json.dumps(judgement.to_dict())})
     return judgement
 
 
-def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
+def _is_same(work: Workspace, dream: Dream, stored: Mapping[str, Any]) -> bool:
     """True of a record of this very dream. A part without a version, such as code of the user's own, may have been mended."""
-    return dream.versions is not None and stored.get("versions") == json.dumps(dream.versions)
+    return dream.versions is not None and stored.get("versions") == _versions(work, dream)
+
+
+def _versions(work: Workspace, dream: Dream) -> str:
+    """The dream's versions, with the number of corrected outcomes: recorded successes judge by them."""
+    corrected = work.replay_buffer.corrections()
+    return json.dumps(dream.versions and [*dream.versions, *([corrected] if corrected else [])])
 
 
 def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
@@ -109,7 +115,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
-    if resumed and _is_same(dream, work.record(RUN)):
+    if resumed and _is_same(work, dream, work.record(RUN)):
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):

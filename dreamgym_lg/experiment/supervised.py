@@ -17,7 +17,7 @@ from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.workspace import DATA, EXPERIENCE, USER, Workspace
+from dreamgym_lg.experiment.workspace import EXPERIENCE, USER, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.files import write_whole
 from dreamgym_lg.hosted import load_chat_model
@@ -48,13 +48,13 @@ def train_experience_model(
     annotated = _to_annotate(annotator)
     if annotated is not None:
         _annotate(work, work.replay_buffer, annotated)
-    if not (offline := work.offline()):
+    if not work.offline():
         raise ConfigurationError(
             f"{work.out} has no recorded trajectory of the split 'train' to learn from: call collect() first; for a DreamGym, "
             "give a replay buffer with traces (load_traces, `dreamgym import`)"
         )
     work.check_outcomes("an experience model learns from them what to reward")
-    work.keep_record(DATA, {"trajectories": len(offline)})
+    work.keep_data()
     taught, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
     start, edited = start_of(work, model), list[Trajectory]()
     if any(map(ends_with_message, taught)):
@@ -73,10 +73,9 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = work.model_user() or ModelUser(None)
     if work.seconds("experience") is None:
-        work.keep_record(DATA, {"trajectories": len(work.offline())})
-    recorded, held_out = (
-        list(filter(has_user_turns, each)) for each in work.experience_data()
-    )  # the gate goes on with the others
+        work.keep_data()
+    # the gate goes on with the others
+    recorded, held_out = (list(filter(has_user_turns, each)) for each in work.experience_data())
     if not recorded:
         raise ConfigurationError(
             f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "

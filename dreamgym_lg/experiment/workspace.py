@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, get_args
@@ -56,7 +57,7 @@ MIN_CASES = 20
 """Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
 
 DATA = "stage/experience/data"
-"""Record of the number of trajectories that the experience model, or without one the user, was trained from."""
+"""Record of how many trajectories the experience model, or else the user, was trained from; and of the tasks held out."""
 
 
 class Workspace:
@@ -222,7 +223,7 @@ class Workspace:
         episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
         own = {task.environment for split in get_args(Split) for task in self.tasks(split)}
         episodes = [episode for episode in episodes if episode.task.environment in own]
-        before = episodes[: (known := self._known(len(episodes)))]
+        before = episodes[: (known := int(self.record(DATA).get("trajectories", len(episodes))))]
         Random(self.settings.seed).shuffle(before)
         return before + episodes[known:]
 
@@ -238,10 +239,6 @@ class Workspace:
                 "(load_traces), or a `reward` in each row"
             )
 
-    def _known(self, now: int) -> int:
-        """Number of offline trajectories at the training that `DATA` records; `now` before."""
-        return int(self.record(DATA).get("trajectories", now))
-
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.
 
@@ -249,19 +246,17 @@ class Workspace:
         tasks that are not reached: it is trained on no more episodes than its steps take.
         """
         offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        known = self._known(len(offline))
-        outcomes = dict[str, Counter[bool]]()
-        for each in offline[:known]:
-            outcomes.setdefault(each.task.id, Counter())[each.success] += 1
-        held_out, cases = set[str](), Counter[bool]()
-        for number, (task, counts) in enumerate(outcomes.items(), start=1):
-            few = min(cases[True], cases[False]) < MIN_CASES
-            if number <= len(outcomes) * (0.3 if few else 0.1):
-                held_out.add(task)
-                cases += counts
-        trained = [trajectory for trajectory in offline[:known] if trajectory.task.id not in held_out][:needed]
+        before = offline[: int((data := self.record(DATA)).get("trajectories", len(offline)))]
+        number = int(data.get("held_out", _held_out_tasks(before)))
+        held_out = set([*dict.fromkeys(each.task.id for each in before)][:number])
+        trained = [trajectory for trajectory in before if trajectory.task.id not in held_out][:needed]
         tasks = {trajectory.task.id for trajectory in trained}
-        return trained, [each for each in offline[:known] if each.task.id not in tasks] + offline[known:]
+        return trained, [each for each in before if each.task.id not in tasks] + offline[len(before) :]
+
+    def keep_data(self) -> None:
+        """Record what a model is now trained from (`DATA`). Later traces and corrected outcomes leave it held out or not."""
+        self.keep_record(DATA, {"trajectories": len(self.offline())})
+        self.keep_record(DATA, {"held_out": _held_out_tasks(self.offline())})
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that `train_experience` and `train_user` did not take; all, where neither was trained."""
@@ -391,3 +386,12 @@ class Workspace:
         self.model_user()  # a real one sees the same as a dreamed one
         create_environment = self.world.create_environment if dream is None else dream.create_environment
         return self.world.agent(policy, real=dream is None), create_environment
+
+
+def _held_out_tasks(offline: Sequence[Trajectory]) -> int:
+    """The number of tasks, from the first, that `experience_data` holds out."""
+    outcomes = dict[str, Counter[bool]]()
+    for each in offline:
+        outcomes.setdefault(each.task.id, Counter())[each.success] += 1
+    few = sum(min(each[True], each[False]) < MIN_CASES for each in accumulate(outcomes.values()))
+    return max(int(0.1 * len(outcomes)), min(int(0.3 * len(outcomes)), few + 1))

@@ -18,6 +18,7 @@ from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
     WITH_TASK,
     annotation_text,
+    corrections,
     load_metrics,
     load_trajectories,
     sqlite_errors,
@@ -85,9 +86,9 @@ class ReplayBuffer:
         """Store a trajectory with its task, steps and segments, all or nothing.
 
         False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already, so that a crashed run may add
-        its rollouts again. One that is there with an `error` is replaced. A stored task is left as it is, but a train task
-        given as a validation or test one is held out from now on (`add_tasks`). Raises `ConfigurationError` for a new
-        trajectory of a held-out task that is given as a train one.
+        its rollouts again. One that is there with an `error` is replaced, and the outcome of an imported trace is corrected
+        (`corrections`). A stored task is left as it is, but a train task given as a validation or test one is held out from now
+        on (`add_tasks`). Raises `ConfigurationError` for a new trajectory of a held-out task that is given as a train one.
         """
         return self.extend((trajectory,)) == 1
 
@@ -191,12 +192,17 @@ class ReplayBuffer:
         where, values = _where(run=run, source=source, split=split)
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
-    def revision(self) -> tuple[int, int]:
-        """A pair that changes when `real_trajectories` do, by whichever process."""
+    def corrections(self) -> int:
+        """Number of outcomes of imported traces that a later import corrected, in whichever process."""
+        with self._lock, sqlite_errors(self._name):
+            return corrections(self._connection)
+
+    def revision(self) -> tuple[int, int, int]:
+        """Numbers that change when `real_trajectories` do, by whichever process."""
         real = f"SELECT trajectories.id FROM {WITH_TASK} WHERE {_REAL} ORDER BY trajectories.id DESC LIMIT 1"
         sql = f"SELECT coalesce(({real}), 0), (SELECT count(*) FROM tasks WHERE split != 'train')"
         newest, held_out = self._rows(sql, ())[0]
-        return newest, held_out
+        return newest, held_out, self.corrections()
 
     def real_trajectories(self, *, split: Split | None = None) -> Iterator[Trajectory]:
         """Those recorded before training, and those really played on training tasks, that did not fail.

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.text import clean
-from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
+from dreamgym_lg.types import TRACES, Act, Segment, Step, Task, Trajectory
 
 _TASK_FIELDS = tuple(field.name for field in fields(Task))
 _TASK_JSON: Mapping[str, Any] = {"metadata": dict, "goal": dict, "drawn": dict, "tools": list, "messages": list}
@@ -36,23 +37,34 @@ FAILED = "/failed/"
 
 
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
-    """Store trajectories with their tasks; the number stored. One that is there is kept, unless it failed."""
+    """Store trajectories with their tasks; the number stored.
+
+    One that is there is kept, unless it failed. Of a trace the outcome is corrected.
+    """
     tasks = [trajectory.task for trajectory in trajectories]
     store_tasks(connection, tasks)
     _hold_out(connection, tasks)
-    stored: dict[int, Trajectory] = {}
+    stored = 0
     for each in trajectories:
+        if each.run == TRACES:
+            _renew_key(connection, each)
         if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
             id = _store_row(connection, each)
         if id is not None:
             if each.source != "offline":  # a trace of a held-out task is held out with it
                 _check_split(connection, each.task)
-            stored[id] = each
-    steps = [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)]
-    connection.executemany(_insert("steps", "trajectory_id", "position", *_STEP_FIELDS), steps)
-    segments = [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)]
-    connection.executemany(_insert("segments", "trajectory_id", "position", *_SEGMENT_FIELDS), segments)
-    return len(stored)
+            _store_steps(connection, id, each)
+            segments = [(id, position, *_segment_row(one)) for position, one in enumerate(each.segments)]
+            connection.executemany(_insert("segments", "trajectory_id", "position", *_SEGMENT_FIELDS), segments)
+            stored += 1
+        elif each.run == TRACES and each.has_outcome:
+            _correct_outcome(connection, each)
+    return stored
+
+
+def _store_steps(connection: sqlite3.Connection, id: int, each: Trajectory, start: int = 0) -> None:
+    steps = [(id, position, *_step_row(step)) for position, step in enumerate(each.steps)]
+    connection.executemany(_insert("steps", "trajectory_id", "position", *_STEP_FIELDS), steps[start:])
 
 
 def _insert(table: str, *columns: str) -> str:
@@ -81,6 +93,36 @@ def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
         (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
     )
     return changed.rowcount > 0
+
+
+def _renew_key(connection: sqlite3.Connection, each: Trajectory) -> None:
+    """Give a trace stored before 0.1.0 its present key. The outcome was part of it, and a run that goes on imports it again."""
+    text = repr(list(each.steps)) + "".join(step.words for step in each.steps)
+    before = int(sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
+    sql = "UPDATE OR IGNORE trajectories SET rollout_index = ? WHERE run = ? AND task_id = ? AND rollout_index = ?"
+    connection.execute(sql, (each.rollout_index, each.run, each.task.id, before))
+
+
+def _correct_outcome(connection: sqlite3.Connection, each: Trajectory) -> None:
+    """Give a stored trace this outcome, if it has another. Annotations know the old one: they are written anew."""
+    key = (each.run, each.iteration, each.task.id, each.rollout_index)
+    sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
+    ((id,),) = connection.execute(sql, key)
+    (stored,) = load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), [id])
+    if stored.has_outcome and (stored.success, stored.reward) == (each.success, each.reward):
+        return
+    connection.execute("UPDATE trajectories SET success = ?, annotation = NULL WHERE id = ?", (each.success, id))
+    # Ids of steps stay (`Retriever`). A known outcome may add a step: the agent ended with a tool's answer.
+    outcomes = [(step.reward, step.terminated, step.truncated, id, n) for n, step in enumerate(each.steps)]
+    sql = "UPDATE steps SET reward = ?, terminated = ?, truncated = ?, reasoning = '' WHERE trajectory_id = ? AND position = ?"
+    connection.executemany(sql, outcomes)
+    _store_steps(connection, id, each, start=len(stored.steps))
+    connection.execute(f"PRAGMA user_version = {corrections(connection) + 1}")
+
+
+def corrections(connection: sqlite3.Connection) -> int:
+    """Number of outcomes corrected so far."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:

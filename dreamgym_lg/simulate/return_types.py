@@ -130,7 +130,8 @@ def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | N
 def _returned_type(tool: BaseTool) -> Any:
     """The structure that a tool promises; None for text, unknown, or LangGraph's own."""
     kind = _returns(tool)
-    if kind in _TEXT or tool.response_format == "content_and_artifact":
+    custom = (tool.metadata or {}).get("type") == "custom_tool"  # OpenAI's: traces hold the text in the block that it returns
+    if custom or kind in _TEXT or tool.response_format == "content_and_artifact":
         return None
     for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
         part = get_origin(part) or part

@@ -2,7 +2,9 @@
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -17,6 +19,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
 from dreamgym_lg.traces.conversation import ParsedConversation, called_tools, to_trajectory
+from dreamgym_lg.traces.prefixes import Prefixes
 from dreamgym_lg.traces.rows import Conversation, Rejected
 from dreamgym_lg.traces.verdicts import Range, Verdict, finite, is_success, scaled, verdict
 from dreamgym_lg.types import Split, Trajectory
@@ -51,17 +54,23 @@ class Traces(Iterable[Trajectory]):
         self._name, self._read, self._environment, self._share = name, read, environment, held_out
         self._reward, self._range, self._key = reward, reward_range, reward_key
         self._rejected: tuple[Rejected, ...] | None = None
+        self._rewards: dict[bytes, float] = {}
+        self.folded = 0
+        """Number of traces left out at the last reading: longer ones of the same thread begin with them."""
 
     def __iter__(self) -> Iterator[Trajectory]:
-        rejected, read, successes, known = list[Rejected](), 0, 0, 0
+        rejected, read, successes, known, folded = list[Rejected](), 0, 0, 0, 0
+        outcomes = defaultdict[tuple[str, int], list[tuple[float, bool]]](list)
         for conversation in self._read():
             trajectory = conversation if isinstance(conversation, Rejected) else self._trajectory(conversation)
             if isinstance(trajectory, Rejected):
                 rejected.append(trajectory)
-                continue
-            read, successes, known = read + 1, successes + trajectory.success, known + trajectory.has_outcome
-            yield self._held_out(trajectory)
-        reported, self._rejected = self._rejected is not None, tuple(sorted(rejected))
+            elif trajectory is None:
+                folded += 1
+            else:
+                read, successes, known = read + 1, successes + trajectory.success, known + trajectory.has_outcome
+                yield self._held_out(_apart(trajectory, outcomes[trajectory.task.id, trajectory.rollout_index]))
+        reported, self._rejected, self.folded = self._rejected is not None, tuple(sorted(rejected)), folded
         if reported or not read:
             return
         if rejected:
@@ -97,14 +106,15 @@ class Traces(Iterable[Trajectory]):
         return min(positions) if len(positions) > 1 else None  # of one alone nothing would be left to train on
 
     @cached_property
-    def _tools(self) -> list[Mapping[str, Any] | str]:
-        """The agent's tools. Every schema in the source, and names where a conversation came without schemas.
+    def _surveyed(self) -> tuple[list[Mapping[str, Any] | str], Prefixes]:
+        """The agent's tools, and how the conversations begin.
 
+        The tools are every schema in the source, and names where a conversation came without schemas.
         Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it, and if
         `reward_key` names a feedback that none has.
         """
         tools: dict[str, Mapping[str, Any] | str] = {}
-        feedback = set[str]()
+        feedback, prefixes = set[str](), Prefixes()
         unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
         for conversation in self._read():
             if isinstance(conversation, Conversation):
@@ -113,6 +123,9 @@ class Traces(Iterable[Trajectory]):
                 tools |= {str(tool["function"]["name"]): tool for tool in conversation.tools}
                 for name in () if conversation.tools else called_tools(conversation.messages):
                     tools.setdefault(name, name)
+                with suppress(ValueError):  # one that cannot be read stands for no shorter one
+                    ParsedConversation.parse(conversation.messages)
+                    prefixes.add(conversation, self._telling_verdict(conversation))
         if unknown:
             raise ConfigurationError(
                 f"reward= has {len(unknown)} ids of no conversation in {self._name}, e.g. {min(unknown)!r}: give thread ids of "
@@ -120,21 +133,29 @@ class Traces(Iterable[Trajectory]):
             )
         if self._key is not None and self._key not in feedback:
             raise ConfigurationError.unknown("feedback (reward_key)", self._key, feedback)
-        return [tools[name] for name in sorted(tools)]
+        return [tools[name] for name in sorted(tools)], prefixes
 
-    def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
+    def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected | None:
+        """None for one that begins a longer one."""
+        tools, prefixes = self._surveyed
         try:
             parsed = ParsedConversation.parse(conversation.messages)
-            verdict = self._verdict(conversation)
-            return to_trajectory(parsed, conversation.fields, self._environment, verdict, self._tools)
+            if prefixes.fold(conversation, self._telling_verdict(conversation)):
+                return None
+            verdict, id = self._verdict(conversation), conversation.thread or conversation.id
+            return to_trajectory(parsed, conversation.fields, self._environment, verdict, tools, id)
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
             return Rejected(conversation.line, f"{conversation.place}{error}")
 
+    def _telling_verdict(self, conversation: Conversation) -> Verdict | None:
+        """The verdict that tells a conversation from one that begins with it. None where its thread does."""
+        return None if conversation.thread else self._verdict(conversation)
+
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):
-            reward = self._reward(conversation.messages)
+            reward = self._asked(self._reward, conversation)
         elif self._reward is not None and conversation.id in self._reward:
             reward = self._reward[conversation.id]
         else:
@@ -143,6 +164,22 @@ class Traces(Iterable[Trajectory]):
             return Verdict(scaled(finite(reward, "reward"), "reward", self._range), is_success(reward, self._range))
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
+
+    def _asked(self, reward: Callable[[Sequence[BaseMessage]], float], conversation: Conversation) -> float:
+        """The reward of these messages. Asked once, because a model may give it and the source is read several times."""
+        key = blake2b(repr(conversation.messages).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if key not in self._rewards:
+            self._rewards[key] = reward(conversation.messages)
+        return self._rewards[key]
+
+
+def _apart(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajectory:
+    """Number trajectories that differ in their outcome alone. Args: `outcomes`, of all like it so far."""
+    if not trajectory.has_outcome:
+        return trajectory
+    if (outcome := (trajectory.reward, trajectory.success)) not in outcomes:
+        outcomes.append(outcome)
+    return replace(trajectory, rollout_index=trajectory.rollout_index + outcomes.index(outcome))
 
 
 def _position(trajectory: Trajectory) -> float:
@@ -175,15 +212,18 @@ def load_traces(
     Every tool call is a step, and so is what the agent said to a user who went on. The last step is the final answer and has
     the reward: its feedback of `reward_key`, a row's `reward`, `score` or `success`, else the only feedback or the only one
     named like a score.
-    `reward` overrides them: a function of the messages, or numbers by a conversation's id (a thread, a trace, a row's `id`).
-    Above 0 is a success unless `success` says otherwise; another `reward_range` is scaled to 0 to 1. A conversation with a
-    reward is over; one without is truncated: its outcome is unknown, and it counts as no failure.
+    `reward` overrides them: a function of the messages, called once for each conversation, or numbers by a conversation's id (a
+    thread, a trace, a row's `id`). Above 0 is a success unless `success` says otherwise; another `reward_range` is scaled to 0
+    to 1. A conversation with a reward is over; one without is truncated: its outcome is unknown, and it counts as no failure.
 
     `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
     them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.
 
     What cannot be read is in `Traces.rejected` by line and reason, and one warning tells how much; nothing is replaced by an
-    empty text. A conversation read twice is one trajectory to a replay buffer.
+    empty text. A conversation read twice is one trajectory to a replay buffer; a new outcome replaces the old one.
+
+    Of a thread that was exported turn by turn the longest trace is given; `Traces.folded` counts the others. So it is without
+    ids of threads, but for a trace whose known outcome no longer one has.
 
     Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` gives a number outside of
     `reward_range` or names an unknown conversation, or for a `held_out` that is no share.

@@ -39,7 +39,7 @@ def conversations(checkpointer: BaseCheckpointSaver[Any]) -> Iterator[Conversati
     """One conversation a thread that has a `messages` channel."""
     for number, thread in enumerate(_threads(checkpointer), 1):
         try:
-            yield Conversation(number, _newest(checkpointer, thread), id=thread)
+            yield Conversation(number, _newest(checkpointer, thread), id=thread, thread=thread)
         except Exception as error:
             # A stored state is decoded by whatever serialiser the application chose, which may raise anything.
             yield Rejected(number, f"thread {thread!r}: {type(error).__name__}: {error}")

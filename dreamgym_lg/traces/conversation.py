@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_call, render_malformed
 from dreamgym_lg.traces.verdicts import Verdict
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import TRACES, Step, Task, Trajectory
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system"}
 
@@ -222,11 +222,12 @@ def to_trajectory(
     environment: str,
     verdict: Verdict | None,
     tools: Sequence[Mapping[str, Any] | str],
+    id: str = "",
 ) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
 
     Args: `fields`, of the row, whose `metadata` and `rubric` are the task's; `tools`, all that the agent could call: those
-    that it called in this trace alone would tell what the task needs.
+    that it called in this trace alone would tell what the task needs; `id`, of the thread or trace.
 
     Raises `ValueError` for metadata that is no object, a rubric that is no text, and as `ParsedConversation.steps`.
     """
@@ -248,10 +249,11 @@ def to_trajectory(
         rubric=rubric or "",
         metadata=metadata or {},
     )
-    # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
-    index = int(_digest(repr(steps) + "".join(step.words for step in steps))[:12], 16)
+    # Content and id are the key, without the outcome, which may be corrected: two traces of the same task are both stored.
+    content = parsed.steps(None)
+    index = int(_digest(repr(content) + "".join(step.words for step in content) + id)[:12], 16)
     success = verdict is not None and verdict.success and steps[-1].terminated
-    return Trajectory(task=task, steps=steps, success=success, run="traces", rollout_index=index)
+    return Trajectory(task=task, steps=steps, success=success, run=TRACES, rollout_index=index)
 
 
 def _checked(fields: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, asks_tools, best, by_trace, moment, rebuilt, with_called_system
 from dreamgym_lg.traces.messages import decoded, messages_of, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
-from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools
+from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools, thread_of
 
 _LANGFUSE = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "chain", "CHAIN": "chain", "SPAN": "chain", "EVENT": "chain"}
 """Kinds of Langfuse's observations, as LangSmith calls them."""
@@ -60,7 +60,7 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         "inputs": fields.get("input"),
         "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
-        "extra": {"metadata": decoded(fields.get("metadata"))},
+        "extra": {"metadata": decoded(fields.get("metadata")), "session": {"session_id": first("sessionId", "session_id")}},
         "metadata": None,  # holds the tracer's own keys, too
         "child_runs": fields.get("observations"),
     }
@@ -78,7 +78,10 @@ def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     partial = asks_tools(called) and not asks_tools(whole)
     messages = best([called] if partial else [with_called_system(whole, called), called])
     defined = [tool for run in runs for tool in _tools(run.data)]
-    return Conversation(root.line, messages, _fields([root.data, *(run.data for run in runs)]), trace, defined)
+    # Beside the run itself, LangSmith's session is the project.
+    extra = [run.data["extra"] for run in (root, *runs) if isinstance(run.data.get("extra"), Mapping)]
+    thread = thread_of(*(each.get(key) for each in extra for key in ("metadata", "session")))
+    return Conversation(root.line, messages, _fields([root.data, *(run.data for run in runs)]), trace, defined, thread=thread)
 
 
 def _prompt(run: Part) -> list[BaseMessage]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from dreamgym_lg.actions import FREE_TEXT
 from dreamgym_lg.text import split_thought
 
 _SPEAKERS: Mapping[str, str] = {
@@ -307,7 +308,7 @@ def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
         named = {"name": name, "id": next((str(each) for each in ids if each), None)}
         arguments = next((inner[key] for key in ("arguments", "args", "input", "parameters") if key in inner), None)
         if "custom" in call or _form(call) == "customtoolcall":
-            arguments = {"__arg1": arguments}  # as LangChain's agents get it
+            arguments = {FREE_TEXT: arguments}
         arguments = decoded(decoded(arguments))  # some exporters encode them twice
         if isinstance(arguments, Mapping) or arguments in (None, ""):
             calls.append({**named, "args": dict(arguments or {}), "type": "tool_call"})

@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
 from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
-from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools
+from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools, thread_of
 
 _HOLDERS = (
     *("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans"),
@@ -51,6 +51,7 @@ _TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments",
 _TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_ANSWERED)
 _TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
 _METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
+_THREAD = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
 _EVENT_ROLES = {"system", "user", "assistant", "tool"}
 _RECORD_KEYS = {"body", "eventName", "event_name", "severityNumber", "severity_number", "observedTimeUnixNano"}
 """Keys of log records that no span has."""
@@ -240,7 +241,9 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
     spans = [part.data for part in parts]
     schemas = (_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS)
     defined = [tool for recorded in schemas for tool in recorded_tools(recorded)]
-    return Conversation(parts[0].line, best(whole), _fields(spans), trace, defined)
+    threads = ({"thread_id": _value(span.attributes, key)} for span in spans for key in _THREAD)
+    thread = thread_of(*threads, *(_value(span.attributes, key) for span in spans for key in _METADATA))
+    return Conversation(parts[0].line, best(whole), _fields(spans), trace, defined, thread=thread)
 
 
 def _fields(spans: Sequence[_Span]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
 from dreamgym_lg.traces.messages import is_message, messages_of, short, to_messages, unpacked, with_system
-from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools
+from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools, thread_of
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 """By a file's first bytes."""
@@ -55,6 +55,8 @@ class Conversation(NamedTuple):
     """The schemas of what the agent could call (`tool_schemas`), where they were recorded."""
     place: str = ""
     """As of `TraceRow`."""
+    thread: str = ""
+    """The conversation that it is, or is a part of, where that was recorded (`thread_of`)."""
 
 
 def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
@@ -176,7 +178,8 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
             scores = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
             id = str(fields.get("id") or "")
-            yield Conversation(row.line, _messages(fields), {**fields, "feedback": scores}, id, tools, row.place)
+            thread = thread_of(fields, fields.get("metadata"))
+            yield Conversation(row.line, _messages(fields), {**fields, "feedback": scores}, id, tools, row.place, thread)
         except ValueError as error:
             yield Rejected(row.line, f"{row.place}{error}")
 

@@ -28,6 +28,9 @@ _RUNTIME = re.compile(
 """Metadata keys that differ between runs of one task. With them every run would be a task of its own."""
 
 
+_THREAD = ("thread_id", "conversation_id", "session_id", "sessionId")
+
+
 class Verdict(NamedTuple):
     """How a recorded conversation went."""
 
@@ -108,6 +111,12 @@ def own_metadata(recorded: object) -> dict[str, Any]:
     """The application's own metadata of a trace, without what tells its runs apart."""
     fields = recorded if isinstance(recorded, Mapping) else {}
     return {key: value for key, value in fields.items() if isinstance(key, str) and not _RUNTIME.fullmatch(key)}
+
+
+def thread_of(*places: object) -> str:
+    """The id of the thread, by the first of these objects that names one. Else ""."""
+    named = (place.get(key) for place in places if isinstance(place, Mapping) for key in _THREAD)
+    return next((str(id) for id in named if id and isinstance(id, str | int)), "")
 
 
 def scaled(reward: float, name: str, reward_range: Range) -> float:

@@ -301,6 +301,20 @@ def test_import_counts_what_it_read_and_shows_what_it_rejected(tmp_path: Path) -
     assert code == 1 and "0 new" in shown
 
 
+def test_import_says_how_many_outcomes_were_corrected_and_how_many_beginnings_left_out(tmp_path: Path) -> None:
+    traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
+    given = ("import", str(traces), "--to", str(buffer))
+    traces.write_text("\n".join([conversation("Rome"), conversation("Oslo")]))
+    assert "2 new in" in run(*given)[1]
+    longer = json.loads(conversation("Oslo"))
+    longer["messages"] += [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Bye."}]
+    traces.write_text("\n".join([conversation("Rome", False), conversation("Oslo"), json.dumps(longer)]))
+    _, shown = run(*given)
+    assert "2 traces read (1 successes" in shown and "1 new, 1 updated with another outcome in" in shown
+    assert "1 left out: longer traces begin with them" in shown
+    assert "0 new in" in run(*given)[1]
+
+
 def test_import_keeps_a_share_of_the_tasks_from_training(tmp_path: Path) -> None:
     traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
     traces.write_text("\n".join(conversation(f"city {n}") for n in range(200)))

@@ -250,6 +250,13 @@ def test_of_several_records_the_first_that_fits_speaks() -> None:
         say(user, task=order_task("t2"))
 
 
+def test_a_recorded_user_who_left_gives_way_to_one_who_went_on() -> None:
+    """A buffer may hold the beginning of a conversation, too: an earlier export of the same thread."""
+    begun = trace(TASK, WHICH, index=1)
+    assert say(RecordedUser([begun, TRACE])) == say(RecordedUser([TRACE, begun])) == "W-204."
+    assert say(RecordedUser([begun])) is None
+
+
 # --- turns of recorded users --------------------------------------------------------------------------------------------
 
 

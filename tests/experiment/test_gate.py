@@ -185,6 +185,20 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make, monkeypatch: p
     assert work.fidelity().false_success != found.false_success
 
 
+def test_corrected_outcomes_are_measured_again(make: Make) -> None:
+    """Also where a training goes on: recorded successes judge, and another one would be taken for what was measured."""
+    work = make(truthful, ENOUGH)
+    gate.check_truthful(work)
+    assert (found := work.fidelity()).by_kind["recorded failures"].episodes
+    imported = replace(trace(50), run="traces")
+    for given in (imported, imported, corrected := replace(imported, success=False)):
+        work.replay_buffer.add(given)
+    assert work.replay_buffer.corrections() == 1 and not corrected.success
+    asked = len(work.experience().model.asked)  # type: ignore[union-attr]
+    gate.check_truthful(work, resumed=True)
+    assert len(work.experience().model.asked) > asked and work.fidelity() != found  # type: ignore[union-attr]
+
+
 def refused(work: Experiment) -> str:
     with pytest.raises(UntruthfulDream) as raised:
         gate.check_truthful(work)

@@ -280,6 +280,21 @@ def test_a_user_is_measured_on_what_it_was_not_trained_on_also_beside_more_trace
     assert len(taught) > 1 and taught.isdisjoint(each.task.id for each in work.held_out_offline())
 
 
+def test_corrected_outcomes_leave_tasks_held_out_or_not(tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many tasks are held out depends on outcomes: with others, the gate took trained ones for unseen ones."""
+    pytest.importorskip("trl", reason="needs trl")
+    monkeypatch.setattr(supervised, "fine_tune", lambda work, *_, **__: (work.models / "user").mkdir())
+    monkeypatch.setattr(supervised, "tokenized", lambda start, conversations: [])
+    gym = create_gym(tmp_path, scripted, truthful, user=ModelUser(None))
+    work, buffer = gym.experiment, gym.replay_buffer
+    both = [replace(each, rollout_index=n, success=n % 2 == 0) for each in TRACES for n in range(1, 21)]
+    buffer.extend(replace(each, task=replace(each.task, split="train")) for each in both)
+    gym.train_user("a/model")
+    before = [each.task.id for each in work.held_out_offline()]
+    buffer.extend(replace(each, success=False) for each in both)
+    assert buffer.corrections() == 240 and [each.task.id for each in work.held_out_offline()] == before
+
+
 class Taught(Exception):
     """Holds the rows of a training in place of it."""
 

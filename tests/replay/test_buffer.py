@@ -362,14 +362,14 @@ def test_real_trajectories_and_their_revision_leave_out_what_was_dreamed_or_fail
     task = Task(id="t", instruction="i", environment="e")
     step = Step(observation="a", action="look", next_observation="b", valid=False, reasoning="r")
     with ReplayBuffer(path) as buffer:
-        assert buffer.revision() == (0, 0) and not list(buffer.real_trajectories())
+        assert buffer.revision() == (0, 0, 0) and not list(buffer.real_trajectories())
         buffer.add(Trajectory(task=task, steps=[step, step], success=True))
         buffer.add(Trajectory(task=task, steps=[step], source="synthetic", rollout_index=1))
         buffer.add(Trajectory(task=task, steps=[step], source="real", rollout_index=2, error="OSError: away"))
-        assert buffer.revision() == (1, 0)
+        assert buffer.revision() == (1, 0, 0)
         buffer.add(Trajectory(task=task, source="real", rollout_index=3))
-        assert buffer.revision() == (4, 0)
+        assert buffer.revision() == (4, 0, 0)
         buffer.add_tasks([replace(task, split="test")])
-        assert buffer.revision() == (1, 1), "what a policy played of an evaluation task is no record"
+        assert buffer.revision() == (1, 1, 0), "what a policy played of an evaluation task is no record"
         assert [(len(each.steps), each.source) for each in buffer.real_trajectories()] == [(2, "offline")]
         assert not list(buffer.real_trajectories(split="train"))

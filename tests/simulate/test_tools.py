@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +17,8 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, Tool, tool
+from langchain_openai import custom_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -30,8 +31,9 @@ from zoo import World
 from zoo.base import ask, react, toolbox
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.actions import parse_action, render_call
+from dreamgym_lg.actions import parse_action, render_call, tool_schemas
 from dreamgym_lg.dream import Answer, Dream, Episode, Recorded, Verdict
+from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.simulate import simulated
@@ -325,6 +327,32 @@ def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, valu
             dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))
     episode, state = dream(agent, ScriptedPolicy(), Answers({made.name: answer}))
     assert episode.steps[0].next_observation == state["messages"][2].text, "as the policy reads it"
+
+
+@pytest.mark.parametrize("make", [custom_tool, lambda function: Tool("run", function, "Run code.")], ids=["custom", "plain"])
+def test_a_tool_of_one_text_is_called_in_a_dream(make: Any, tmp_path: Path) -> None:
+    """Of OpenAI's custom tools the schemas raised a KeyError, and `Schemas` refused every call of either kind."""
+
+    def run(code: str) -> str:
+        """Run code."""
+        raise AssertionError("the real tool ran")
+
+    own, world = make(run), Answers()
+    episode, _ = dream(react(World(folder=tmp_path).model, [own]), Saying(says=[[("run", {"__arg1": "ls"})]]), world)
+    (step,) = episode.steps
+    assert (step.action, step.next_observation) == (render_call("run", {"__arg1": "ls"}), "dreamed 1 of run")
+    assert world.shown == ["run"]
+    task = replace(TASK, tools=tool_schemas([own]))
+    assert Schemas([own]).respond(Episode(task=task, action=step.action)) is None
+    refused = Schemas([own]).respond(Episode(task=task, action=render_call("run", {})))
+    assert refused is not None and "__arg1: Field required" in refused.observation
+
+
+@pytest.mark.parametrize("bound", [{"name": "run"}, {"custom": {"name": "run"}}], ids=["responses", "chat"])
+def test_a_bound_custom_tool_is_a_function_of_one_text(bound: dict[str, Any]) -> None:
+    (schema,) = tool_schemas([{"type": "custom", **bound}, {"type": "web_search"}])
+    assert schema["type"] == "function" and schema["function"]["name"] == "run"
+    assert schema["function"]["parameters"]["required"] == ["__arg1"]
 
 
 def test_the_world_is_told_what_a_tool_returns(tmp_path: Path) -> None:

@@ -671,7 +671,7 @@ def test_the_verdict_around_spans_is_theirs(write: Any) -> None:
 
 def test_a_source_without_a_reward_says_so(write: Any) -> None:
     with pytest.warns(UserWarning, match="none of 2 traces has a reward: give --rewards"):
-        list(load_traces(write({"messages": [USER, DONE]}, {"messages": [USER, DONE, USER, DONE]})))
+        list(load_traces(write({"messages": [USER, DONE]}, {"messages": [USER, {**DONE, "content": "Which?"}, USER, DONE]})))
     for reward in (0, 0.5):
         with pytest.warns(UserWarning, match="none of 1 traces is a success: there is none to learn from"):
             list(load_traces(write({"messages": [USER, DONE], "reward": reward, "success": False})))

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 import warnings
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from langchain_core.load import dumpd
 from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_openai_messages, messages_to_dict
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
-from dreamgym_lg.dream import Model, usual_dream
+from dreamgym_lg.dream import Episode, Model, RecordedUser, usual_dream
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import record_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -65,8 +67,8 @@ def test_the_replay_buffer_takes_them_once_and_grounds_in_them(played, write, tm
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.extend(load_traces(path)) == 2
         assert buffer.extend(load_traces(path)) == 0
-        assert buffer.extend(load_traces(other)) == 1  # the same task with another outcome
-        assert (buffer.count("tasks"), buffer.count("trajectories", source="offline")) == (2, 3)
+        assert buffer.extend(load_traces(other)) == 0  # now with an outcome
+        assert (buffer.count("tasks"), buffer.count("trajectories", source="offline")) == (2, 2)
         (step,) = buffer.similar("Where to?", "search cafés", k=1)
         assert step.next_observation == "3 hits for cafés"
 
@@ -123,6 +125,174 @@ def test_rewards_are_given_by_the_ids_of_rows(write) -> None:
     assert [each.reward for each in load_traces(path, reward={"a": 0.25})] == [0.25, 0.5, 0.0]
     with pytest.raises(ConfigurationError, match="1 ids of no conversation in .*, e.g. 'c'"):
         load_traces(path, reward={"a": 1, "c": 1})
+
+
+def test_a_reward_is_asked_for_once_an_episode(played, write) -> None:
+    """A model may give it, and the source is read several times."""
+    asked = list[int]()
+    path = write({"messages": messages_to_dict(played)}, GOOD)
+    traces = load_traces(path, reward=lambda messages: float(asked.append(len(messages)) is None), held_out=0.01)
+    assert [each.reward for each in traces] == [each.reward for each in traces] == [1.0, 1.0]
+    assert not traces.rejected and sorted(asked) == [2, len(played)]
+
+
+# --- outcomes that were corrected -------------------------------------------------------------------------------------------
+
+BOOKED = {
+    "messages": [
+        {"role": "user", "content": "Book it."},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "book", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+}
+"""The agent returns the tool's answer: only with a reward is that its last step."""
+
+
+def stored(buffer: ReplayBuffer) -> list[tuple[bool, float, bool]]:
+    return [(each.success, each.reward, each.has_outcome) for each in buffer.trajectories()]
+
+
+@pytest.mark.parametrize("id", [{}, {"id": "a"}, {"thread_id": "t"}])
+def test_an_imported_trace_gets_the_outcome_that_it_is_imported_with_again(id, write, tmp_path) -> None:
+    """It was stored a second time, and the old success went on judging."""
+    path = tmp_path / "replay.db"
+    with ReplayBuffer(path) as buffer, ReplayBuffer(path) as elsewhere:
+        assert buffer.extend(load_traces(write(BOOKED | id, GOOD | {"score": 1}))) == 2
+        index = TraceIndex(elsewhere)
+        for reward, success, number in ((1, True, 1), (0, False, 2), (0, False, 2), (0.5, True, 3)):
+            (given,) = load_traces(write(BOOKED | id | {"reward": reward}))
+            assert buffer.extend([given]) == 0 and buffer.corrections() == elsewhere.corrections() == number
+            assert stored(buffer) == [(success, reward, True), (True, 1.0, True)]
+            assert next(buffer.trajectories()) == replace(given, steps=tuple(given.steps))
+            index.refresh()
+            assert len(index.successes.get((given.task.id,), ())) == success
+        assert buffer.extend(load_traces(write(BOOKED | id))) == 0 and buffer.corrections() == 3, "none is no other outcome"
+        assert buffer.similar("Book it.", "book", k=1)[0].reward == 0
+        assert buffer.similar("ok", next(buffer.trajectories()).steps[-1].action, k=1)[0].reward == 0.5
+
+
+def test_an_outcome_may_come_later_in_the_same_file(write) -> None:
+    with ReplayBuffer(":memory:") as buffer:
+        assert buffer.extend(load_traces(write(BOOKED, BOOKED | {"reward": 1}, BOOKED))) == 1
+        assert stored(buffer) == [(True, 1.0, True)] and buffer.count("steps") == 2
+
+
+def test_a_correction_takes_the_annotation_of_the_old_outcome_away(write) -> None:
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(load_traces(write(GOOD | {"score": 1})))
+        (trajectory,) = buffer.trajectories()
+        buffer.set_reasoning(trajectory, ["it worked"], annotation={"success_mode": "greeted"})
+        buffer.extend(load_traces(write(GOOD | {"score": 1})))
+        assert next(buffer.trajectories()).annotation is not None, "nothing was corrected"
+        buffer.extend(load_traces(write(GOOD | {"score": 0})))
+        (trajectory,) = buffer.trajectories()
+        assert trajectory.annotation is None and not trajectory.steps[0].reasoning
+
+
+def test_like_conversations_of_other_outcomes_are_two_traces(write) -> None:
+    both = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 0}, BOOKED | {"score": 1}, BOOKED | {"score": 0})
+    corrected = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 1})
+    with ReplayBuffer(":memory:") as buffer:
+        for new in (4, 0):
+            assert buffer.extend(load_traces(both)) == new and buffer.corrections() == 0
+        assert buffer.extend(load_traces(corrected)) == 0 and buffer.corrections() == 1
+        assert [success for success, *_ in stored(buffer)] == [True, True, True, False]
+
+
+def test_a_run_goes_on_with_traces_whose_outcome_is_in_their_key(write) -> None:
+    """So were they stored before: a run that imports them again, as it begins anew, would have had all of them twice."""
+    loaded = load_traces(write(GOOD | {"id": "a", "score": 1}, BOOKED | {"reward": 0}))
+    traces = [replace(each, steps=tuple(each.steps)) for each in loaded]
+
+    def before(each: Trajectory) -> Trajectory:
+        text = repr(list(each.steps)) + "".join(step.words for step in each.steps)
+        return replace(each, rollout_index=int(sha256(text.encode()).hexdigest()[:12], 16))
+
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(map(before, traces))
+        assert buffer.extend(traces) == 0 and buffer.corrections() == 0 and list(buffer.trajectories()) == traces
+
+
+# --- conversations turn by turn ---------------------------------------------------------------------------------------------
+
+TURNS = [
+    {"role": "system", "content": "You help."},
+    {"role": "user", "content": "Where to?"},
+    {"role": "assistant", "content": "By when?"},
+    {"role": "user", "content": "Today."},
+    {"role": "assistant", "content": "To Rome."},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "You are welcome."},
+]
+
+
+def begun(length: int, **fields) -> dict:
+    return {"messages": TURNS[:length], **fields}
+
+
+@pytest.mark.parametrize("order", [(3, 5, 7), (7, 3, 5)])
+@pytest.mark.parametrize("fields", [{}, {"thread_id": "t"}, {"metadata": {"session_id": "t"}}, {"reward": 1}])
+def test_of_a_thread_turn_by_turn_the_longest_trace_is_kept(order, fields, write) -> None:
+    """Every beginning was a trace, and the recorded user left after its first words."""
+    traces = load_traces(write(*(begun(length, **fields) for length in order), GOOD))
+    longest, other = traces
+    assert traces.folded == 2 and len(longest.steps) == 3 and other.task.instruction == "hi"
+    user, asked = RecordedUser([longest]), render_answer("By when?")
+    assert user.reply(Episode(task=longest.task, action=asked)) == "Today."
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (begun(3, thread_id="a"), begun(5, thread_id="b")),
+        (begun(3, reward=1), begun(5, reward=0)),
+        (begun(3, reward=1), begun(5)),
+        (begun(3), {"messages": [*TURNS[:2], {"role": "assistant", "content": "When?"}, *TURNS[3:5]]}),
+        (begun(3), {"messages": TURNS[1:5]}),
+        (begun(3, thread_id="a"), begun(3, thread_id="b")),
+        (begun(5), {"messages": [*TURNS[:5], {"role": "tool", "tool_call_id": "x", "content": "?"}]}),
+    ],
+    ids=["other threads", "other outcomes", "own outcome", "other words", "other system message", "alike", "unreadable"],
+)
+def test_conversations_that_only_begin_alike_are_kept(rows, write) -> None:
+    traces = load_traces(write(*rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(list(traces)) + len(traces.rejected) == 2 and traces.folded == 0
+
+
+def test_within_a_thread_the_last_turns_outcome_counts_and_the_others_are_not_asked_for(write) -> None:
+    rows = [begun(length, thread_id="t", reward=reward) for length, reward in ((3, 1), (5, 0), (7, 0))]
+    (longest,) = load_traces(write(*rows))
+    assert longest.has_outcome and not longest.success
+    asked = list[int]()
+    list(load_traces(write(*rows), reward=lambda messages: float(asked.append(len(messages)) is None)))
+    assert asked == [7]
+
+
+def langfuse(length: int) -> dict:
+    state = {"messages": TURNS[:length]}
+    return {"id": f"t{length}", "sessionId": "s", "input": {"messages": TURNS[1:2]}, "output": state, "observations": []}
+
+
+def langsmith(length: int) -> dict:
+    fields = {"id": f"r{length}", "trace_id": f"r{length}", "run_type": "chain", "session_id": "a project"}
+    return {**fields, "outputs": {"messages": TURNS[:length]}, "extra": {"metadata": {"thread_id": "s"}}}
+
+
+def phoenix(length: int) -> dict:
+    asked, answered = json.dumps(TURNS[: length - 1]), json.dumps(TURNS[length - 1 : length])
+    attributes = {"gen_ai.input.messages": asked, "gen_ai.output.messages": answered, "gen_ai.conversation.id": "s"}
+    return {"name": "chat", "context": {"trace_id": f"t{length}", "span_id": f"s{length}"}, "attributes": attributes}
+
+
+@pytest.mark.parametrize("export", [langfuse, langsmith, phoenix])
+def test_exports_know_the_thread_of_their_traces(export, write) -> None:
+    feedback = [{"scores": [{"name": "ok", "value": value}], "feedback_stats": {"ok": {"avg": value}}} for value in (1, 0)]
+    traces = load_traces(write({**export(3), **feedback[0]}, {**export(5), **feedback[1]}))
+    (longest,) = traces
+    assert traces.folded == 1 and len(longest.steps) == 2
+    assert not longest.success, "in one thread the first turn's outcome keeps no trace of its own"
 
 
 # --- what a task holds ------------------------------------------------------------------------------------------------------
