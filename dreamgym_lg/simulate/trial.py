@@ -1,4 +1,4 @@
-"""One tried episode of an agent: each tool is called once and answers as its types say."""
+"""Plays one trial episode of an agent: each tool is called once and returns a minimal value."""
 
 import json
 from collections.abc import Mapping, Sequence
