@@ -334,7 +334,7 @@ def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bo
 
 
 def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
-    """True if a later read or the answer shows the document; and its expression, if there is one."""
+    """True if a later read or the answer shows the document; and its expression."""
     later_reads, scopes = [], []
     for example, scope in group:
         looks, place = {**example.others_after, **example.after}, place_of(binding, scope)
@@ -348,7 +348,7 @@ def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple
 
 
 def _echo(group: Sequence[tuple[Example, Scope]], binding: Binding) -> Expression | None:
-    """The new document, if the answer copies it or contains some of its fields; else None."""
+    """The new document, if the answer contains it or some of its fields; else None."""
     pairs = [(example.answer, scope.documents[binding.name]) for example, scope in group]
     if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
         return None

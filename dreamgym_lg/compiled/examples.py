@@ -191,7 +191,7 @@ def spreads_of(
 
 
 def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
-    """Reading tools whose documents contain the call's ids and yet never changed, in `MIN_KEPT` later reads.
+    """Reading tools whose documents contain the call's ids and never changed in `MIN_KEPT` later reads.
 
     Args: `bindings`, the documents of the tool's rule, which do not count.
     """

@@ -134,7 +134,7 @@ class Scope:
         return names
 
     def step(self, holder: Ref, key: str) -> Key:
-        """The step from `holder` to a key: the argument or field with this value, else itself."""
+        """The step to a key: the argument or field with this value, else the key."""
         source = self.names.get(key)
         return key if source is None or holder.root == "args" or holder == Ref(source[0]) else source
 

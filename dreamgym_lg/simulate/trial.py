@@ -1,4 +1,4 @@
-"""Plays one trial episode of an agent: each tool is called once and returns a minimal value."""
+"""Plays one trial episode: each tool is called once and returns a minimal value."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1076,9 +1076,9 @@ def tied() -> ReplayBuffer:
 
 def test_what_is_left_out_shares_no_entity_even_where_all_traces_are_tied(tied: ReplayBuffer) -> None:
     recordings = Recordings.of(tied, tools=(), writes=["give_back"], environment=None)
-    halves = list(recordings.halves())
-    assert sum(len(held_out) for _, held_out in halves) == 80
-    for rest, held_out in halves:
+    folds = list(recordings.folds())
+    assert sum(len(held_out) for _, held_out in folds) == 80
+    for rest, held_out in folds:
         looked_up = [{str(call[1]) for trace in traces for call in trace.calls[:2]} for traces in (rest.traces, held_out)]
         assert len(rest.traces) > 40 and not looked_up[0] & looked_up[1]
 
