@@ -180,9 +180,8 @@ class Recordings:
                     unchanged.setdefault((tool, call.tool), Counter())[read[place] == text] += 1
                 read[place] = text
         kept = [pair for pair, same in unchanged.items() if same[True] >= MIN_KEPT and not same[False]]
-        return {
-            tool: sorted(reader for writer, reader in kept if writer == tool) for tool in sorted({tool for tool, _ in kept})
-        }
+        writers = sorted({writer for writer, _ in kept})
+        return {writer: sorted(reader for tool, reader in kept if tool == writer) for writer in writers}
 
     def folds(self, count: int = FOLDS) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
         """(recordings to compile, left-out traces) of each fold. Every trace is left out once.
