@@ -223,7 +223,6 @@ _entered: list[object] = []
 
 
 def _config() -> dict[str, object]:
-    """An empty `RunnableConfig`."""
     return {"configurable": {}}
 
 

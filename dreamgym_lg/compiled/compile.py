@@ -92,7 +92,6 @@ def compile_world(
 
 
 def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
-    """The text of `world.py` by `find_rules`."""
     used = {call.tool for trace in recordings.records for call in trace if call.tool in recordings.writes}
     return write_source(recordings, write_rules(find_rules(recordings.records, used, looked_up=looked_up)))
 
@@ -130,8 +129,7 @@ def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds:
         advance()
         if not failures:
             break
-    if not best:
-        best = write_source(rest, "")
+    best = best or write_source(rest, "")
     _replay_walled(best, rest, held_out, replay)
     return best
 

@@ -64,7 +64,6 @@ class Records:
         self.guesses = len(successes) - len(self.successes)
 
     def record(self, trajectory: Trajectory, trace: Trace) -> Record:
-        """The record of one episode."""
         request = first_observation(trajectory.task)
         first = self.recordings.first_documents(trace, is_name=self.identifiers.types_of)
         documents = {REQUEST: request, **{place: json.loads(text) for place, text in first.items()}}
@@ -89,7 +88,6 @@ class Records:
         return True
 
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
-        """As `Record.spots`."""
         return {(place, spot): value for place, node in documents.items() for spot, value in ids_in(self.identifiers, node)}
 
     def _shared_fields(self) -> Mapping[tuple[Any, ...], bool]:

@@ -118,10 +118,7 @@ class Recordings:
     def common_values(self) -> frozenset[Hashable]:
         """Values in JSON that too many documents contain to be an entity's (`common_entities`)."""
         documents = {
-            (tool, key_of(arguments)): answer
-            for trace in self.traces
-            for tool, arguments, answer in trace.calls
-            if tool in self.reads
+            (tool, key_of(args)): answer for trace in self.traces for tool, args, answer in trace.calls if tool in self.reads
         }
         named = [
             {json.dumps(value) for value in values_in([json.loads(key), parsed(answer, self.styles[tool])])}

@@ -71,11 +71,10 @@ class Compiled:
         looks = self._ask("lookups", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
         try:
             steps = [Step(observation="", action=render_call(*look), next_observation=text) for *look, text in looks]
-            is_valid = all(isinstance(step.next_observation, str) for step in steps)
-        except (TypeError, ValueError, AttributeError):
-            is_valid = False
-        if not is_valid:
-            raise self._lost(f"answered the request for the documents of {call.name} with something else than look-ups")
+            if not all(isinstance(step.next_observation, str) for step in steps):
+                raise TypeError("an answer is no text")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._lost(f"returned something else than look-ups for {call.name}") from error
         seen = {step.action: step.next_observation for step in episode.steps}
         return [step for step in steps if seen.get(step.action) != step.next_observation]
 
@@ -141,7 +140,6 @@ class Compiled:
         return self._process
 
     def _lost(self, what: str) -> ProcessLost:
-        """The error of a process that did `what`, which is ended."""
         process, self._process = self._process, None
         self._end()
         status = f" (status {process.returncode})" if process is not None and process.returncode else ""
@@ -179,8 +177,6 @@ class EndState:
 
     Both are computed in the same compiled world. The next judge decides if a document is unknown, and if neither the episode
     nor the recorded success changed anything.
-
-    Args: `world`, `references`.
     """
 
     name, version = "compiled", ""

@@ -84,10 +84,7 @@ class State:
         return any(text is not None and name in text for text in self.documents.values())
 
     def check_mentions(self, value: Any, *, changed: bool = False) -> None:
-        """Raise `Unknown` if no known document contains this value.
-
-        Args: `changed`, True if a document that contained it before a change is enough.
-        """
+        """Raise `Unknown` unless a known document contains this value, or (`changed`) contained it earlier."""
         texts = (text for layer in self._layers[1:] for text in layer.values())
         if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
             raise Unknown(f"no known document names {value!r}")
@@ -371,9 +368,8 @@ def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[t
     """All documents by (tool, arguments), the newest of each; and those of each task."""
     documents, by_task = dict[tuple[str, str], Any](), dict[str, dict[tuple[str, str], Any]]()
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        for task, tool, key, document in connection.execute(
-            "SELECT task, tool, arguments, document FROM documents ORDER BY id"
-        ):
+        rows = connection.execute("SELECT task, tool, arguments, document FROM documents ORDER BY id")
+        for task, tool, key, document in rows:
             documents[tool, key] = by_task.setdefault(task, {})[tool, key] = document
     return documents, by_task
 
