@@ -138,8 +138,7 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
         if ref in ids:
             continue
         values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
-        values = values[:1] if ref.root == MENTIONED else values  # a flag needs one test
-        yield from (Condition("equals", ref, value) for value in values)
+        yield from (Condition("equals", ref, value) for value in (values[:1] if ref.root == MENTIONED else values))  # a flag
     scalar_refs = [ref for ref in regular if any(scalars[ref])]
     for left in scalar_refs:
         yield from (Condition("same", left, right) for right in scalar_refs[scalar_refs.index(left) + 1 :])

@@ -198,7 +198,7 @@ class AgentEpisode(ContextEpisode):
         return self._runs_anyway[id(tool)][1]
 
     def owner_of_body(self, tool: BaseTool) -> "AgentEpisode | None":
-        """The episode in which a running tool's function belongs. None: its models are its own."""
+        """The episode to which a running tool's function belongs. None: its models are its own."""
         return self if self.runs_anyway(tool) else None
 
     def twin(self, graph: Pregel) -> Pregel:
