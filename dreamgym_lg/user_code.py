@@ -1,4 +1,4 @@
-"""Loads the user's code (`my_app.py:graph`), and tells it from that of Python and packages."""
+"""Loads the user's code (`my_app.py:graph`), and distinguishes it from that of Python and packages."""
 
 import contextlib
 import importlib
@@ -25,31 +25,31 @@ _SIMULATION = (str(Path(__file__).parent / "simulate"), __file__)
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
 _PYTHON = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parent)})
-"""Folders of code that is not the user's. Python's own, every folder that packages are installed in, and this library."""
+"""Folders of code that is not the user's: Python's own, installed packages, this library."""
 
-_installed: set[str] = set()
-"""Folders among these that are the user's all the same."""
+_agent_packages: set[str] = set()
+"""Packages in these folders that an agent was loaded from, and which count as the user's code."""
 
 _roots: set[Path] = set()
 """Folders that agents were loaded from."""
 
 started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
-"""The user's line that started this thread or task, or gave it its work."""
+"""The user's line that started this thread or task, or submitted its work."""
 
 
 def of_library(file: str) -> bool:
-    """Tells if a file is Python's or a package's, and not counted as the user's."""
-    return file.startswith(_SIMULATION) or (file.startswith(LIBRARIES) and not file.startswith(tuple(_installed)))
+    """True if a file is Python's or a package's, and not the user's."""
+    return file.startswith(_SIMULATION) or (file.startswith(LIBRARIES) and not file.startswith(tuple(_agent_packages)))
 
 
 def users_class(cls: type) -> bool:
-    """Tells if a class is the user's own; a notebook's `__main__` has no file."""
+    """True for a class that the user's code defines; a notebook's `__main__` has no file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ == "__main__" or (file is not None and not of_library(file))
 
 
 def users(function: Any) -> bool:
-    """Tells if a function is the user's own code."""
+    """True for a Python function that the user's code defines."""
     if not isinstance(function, types.FunctionType):
         return False
     file = function.__code__.co_filename
@@ -57,7 +57,7 @@ def users(function: Any) -> bool:
 
 
 def users_frame(frame: types.FrameType) -> bool:
-    """Tells if a frame runs a line of the user's."""
+    """True if a frame runs a line of the user's."""
     file = frame.f_code.co_filename
     return not (file.startswith("<") or of_library(file))
 
@@ -65,11 +65,11 @@ def users_frame(frame: types.FrameType) -> bool:
 # --- lines, as `FILE:LINE in FUNCTION` --------------------------------------------------------------------------------------
 
 _RUNNING = ("langgraph.pregel._retry", "asyncio.events")
-"""Modules that run a node or a task. Lines further out are of whoever runs the graph, and none of the agent's."""
+"""Modules that run a node or a task. Frames outside of theirs belong to the caller of the graph, not to the agent."""
 
 
 def user_line() -> str:
-    """The innermost line of the user's; else who started the thread; else the node."""
+    """The user's innermost line, else the line that started the thread, else the node."""
     for frame in frames():
         if frame.f_globals.get("__name__") in _RUNNING:
             break
@@ -80,13 +80,13 @@ def user_line() -> str:
 
 
 def first_line(function: object) -> str:
-    """Where a function of the user's begins; "" for one of a package."""
+    """The first line of a function of the user's; "" for one of a package."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return _line(code, code.co_firstlineno) if code is not None and not of_library(code.co_filename) else ""
 
 
 def raising_line(error: BaseException) -> str:
-    """The innermost line of the user's that an exception came through; else ""."""
+    """The innermost line of the user's in an exception's traceback; "" without one."""
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):  # outermost first
         if users_frame(frame):
@@ -97,7 +97,7 @@ def raising_line(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An error with its type, and the line of the user's that raised it. This library's own say enough."""
+    """An error's type and text. If it is not this library's, also the user's line that raised it."""
     line = "" if isinstance(error, DreamGymError) else raising_line(error)
     return f"{type(error).__name__}: {error}{f' at {line}' if line else ''}"
 
@@ -112,36 +112,36 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def load_agent(place: str) -> object:
-    """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
+    """Load an agent by `FILE.py:NAME` or `package.module:NAME`, compiled. Raises as `load_object`."""
     return compiled(load_object(place))
 
 
 def compiled(agent: object) -> object:
-    """A `StateGraph` compiled; anything else as it is."""
+    """Compile a `StateGraph`; return anything else unchanged."""
     return agent.compile() if hasattr(agent, "compile") and not hasattr(agent, "invoke") else agent
 
 
 def load_object(place: str, **arguments: object) -> object:
-    """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called with those of `arguments` that it names.
+    """Load an object by `FILE.py:NAME` or `package.module:NAME`. A function is called, and its result returned.
 
-    `config` is one with nothing configurable, which one other positional parameter gets, too. A context manager that it gives
-    is entered and stays open. Raises `ConfigurationError` if loading fails.
+    It gets those of `arguments` whose names are parameters of it, and an empty `config`. One other required parameter gets the
+    config too. If it returns a context manager, that is entered and stays open. Raises `ConfigurationError` if loading fails.
     """
     source, _, name = place.rpartition(":")
     if not source or not name:
         raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
     module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
     top = sys.modules[module.__name__.partition(".")[0]]
-    _installed.add(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))  # counts as the user's own
+    _agent_packages.add(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)
     is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
-    return _loading(place, lambda: _called(place, value, {"config": _config(), **arguments})) if is_factory else value
+    return _loading(place, lambda: _call_factory(place, value, {"config": _config(), **arguments})) if is_factory else value
 
 
 def _loading(what: str, load: Callable[[], T]) -> T:
-    """Load, and raise errors of the user's code with the place they came from."""
+    """Call `load`; any error becomes a `ConfigurationError` with the user's line that raised it."""
     try:
         return load()
     except (DreamGymError, KeyboardInterrupt):
@@ -150,8 +150,8 @@ def _loading(what: str, load: Callable[[], T]) -> T:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [each for each in frames if not (each.filename.startswith("<") or of_library(each.filename))]
         where = f" at {os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""
-        unset = isinstance(error, KeyError) and frames[-1].filename in (os.__file__, "<frozen os>")
-        cause = f"the environment variable {error} is not set" if unset else f"{type(error).__name__}: {error}"
+        is_unset = isinstance(error, KeyError) and frames[-1].filename in (os.__file__, "<frozen os>")
+        cause = f"the environment variable {error} is not set" if is_unset else f"{type(error).__name__}: {error}"
         raise ConfigurationError(f"{what} could not be loaded: {cause}{where}") from error
 
 
@@ -163,7 +163,7 @@ def _from_file(path: Path) -> types.ModuleType:
     while (root / "__init__.py").exists():  # in a package: its relative imports need the whole name
         root, name = root.parent, f"{root.name}.{name}"
     sys.path.insert(0, str(root))
-    _forget_others(root)
+    _forget_modules_of_others(root)
     if "." in name:
         return importlib.import_module(name.removesuffix(".__init__"))
     loaded = sys.modules.get(name)
@@ -181,13 +181,13 @@ def _from_file(path: Path) -> types.ModuleType:
     return module
 
 
-def _forget_others(root: Path) -> None:
-    """Forget modules of other agents' folders that this one has its own of. Two checkouts do."""
+def _forget_modules_of_others(root: Path) -> None:
+    """Unload other agents' modules whose name this folder also has, as in two checkouts."""
     others = tuple(f"{each}{os.sep}" for each in _roots - {root})
     for name, module in list(sys.modules.items()):
         file, top = getattr(module, "__file__", None) or "", root / name.partition(".")[0]
-        foreign = file.startswith(others) and not file.startswith(f"{root}{os.sep}") and not of_library(file)
-        if foreign and (top.is_dir() or top.with_suffix(".py").is_file()):
+        is_foreign = file.startswith(others) and not file.startswith(f"{root}{os.sep}") and not of_library(file)
+        if is_foreign and (top.is_dir() or top.with_suffix(".py").is_file()):
             del sys.modules[name]
     _roots.add(root)
 
@@ -197,18 +197,18 @@ def _from_module(name: str) -> types.ModuleType:
     return importlib.import_module(name)
 
 
-def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> object:
+def _call_factory(place: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> object:
     Parameter, parameters = inspect.Parameter, inspect.signature(factory).parameters.values()
     named = {each.name: arguments[each.name] for each in parameters if each.name in arguments}
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     needed = [each for each in parameters if each.default is Parameter.empty and each.kind in kinds and each.name not in named]
     if len(needed) > 1 or any(each.kind is Parameter.KEYWORD_ONLY for each in needed):
         raise ConfigurationError(
-            f"{place} needs {', '.join(each.name for each in needed)}; a function gets what it names of: "
-            f"{', '.join(sorted(arguments))}; one other parameter gets an empty config"
+            f"{place} needs {', '.join(each.name for each in needed)}; a factory's parameters may be named "
+            f"{', '.join(sorted(arguments))}, and one other parameter gets an empty config"
         )
     value = factory(*([_config()] if needed else []), **named)
-    value = run_lasting(_awaited(value)) if inspect.isawaitable(value) else value
+    value = run_lasting(_await(value)) if inspect.isawaitable(value) else value
     if isinstance(value, contextlib._AsyncGeneratorContextManager):
         _entered.append(value)
         return run_lasting(value.__aenter__())
@@ -219,12 +219,12 @@ def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, 
 
 
 _entered: list[object] = []
-"""Context managers of factories. They stay open as long as the process: a collected one would close what its agent uses."""
+"""Open context managers of factories, kept alive: a collected one would close what its agent uses."""
 
 
 def _config() -> dict[str, object]:
     return {"configurable": {}}
 
 
-async def _awaited(value: Awaitable[object]) -> object:
+async def _await(value: Awaitable[object]) -> object:
     return await value

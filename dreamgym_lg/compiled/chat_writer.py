@@ -1,4 +1,4 @@
-"""A chat model writes a world's module from examples, and repairs it."""
+"""Lets a chat model write a world's module from examples, and repair it."""
 
 import json
 import re
@@ -15,12 +15,12 @@ from dreamgym_lg.hosted import Hosted, load_chat_model, name_of
 from dreamgym_lg.token_recorder import unrecorded
 
 MAX_EXAMPLES = 12
-"""Recorded episodes in a prompt, for each writing tool."""
+"""Recorded episodes in a prompt for each writing tool, at most."""
 MAX_ANSWER = 1500
-"""Characters of an answer in a prompt."""
+"""Characters of a recorded answer in a prompt, at most."""
 MAX_FAILURES = 12
-WRITTEN = 400
-"""Tokens of a tool's function, for an estimate."""
+TOKENS_PER_FUNCTION = 400
+"""Estimated tokens of a tool's function."""
 
 PROMPT = """You write a small Python module that answers tool calls exactly as a recorded backend does.
 
@@ -49,17 +49,17 @@ class ChatWriter:
         self.hosted = hosted
 
     def estimate(self, recordings: Recordings, rounds: int) -> str:
-        """A sentence with what all rounds take at most."""
+        """A sentence with the calls, tokens and price of all rounds, at most."""
         read = rounds * count_tokens_approximately(self._prompt(recordings, "", ()))
-        written = rounds * WRITTEN * len(_writing(recordings))
-        read += (rounds - 1) * written // max(rounds, 1)  # a round to repair reads the module
+        written = rounds * TOKENS_PER_FUNCTION * len(_writing(recordings))
+        read += (rounds - 1) * written // max(rounds, 1)  # repairs read the module
         return (
             f"estimate: at most {rounds} calls of {name_of(self.model)}, about {read:,} tokens read and {written:,} written, "
             f"{self.hosted.price(read, written)}; {self.hosted.path} keeps the answers"
         )
 
     def write(self, recordings: Recordings, text: str, failures: Sequence[str]) -> str:
-        """The functions as Python code. Args: `text` and `failures`, of the module to repair; empty for a first one."""
+        """The functions as Python code. Args: `text` and `failures` of the module to repair, both empty in the first round."""
         messages = self._prompt(recordings, text, failures)
         key = sha256(json.dumps([name_of(self.model), *(each.text for each in messages)]).encode()).hexdigest()
         if (reply := self.hosted.recall(key)) is None:
@@ -83,19 +83,19 @@ class ChatWriter:
 
 
 def _writing(recordings: Recordings) -> list[str]:
-    """The writing tools that were called."""
+    """Names of the writing tools that were called, sorted."""
     return sorted({tool for trace in recordings.traces for tool, _, _ in trace.calls if tool in recordings.writes})
 
 
 def _examples(recordings: Recordings, writes: Sequence[str]) -> list[str]:
-    """Episodes in which the tools write, the same number of each."""
+    """Up to `MAX_EXAMPLES` episodes with each writing tool, as text."""
     chosen: dict[int, Trace] = {}
     for tool in writes:
-        using = [number for number, trace in enumerate(recordings.traces) if any(call[0] == tool for call in trace.calls)]
-        answers: dict[str, int] = {}
-        for number in using:  # different answers first
-            answers.setdefault(next(call[2] for call in recordings.traces[number].calls if call[0] == tool)[:40], number)
-        for number in [*answers.values(), *using][:MAX_EXAMPLES]:
+        calling = [number for number, trace in enumerate(recordings.traces) if any(call[0] == tool for call in trace.calls)]
+        by_answer: dict[str, int] = {}
+        for number in calling:  # different answers first
+            by_answer.setdefault(next(call[2] for call in recordings.traces[number].calls if call[0] == tool)[:40], number)
+        for number in [*by_answer.values(), *calling][:MAX_EXAMPLES]:
             chosen[number] = recordings.traces[number]
     return [
         "\n".join(f"{tool} {json.dumps(dict(arguments))} -> {answer[:MAX_ANSWER]}" for tool, arguments, answer in trace.calls)

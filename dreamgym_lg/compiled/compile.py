@@ -29,7 +29,7 @@ from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 MANY_FOLDS = 10
-"""Parts of traces that entities tie together, so that rules are found from most of them."""
+"""Folds used if with the default number some rules would be found from less than half of the traces."""
 
 
 def compile_world(
@@ -56,15 +56,15 @@ def compile_world(
         writer: `enumerate` finds rules without a model. A chat model, or its name, writes the module and repairs what does not
             replay; its code runs behind the wall alone.
         tools, writes: As of `find_tool_uses`.
-        environment: Whose traces; by default all of the buffer's.
-        rounds: Calls of a chat model, at most: one to write, the others to repair.
-        hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): what was killed
-            goes on, and no answer is paid for twice.
-        say: Told what a chat model will take at most.
+        environment: Name of the environment whose traces are compiled. Default: all of the buffer's.
+        rounds: Most calls of a chat model: one to write, the others to repair.
+        hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): after a
+            kill the same call goes on, and pays for no answer twice.
+        say: Called with an estimate of a chat model's calls, tokens and price.
         min_lower: Least lower bound of the 95 % interval of a writing tool's share of exact answers to left-out traces.
 
-    Raises `ConfigurationError` for a folder of other files, where no recorded tool is known to read only, and for a chat model
-    where this machine has no wall.
+    Raises `ConfigurationError` for a folder with other files, if no recorded tool is known to only read, and for a chat model
+    on a machine without the wall.
     """
     out = Path(out).absolute()
     if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
@@ -73,12 +73,12 @@ def compile_world(
     replay = Replay(recordings)
     if writer == "enumerate":
         _replay_rules(recordings, replay, on_progress)
-        # what the traces do not tell about an entity that nobody has looked up is left to the next responder
-        careful = [each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted]
-        if careful:
+        # a tool with wrong answers gets a rule that answers only about entities that were looked up before
+        inexact = [each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted]
+        if inexact:
             replay = Replay(recordings)
-            _replay_rules(recordings, replay, on_progress, looked_up=careful)
-        text = _enumerated(recordings, careful)
+            _replay_rules(recordings, replay, on_progress, looked_up=inexact)
+        text = _enumerated(recordings, inexact)
     else:
         hosted = hosted or Hosted()
         hosted.keep_in(out.with_name(f"{out.name}-answers.db"))
@@ -97,10 +97,10 @@ def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
 
 
 def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:
-    """Replay each trace on rules that were found without it. They run in this process: no code of anybody else."""
-    folds = list(recordings.halves())
+    """Replay each trace on rules found without it. They run in this process, being code of ours alone."""
+    folds = list(recordings.folds())
     if min(len(rest.traces) for rest, _ in folds) < len(recordings.traces) / 2:
-        folds = list(recordings.halves(MANY_FOLDS))
+        folds = list(recordings.folds(MANY_FOLDS))
     advance = counter(on_progress, "compile: replay", len(folds))
     sys.modules.setdefault("runtime", runtime)
     for rest, held_out in folds:
@@ -114,8 +114,8 @@ def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgres
 
 
 def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds: int, on_progress: OnProgress) -> str:
-    """The best module of a chat model. Counts its answers to the traces that it was not shown."""
-    rest, held_out = next(recordings.halves())
+    """The best of a chat model's modules. `replay` counts its answers to traces that the model was not shown."""
+    rest, held_out = next(recordings.folds())
     advance = counter(on_progress, "compile: write", rounds)
     best, text, fewest, failures = "", "", None, list[str]()
     for _ in range(rounds):
@@ -129,14 +129,13 @@ def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds:
         advance()
         if not failures:
             break
-    if not best:
-        best = write_source(rest, "")
+    best = best or write_source(rest, "")
     _replay_walled(best, rest, held_out, replay)
     return best
 
 
 def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], replay: Replay) -> str:
-    """Replay traces on a module behind the wall; what broke it, or an empty text."""
+    """Replay traces on a module behind the wall. Returns the error that ended its process, else ""."""
     with tempfile.TemporaryDirectory(prefix="dreamgym-world-") as folder:
         _write_folder(Path(folder), text, recordings, ())
         world = Compiled(folder)
@@ -144,7 +143,7 @@ def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], r
             for trace in traces:
                 replay.add(trace, world.replay(trace))
         except ProcessLost as error:
-            return str(error).replace(str(world.folder), "world")  # a prompt that is the same when this is done again
+            return str(error).replace(str(world.folder), "world")  # no random path: a repeated run sends the same prompt
         finally:
             world.close()
     return ""

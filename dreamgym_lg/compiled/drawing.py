@@ -1,4 +1,4 @@
-"""Draws new tasks from recorded successes. Each has entities of its own, and a reference that was run on them."""
+"""Draws new tasks from recorded successes, with new entities and a tested reference solution."""
 
 import json
 import re
@@ -22,17 +22,17 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Drawn, Task
 
 MAX_DOCUMENTS = 40
-"""Look-ups of a drawn task's entities."""
+"""Most documents of a drawn task."""
 NEAREST = 10
-"""Recorded entities, those of the most similar requests, among which the state of an unknown one is drawn."""
+"""Recorded entities with the most similar requests, among which the state of an unknown one is drawn."""
 
 
 class Drawing(NamedTuple):
-    """Drawn tasks, and why others were dropped."""
+    """Drawn tasks, and the number of dropped ones."""
 
     tasks: list[Task]
     dropped: Counter[str]
-    """By reason."""
+    """By reason, in words."""
 
 
 def draw_tasks(
@@ -40,17 +40,17 @@ def draw_tasks(
 ) -> Drawing:
     """New training tasks like recorded successes, about entities that no trace holds.
 
-    A success's ids are replaced everywhere: in its request, calls, answers and last message. What it did not look up is drawn
-    from the records of successes that made the same writing calls, in the nearest words. The reference is then run in the
-    compiled world: a task of which a call is not answered, or not as recorded, is dropped.
+    A success's ids are replaced in its request, calls, answers and last message. The documents of entities that it did not
+    look up come from similar successes (`_donor`). The renamed calls, the reference, are then run in the compiled world: if
+    one is not answered, or not as recorded, the task is dropped.
 
     Args:
         traces: A replay buffer, or an index of one that knows which tools write.
-        count: Tasks that are tried. Recorded successes take turns. One that changed what it had not looked up was perhaps a
-            guess, right in some states alone: it takes no turn where a quarter of those that call the same tools looked first.
-        environment: Whose traces; by default all of the buffer's.
+        count: Number of attempts. Recorded successes take turns. One that changed an entity without looking it up may have
+            guessed: it is skipped if a quarter (`MIN_LOOKED_UP`) of the successes with the same writing tools looked first.
+        environment: Name of the environment whose traces are used. Default: all of the buffer's.
 
-    Raises `ConfigurationError` where no episode of one user message succeeded.
+    Raises `ConfigurationError` if no episode with a single user message succeeded.
     """
     index = TraceIndex.of(traces)
     index.refresh()
@@ -76,7 +76,7 @@ def draw_tasks(
 
 
 def draw(records: Records, base: Record, rng: Random) -> Task | str:
-    """The success with new ids and documents of its entities, or why there is none."""
+    """A new task from a success, by replacing its ids; or the reason of failure."""
     task, styles, renaming = base.trajectory.task, records.recordings.styles, Renaming()
     identifiers = records.identifiers
     calls = [[tool, dict(arguments), parsed(answer, styles[tool])] for tool, arguments, answer in base.trace.calls]
@@ -97,7 +97,7 @@ def draw(records: Records, base: Record, rng: Random) -> Task | str:
     documents = {(tool, key_of(renaming(json.loads(key)))): renaming(text) for (tool, key), text in base.documents.items()}
     complete(records, base, documents, renaming, rng)
     del documents[REQUEST]
-    steps = [[render_call(tool, renaming(own)), records.text(tool, renaming(answer))] for tool, own, answer in calls]
+    steps = [[render_call(tool, renaming(args)), records.text(tool, renaming(answer))] for tool, args, answer in calls]
     drawn = Drawn(
         documents=[[tool, json.loads(key), records.text(tool, document)] for (tool, key), document in documents.items()],
         steps=[*steps, [render_answer(renaming(message)), ""]],
@@ -120,28 +120,27 @@ def _task(task: Task, renaming: Renaming, drawn: Drawn) -> Task:
 
 
 class _Origin(NamedTuple):
-    """Where an entity of a drawn task comes from."""
+    """The recorded entity that one of a drawn task was copied from."""
 
     record: Record
     value: str
-    """Its id there."""
+    """Its recorded id."""
     renaming: Renaming
 
 
 def complete(
     records: Records, base: Record, documents: dict[Place, Any], renaming: Renaming, rng: Random, *, alike: bool = True
 ) -> None:
-    """Add documents of each entity that others name, until all are there.
+    """Add the document of each entity that another document contains, until none is missing.
 
-    Args: `documents`, of `base` with the ids that `renaming` gives; `alike`, what no trace has is as in the episode most like
-    `base`, else as in one with a similar request.
+    Args: `documents`, those of `base` after `renaming`, which are added to; `alike`, as of `_donor`.
     """
     ids = records.identifiers
     origins = {new: _Origin(base, old, renaming) for old, new in renaming.items()}
     pending = list(dict.fromkeys(records.spots(documents).values()))
     while pending and len(documents) < MAX_DOCUMENTS:
         value = pending.pop(0)
-        # one that many episodes name keeps its id, and its recorded documents
+        # an entity of many episodes was not renamed: it keeps its recorded documents
         for type in sorted(ids.types_of(origins[value].value)) if value in origins else ():
             place = ids.place(type, value)
             donor = _same_entity(records, origins[value], type)
@@ -150,19 +149,19 @@ def complete(
             if place in documents or donor is None:
                 continue
             document = donor.record.documents[ids.place(type, donor.value)]
-            for old in dict.fromkeys(each for _, each in ids_in(ids, document)):
+            for old in dict.fromkeys(id for _, id in ids_in(ids, document)):
                 if old not in donor.renaming and (new := ids.fresh(old, donor.renaming, rng)) is not None:
                     donor.renaming.update(new)
-                    origins |= {id: _Origin(donor.record, one, donor.renaming) for one, id in new.items()}
+                    origins |= {id: _Origin(donor.record, recorded, donor.renaming) for recorded, id in new.items()}
             renamed = donor.renaming(document)
             documents[place] = {**renamed, **known} if isinstance(renamed, dict) else renamed
             if place not in records.looked_up:
-                _make_agree(records, documents, place, origins)
-            pending += [each for _, each in ids_in(ids, documents[place])]
+                _copy_shared_fields(records, documents, place, origins)
+            pending += [id for _, id in ids_in(ids, documents[place])]
 
 
-def _make_agree(records: Records, documents: Mapping[Place, Any], place: Place, origins: Mapping[str, _Origin]) -> None:
-    """Take over the fields of known entities into a new document that names them."""
+def _copy_shared_fields(records: Records, documents: Mapping[Place, Any], place: Place, origins: Mapping[str, _Origin]) -> None:
+    """Copy into a new document the fields that other documents determine (`is_shared`)."""
     ids = records.identifiers
     for spot, value in list(ids_in(ids, documents[place])):
         for type in ids.types_of(origins[value].value) if value in origins else ():
@@ -173,7 +172,7 @@ def _make_agree(records: Records, documents: Mapping[Place, Any], place: Place, 
 
 
 def _same_entity(records: Records, origin: _Origin, type: Type) -> _Origin | None:
-    """The entity itself, in the first episode that looked it up."""
+    """The same entity in the first episode that looked it up; None if none did."""
     place = records.identifiers.place(type, origin.value)
     record = next((each for each in (origin.record, *records.all) if place in each.documents), None)
     return origin._replace(record=record) if record is not None else None
@@ -189,32 +188,31 @@ def _donor(
     alike: bool,
     known: Mapping[str, Any],
 ) -> _Origin | None:
-    """An entity of another episode at the same place, with the ids around it.
+    """An entity of another episode, at the same place, whose document replaces the missing one.
 
-    Of those with most of the `known` fields, with `alike` the nearest one: of successes that made the same writing calls, then
-    of those with the same tools, each by the words of the request. Else one of the `NEAREST` by these words alone, so that
-    nothing ties the state to what was done.
+    Only candidates with the most `known` fields count. With `alike` the one from a success with the same writing calls, else
+    tools, and the nearest request; otherwise a random one of the `NEAREST` requests: the state must not depend on the calls.
     """
-    ours = records.spots(documents)
-    stands = {(where[0], spot): where for (where, spot), each in ours.items() if each == value}
+    spots = records.spots(documents)
+    targets = {(where[0], spot): where for (where, spot), id in spots.items() if id == value}
     donors = list[tuple[Any, ...]]()
     for record in records.all:
         same = record.writes == base.writes, writing_tools(record) == writing_tools(base)
-        near = (*(alike and record.trajectory.success and each for each in same), _similarity(record.words, base.words))
+        nearness = (*(alike and record.trajectory.success and each for each in same), _similarity(record.words, base.words))
         for (where, spot), old in record.spots.items():
-            if (where[0], spot) in stands and records.identifiers.place(type, old) in record.documents and record is not base:
+            if (where[0], spot) in targets and records.identifiers.place(type, old) in record.documents and record is not base:
                 document = record.documents[records.identifiers.place(type, old)]
                 fitting = sum(isinstance(document, dict) and document.get(name) == each for name, each in known.items())
-                donors.append(((fitting, near), rng.random(), record, old, where, stands[where[0], spot]))
+                donors.append(((fitting, nearness), rng.random(), record, old, where, targets[where[0], spot]))
     if not donors:
         return None
     donors.sort(key=lambda each: each[:2], reverse=True)
     donors = [each for each in donors if each[0][0] == donors[0][0][0]]
     _, _, record, old, theirs, here = donors[0] if alike else rng.choice(donors[:NEAREST])
     renaming = Renaming({old: value})
-    for (where, spot), each in record.spots.items():
-        if where == theirs and (here, spot) in ours:
-            renaming.setdefault(each, ours[here, spot])
+    for (where, spot), id in record.spots.items():
+        if where == theirs and (here, spot) in spots:
+            renaming.setdefault(id, spots[here, spot])
     for one, other in zip(json.loads(theirs[1]).values(), json.loads(here[1]).values(), strict=False):
         renaming.setdefault(str(one), str(other))
     return _Origin(record, old, renaming)
@@ -225,20 +223,21 @@ def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 def _facts(records: Records, documents: Mapping[Place, Any], request: str, message: str) -> tuple[list[str], list[str]]:
-    """Facts of the documents in the message, and other recorded values of these fields."""
-    said, asked = f" {' '.join(words(message))} ", f" {' '.join(words(request))} "
-    told = {word for word in words(message) if any(map(str.isdigit, word)) and f" {word} " not in asked}
+    """Facts that the message must tell, and values that it must not."""
+    told_text, request_text = f" {' '.join(words(message))} ", f" {' '.join(words(request))} "
+    told = {word for word in words(message) if any(map(str.isdigit, word)) and f" {word} " not in request_text}
     untold = set[str]()
     for field, text in _fields(documents):
-        if f" {text} " in said and f" {text} " not in asked:
+        if f" {text} " in told_text and f" {text} " not in request_text:
             told.add(text)
             others = {other for each in records.all for place, other in _fields(each.documents) if place == field}
-            untold |= {other for other in others if not any(map(str.isdigit, other)) and f" {other} " not in said + asked}
+            words_only = (other for other in others if not any(map(str.isdigit, other)))
+            untold |= {other for other in words_only if f" {other} " not in told_text + request_text}
     return sorted(told), sorted(untold)
 
 
 def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The texts of documents in the form of `words`, each with its tool and keys."""
+    """(tool and keys, text normalised by `words`) of each scalar in the documents."""
     for (tool, _), document in documents.items():
         yield from _texts((tool,), document) if isinstance(document, (dict, list)) else ()
 
@@ -252,29 +251,29 @@ def _texts(field: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...],
 
 
 def verified(world: Compiled, records: Records, task: Task) -> Task | str:
-    """The task with its reference as the world answers, or why it does not hold.
+    """The task with the world's answers to its reference; or the reason to drop it.
 
-    The answer to a writing call may differ in what the reference neither looked up before nor told.
+    The answer to a writing call may differ in texts that the last message does not tell.
     """
-    known, steps, writes = [list(each) for each in task.drawn["documents"]], list[list[str]](), records.recordings.writes
+    calls, steps, writes = [list(each) for each in task.drawn["documents"]], list[list[str]](), records.recordings.writes
     told = set(words(message_text(task.drawn["steps"][-1][0])))
     for action, expected in task.drawn["steps"]:
         if (call := parse_call(action)) is not None:
-            answer = world.answer(task.id, known, call.name, call.arguments)
+            answer = world.answer(task.id, calls, call.name, call.arguments)
             if answer is None:
                 return f"{call.name} is not answered"
             lost = set(words(expected)) - set(words(answer))
-            one, other = (_form(parsed(text, records.recordings.styles[call.name])) for text in (answer, expected))
-            if answer != expected and (call.name not in writes or one != other or lost & told):
+            form, expected_form = (_form(parsed(text, records.recordings.styles[call.name])) for text in (answer, expected))
+            if answer != expected and (call.name not in writes or form != expected_form or lost & told):
                 return f"{call.name} answers otherwise"
-            known.append([call.name, dict(call.arguments), answer])
+            calls.append([call.name, dict(call.arguments), answer])
             expected = answer
         steps.append([action, expected])
     return replace(task, drawn={**task.drawn, "steps": steps})
 
 
 def _form(node: Any) -> Any:
-    """The keys and types of a document; a text alone without its numbers."""
+    """The structure of a document: keys and types. Texts in lists or alone keep all but digits."""
     if isinstance(node, dict):
         return {key: type(value).__name__ if isinstance(value, str) else _form(value) for key, value in node.items()}
     if isinstance(node, list):

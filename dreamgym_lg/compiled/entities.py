@@ -1,4 +1,4 @@
-"""The training episodes of a buffer, and what is known of their entities."""
+"""The recorded training episodes, and the entities in their documents."""
 
 import json
 from collections import Counter, defaultdict
@@ -15,11 +15,11 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Trajectory
 
 MIN_LOOKED_UP = 0.25
-"""Share of the successes with the same writing tools that looked first, from which on the others count as guesses."""
+"""If this share of the successes with the same writing tools looked up first, the others count as guesses."""
 MIN_ALIKE = 3
-"""Entities in two documents of which a field is always the same, if it is to be so in drawn ones."""
+"""Recorded entities with an equal field in two documents that show that the field is always equal."""
 REQUEST = ("", "{}")
-"""The place of the request among the documents of an episode."""
+"""Key of the task's request, which counts as a document of its episode."""
 
 Place = tuple[str, str]
 """A reading tool and its arguments, as JSON."""
@@ -31,17 +31,17 @@ class Record(NamedTuple):
     trajectory: Trajectory
     trace: Trace
     documents: Mapping[Place, Any]
-    """The request is one of them."""
+    """Its first documents, and its request."""
     spots: Mapping[tuple[Place, tuple[Any, ...]], str]
-    """The ids in documents, by document and place in it."""
+    """(document, path in it) -> id, for all ids in the documents."""
     writes: tuple[Any, ...]
-    """Writing calls without what few calls of their tools have in common."""
+    """Sorted writing calls with those arguments alone that are common among the tool's calls."""
     words: frozenset[str]
-    """Of the request, without ids."""
+    """Words of the request, without ids."""
 
 
 class Records:
-    """The training episodes of a buffer, and what is known of their entities."""
+    """The recorded training episodes, and the entities in their documents."""
 
     def __init__(self, index: TraceIndex, chosen: Sequence[Trajectory], environment: str | None) -> None:
         writes = frozenset(filter(index.writes, index.uses))
@@ -50,17 +50,17 @@ class Records:
         requests = (first_observation(task) for task in index.replay_buffer.tasks())
         self.identifiers = Identifiers(self.recordings, "\n".join([*requests, *texts]))
         calls = [call for trace in self.recordings.traces for call in trace.calls if call[0] in writes]
-        self._usual = common_entities([[(tool, *each) for each in _arguments(own)] for tool, own, _ in calls])
+        self._common_arguments = common_entities([[(tool, *pair) for pair in _arguments(values)] for tool, values, _ in calls])
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
         self.looked_up = frozenset(place for each in self.all for place in each.documents)
         self._shared = self._shared_fields()
-        successes = [each for each in self.all if each.trajectory.success and _is_single(each.trajectory)]
-        looked = Counter(writing_tools(each) for each in successes if self._knew_all(each))
-        whole = Counter(map(writing_tools, successes))
-        # who guesses is right in some states alone: drawn from such successes, tasks would be in these, and reward the guess
-        unread = {tools for tools, number in whole.items() if looked[tools] < MIN_LOOKED_UP * number}
-        self.successes = [each for each in successes if self._knew_all(each) or writing_tools(each) in unread]
+        successes = [each for each in self.all if each.trajectory.success and _is_single_turn(each.trajectory)]
+        informed = Counter(writing_tools(each) for each in successes if self._read_all(each))
+        total = Counter(map(writing_tools, successes))
+        # a guess is right only in some states: tasks drawn from a successful one would all be in these, and reward guessing
+        unread = {tools for tools, number in total.items() if informed[tools] < MIN_LOOKED_UP * number}
+        self.successes = [each for each in successes if self._read_all(each) or writing_tools(each) in unread]
         self.guesses = len(successes) - len(self.successes)
 
     def record(self, trajectory: Trajectory, trace: Trace) -> Record:
@@ -68,16 +68,16 @@ class Records:
         first = self.recordings.first_documents(trace, is_name=self.identifiers.types_of)
         documents = {REQUEST: request, **{place: json.loads(text) for place, text in first.items()}}
         writes = tuple(
-            (tool, *(each for each in _arguments(own) if (tool, *each) in self._usual))
-            for tool, own, _ in trace.calls
+            (tool, *(each for each in _arguments(arguments) if (tool, *each) in self._common_arguments))
+            for tool, arguments, _ in trace.calls
             if tool in self.recordings.writes
         )
-        named = {word for value in self.identifiers.find(request) for word in words(value)}
-        own = frozenset(words(request)) - named
-        return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), own)
+        id_words = {word for value in self.identifiers.find(request) for word in words(value)}
+        other_words = frozenset(words(request)) - id_words
+        return Record(trajectory, trace, documents, self.spots(documents), tuple(sorted(writes)), other_words)
 
-    def _knew_all(self, record: Record) -> bool:
-        """True where reading calls had named all entities of the writing calls before."""
+    def _read_all(self, record: Record) -> bool:
+        """True if each entity in a writing call was looked up earlier."""
         known = set[str]()
         for tool, arguments, _ in record.trace.calls:
             ids = {each for value in values_in(arguments) for each in self.identifiers.find(str(value))}
@@ -88,10 +88,10 @@ class Records:
         return True
 
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
-        return {(place, spot): value for place, each in documents.items() for spot, value in ids_in(self.identifiers, each)}
+        return {(place, spot): value for place, node in documents.items() for spot, value in ids_in(self.identifiers, node)}
 
     def _shared_fields(self) -> Mapping[tuple[Any, ...], bool]:
-        """Fields that are alike where an entity is named and looked up: place, tool, name."""
+        """(kind of place, tool, field) -> True as of `is_shared`."""
         equal = defaultdict[tuple[Any, ...], list[bool]](list)
         for record in self.all:
             for (place, spot), value in record.spots.items():
@@ -102,10 +102,10 @@ class Records:
                     if other != place and isinstance(document, Mapping):
                         for field in node.keys() & document.keys():
                             equal[_kind(place, spot), type[0], field].append(node[field] == document[field])
-        return {key: len(each) >= MIN_ALIKE and all(each) for key, each in equal.items()}
+        return {key: len(tests) >= MIN_ALIKE and all(tests) for key, tests in equal.items()}
 
     def known_fields(self, documents: Mapping[Place, Any], value: str, type: Type) -> dict[str, Any]:
-        """Fields of an entity that other documents, which name it, tell already."""
+        """Fields of an entity that documents which contain its id show already."""
         known = dict[str, Any]()
         for (place, spot), id in self.spots(documents).items():
             node = object_at(documents[place], spot) if id == value else {}
@@ -113,7 +113,7 @@ class Records:
         return known
 
     def is_shared(self, place: Place, spot: Sequence[Any], type: Type, field: str) -> bool:
-        """True if a field beside an entity's name always equals the entity's own."""
+        """True if a field beside an entity's id always equals that of its own document."""
         return self._shared.get((_kind(place, spot), type[0], field), False)
 
     def text(self, tool: str, document: Any) -> str:
@@ -122,14 +122,14 @@ class Records:
 
 
 def object_at(document: Any, spot: Sequence[Any]) -> Mapping[str, Any]:
-    """The object of a document that holds the text at this place; empty for none."""
+    """The innermost object around a path of `ids_in`; {} for a text outside of objects."""
     for key in spot[:-2]:
         document = document[key]
     return document if isinstance(document, Mapping) else {}
 
 
 def _kind(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
-    """The tool and the keys of a place. Elements of a list are alike."""
+    """The tool and keys of a path, without list indices."""
     return place[0], *(each for each in spot if isinstance(each, str))
 
 
@@ -137,11 +137,11 @@ def _arguments(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, json.dumps(value, sort_keys=True)) for name, value in sorted(arguments.items())]
 
 
-def _is_single(trajectory: Trajectory) -> bool:
+def _is_single_turn(trajectory: Trajectory) -> bool:
     """True for an episode that ends with the agent's first message."""
     return [is_answer(step.action) for step in trajectory.steps].count(True) == 1 and is_answer(trajectory.steps[-1].action)
 
 
 def writing_tools(record: Record) -> tuple[str, ...]:
-    """Names of the tools of its writing calls, in the order of `Record.writes`."""
+    """Tools of the writing calls, in the order of `Record.writes`."""
     return tuple(tool for tool, *_ in record.writes)

@@ -1,4 +1,4 @@
-"""Writing calls of traces, with the documents known before and read again behind them."""
+"""Examples to learn rules from: writing calls with the documents read before and after them."""
 
 import json
 from collections import Counter
@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dreamgym_lg.compiled.expressions import DATE, MENTIONED, Ref, Surroundings, canonical, evaluate
+from dreamgym_lg.compiled.expressions import DATE, MENTIONED, Ref, Scope, canonical, evaluate
 from dreamgym_lg.compiled.runtime import MISSING, at, key_of, values_in
 
 MIN_KEPT = 10
-"""Documents of a reading tool that were the same behind a writing call, if those that no rule is about are to be kept."""
+"""Unchanged documents that show that a writing tool never changes those of a reading tool."""
 
 
 class CallRecord(NamedTuple):
@@ -22,7 +22,7 @@ class CallRecord(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """A document that a call is about. It has a reading tool, and the place of each of its arguments."""
+    """A document that a rule reads: its reading tool, and the source of each argument."""
 
     name: str
     tool: str
@@ -31,60 +31,61 @@ class Binding(NamedTuple):
 
 @dataclass
 class Example:
-    """A writing call with the documents known before it, and those read again behind it."""
+    """A writing call with the documents read before and after it."""
 
     trace: int
     arguments: Mapping[str, Any]
     answer: Any
     known: Mapping[tuple[str, str], Any]
+    """Documents before the call, by reading tool and arguments in JSON."""
     mentioned: Mapping[str, bool]
-    """By argument that names an entity, whether a known document names it too."""
+    """Label of an id argument -> True if a known document contains the id."""
     answered: frozenset[str]
-    """Those of these arguments that an earlier answer of the trace names, known or changed since."""
+    """Labels of the id arguments whose id an earlier answer of the trace contains, even if it has changed since."""
     after: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Documents that name what the call is about, as they were read again behind it."""
+    """Documents that contain one of the call's ids, as they were read after it."""
     others_after: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Others, read again behind this writing call and no further one."""
+    """Other documents, read after this writing call and before the next one."""
 
-    def around(self, bindings: Sequence[Binding]) -> Surroundings | None:
-        """The arguments and bound documents; None where one of them is not known."""
-        around = Surroundings(self.arguments, {MENTIONED: self.mentioned})
+    def scope(self, bindings: Sequence[Binding]) -> Scope | None:
+        """The call's arguments and bound documents; None if one of these is unknown."""
+        scope = Scope(self.arguments, {MENTIONED: self.mentioned})
         for binding in bindings:
-            if (place := place_of(binding, around)) is None or place not in self.known:
+            if (place := place_of(binding, scope)) is None or place not in self.known:
                 return None
-            around = Surroundings(self.arguments, {**around.documents, binding.name: self.known[place]})
-        return around
+            scope = Scope(self.arguments, {**scope.documents, binding.name: self.known[place]})
+        return scope
 
 
-def place_of(binding: Binding, around: Surroundings) -> tuple[str, str] | None:
-    """The reading call whose answer the binding is; None where its arguments are not there."""
+def place_of(binding: Binding, scope: Scope) -> tuple[str, str] | None:
+    """The reading call (tool, arguments) of a binding; None if a source is missing."""
     try:
-        return binding.tool, key_of({name: evaluate(ref, around) for name, ref in binding.sources})
+        return binding.tool, key_of({name: evaluate(ref, scope) for name, ref in binding.sources})
     except LookupError:
         return None
 
 
 Keys = Mapping[str, Mapping[str, Collection[str]]]
-"""By reading tool and argument, the values with which it was called, in JSON."""
+"""Reading tool -> argument -> values in JSON with which it was called."""
 
 
 def recorded_keys(traces: Iterable[Iterable[CallRecord]], writes: Collection[str]) -> Keys:
-    """By reading tool and argument, the values of the recorded calls."""
+    """The recorded argument values of each reading tool."""
     keys: dict[str, dict[str, set[str]]] = {}
     for call in (call for trace in traces for call in trace if call.tool not in writes):
-        own = keys.setdefault(call.tool, {})
+        arguments = keys.setdefault(call.tool, {})
         for name, value in call.arguments.items():
-            own.setdefault(name, set()).add(canonical(value))
+            arguments.setdefault(name, set()).add(canonical(value))
     return keys
 
 
 def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> dict[str, tuple[Ref, ...]]:
-    """By writing tool, the arguments that name entities, of objects also their parts.
+    """Writing tool -> its arguments, and parts of arguments, that are ids of entities.
 
-    Reading tools are called with their values, or most values are texts that an answer gave before, and few calls share one.
+    An id is a value that reading tools are called with, or a text from an earlier answer, mostly different in each call.
     """
-    own = recorded_keys(traces, writes).values()
-    known = {value for values in (each for keys in own for each in keys.values()) if len(values) > 1 for value in values}
+    read_keys = [values for arguments in recorded_keys(traces, writes).values() for values in arguments.values()]
+    looked_up = {value for values in read_keys if len(values) > 1 for value in values}
     values: dict[tuple[str, Ref], list[tuple[str, bool]]] = {}
     for trace in traces:
         answered = set[str]()
@@ -92,16 +93,16 @@ def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) ->
             if call.tool not in writes:
                 answered |= set(map(canonical, values_in(call.answer)))
                 continue
-            for ref, value in Surroundings(call.arguments, {}).nodes.items():
+            for ref, value in Scope(call.arguments, {}).nodes.items():
                 if not any(isinstance(step, int) for step in ref.path):
                     text = canonical(value)
-                    is_given = isinstance(value, str) and not DATE.fullmatch(value) and text in answered
-                    values.setdefault((call.tool, ref), []).append((text, is_given))
+                    is_copied = isinstance(value, str) and not DATE.fullmatch(value) and text in answered
+                    values.setdefault((call.tool, ref), []).append((text, is_copied))
     ids: dict[str, list[Ref]] = {tool: [] for tool in sorted(writes)}
-    for (tool, ref), own_values in values.items():
-        given = [text for text, is_given in own_values if is_given]
-        differ = len(given) > 1 and len(own_values) < 2 * min(len(given), len({*given}))
-        if differ or sum(text in known for text, _ in own_values) >= 2:
+    for (tool, ref), pairs in values.items():
+        copied = [text for text, is_copied in pairs if is_copied]
+        mostly_different = len(copied) > 1 and len(pairs) < 2 * min(len(copied), len({*copied}))
+        if mostly_different or sum(text in looked_up for text, _ in pairs) >= 2:
             ids[tool].append(ref)
     return {tool: tuple(sorted(refs)) for tool, refs in ids.items()}
 
@@ -112,7 +113,7 @@ def label_of(ref: Ref) -> str:
 
 
 def ids_in(arguments: Mapping[str, Any], ids: Iterable[Ref]) -> dict[str, str]:
-    """The values of these arguments that are there, in JSON, by their labels."""
+    """Label -> value in JSON of each of these arguments that the call has."""
     values = ((label_of(ref), at(arguments, *ref.path)) for ref in ids)
     return {label: canonical(value) for label, value in values if value is not MISSING}
 
@@ -120,31 +121,32 @@ def ids_in(arguments: Mapping[str, Any], ids: Iterable[Ref]) -> dict[str, str]:
 def examples_of(
     traces: Sequence[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[Ref]]
 ) -> dict[str, list[Example]]:
-    """By writing tool, its calls. A document is read again behind the last call that named it."""
+    """Writing tool -> an example for each of its calls."""
     examples: dict[str, list[Example]] = {}
     for number, trace in enumerate(traces):
         known, pending, answered = dict[tuple[str, str], Any](), dict[tuple[str, str], Example](), set[str]()
-        behind: dict[tuple[str, str], list[Example]] = {}
+        since_read: dict[tuple[str, str], list[Example]] = {}
         for call in trace:
             place = (call.tool, key_of(call.arguments))
             if call.tool not in writes:
                 if (example := pending.pop(place, None)) is not None:
                     example.after[place] = call.answer
-                elif len(since := behind.get(place, [])) == 1:
+                elif len(since := since_read.get(place, [])) == 1:
                     since[0].others_after[place] = call.answer
-                behind[place] = []
+                since_read[place] = []
                 known[place] = call.answer
                 answered |= _values(place, call.answer, with_key=False)
                 continue
             values = {value for place, document in known.items() for value in _values(place, document, with_key=False)}
-            own = ids_in(call.arguments, ids[call.tool])
-            mentioned = {label: value in values for label, value in own.items()}
-            before = frozenset(label for label, value in own.items() if value in answered)
+            call_ids = ids_in(call.arguments, ids[call.tool])
+            mentioned = {label: value in values for label, value in call_ids.items()}
+            before = frozenset(label for label, value in call_ids.items() if value in answered)
             example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
             examples.setdefault(call.tool, []).append(example)
-            for since in behind.values():
+            for since in since_read.values():
                 since.append(example)
-            named = {*own.values()}
+            named = {*call_ids.values()}
+            # such a document may have changed: unknown until it is read again, after the last call that names it
             for place in [place for place, document in known.items() if named & _values(place, document)]:
                 del known[place]
                 pending[place] = example
@@ -158,7 +160,7 @@ def examples_of(
 
 
 def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> set[str]:
-    """The values of a document and of the arguments of its reading call, in JSON."""
+    """The values in a document and, `with_key`, its reading call's arguments, as JSON."""
     key = json.loads(place[1]).values() if with_key else ()
     return {canonical(value) for value in (*values_in(document), *key)}
 
@@ -166,9 +168,9 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
 def spreads_of(
     traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[Ref]]
 ) -> dict[str, list[str]]:
-    """By writing tool, reading tools whose answers it changes without naming what they are about.
+    """Writing tool -> reading tools whose answers it changes without naming one of its ids.
 
-    Such as a list of all open orders, behind the call that closes one.
+    An example is the list of all open orders, after a call that opens one.
     """
     spreads: dict[str, set[str]] = {}
     for trace in traces:
@@ -176,28 +178,28 @@ def spreads_of(
         for call in trace:
             place = (call.tool, key_of(call.arguments))
             if call.tool in writes:
-                for _, behind in known.values():
-                    behind.append(call)
+                for _, writes_since in known.values():
+                    writes_since.append(call)
                 continue
-            before, behind = known.get(place, (call.answer, []))
-            named = {value for each in behind for value in ids_in(each.arguments, ids[each.tool]).values()}
+            before, writes_since = known.get(place, (call.answer, []))
+            named = {value for each in writes_since for value in ids_in(each.arguments, ids[each.tool]).values()}
             if not same(before, call.answer) and not named & _values(place, before):
-                for each in behind:
+                for each in writes_since:
                     spreads.setdefault(each.tool, set()).add(call.tool)
             known[place] = (call.answer, [])
     return {tool: sorted(readers) for tool, readers in sorted(spreads.items()) if readers}
 
 
 def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
-    """Reading tools whose documents a call never changed, although they name its ids.
+    """Reading tools whose documents contain the call's ids and never changed in `MIN_KEPT` later reads.
 
-    They were read again behind it at least `MIN_KEPT` times. Args: `bindings`, documents that the call's rule is about.
+    Args: `bindings`, the documents of the tool's rule, which do not count.
     """
     unchanged: Counter[str] = Counter()
     changed = {*spreads}
     for example in examples:
-        around = example.around(bindings)
-        bound = {place_of(binding, around) for binding in bindings} if around is not None else set()
+        scope = example.scope(bindings)
+        bound = {place_of(binding, scope) for binding in bindings} if scope is not None else set()
         for place, document in example.after.items():
             if place not in bound:
                 unchanged[place[0]] += 1
@@ -206,5 +208,5 @@ def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads
 
 
 def same(one: Any, other: Any) -> bool:
-    """True for documents that are the same in JSON."""
+    """True for documents that are equal as JSON."""
     return canonical(one) == canonical(other)

@@ -1,4 +1,4 @@
-"""Answers as expressions over a call's arguments and the documents around it."""
+"""Expressions that compute an answer or a document from a call's arguments and bound documents."""
 
 import json
 import operator
@@ -13,25 +13,25 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from dreamgym_lg.compiled.runtime import fixed, later, put, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
-"""A step into a document. A key, an index, or the root and name of the part whose value is the key."""
+"""One step of a path. A key, an index, or (root, name) of a field whose value is the key, as in `stock[args["item"]]`."""
 MENTIONED = "mentioned"
-"""The document of the flags that tell which argument ids a known document names. Conditions alone are about it."""
+"""Root of flags, one per id argument: True if a known document contains that id. Only conditions read it."""
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
-"""Larger numbers are not computed with: JSON readers disagree about them, and a float cannot hold them."""
+"""Arithmetic skips larger numbers: JSON readers disagree about them, and a float cannot hold them exactly."""
 MAX_PAIRS = 400
-"""Pairs of two numbers, or of a date and a number, from which new values are made, at most."""
+"""Most pairs (of numbers, or of a date and a number) that are combined into new values; with more, none is."""
 
 
 class Const(NamedTuple):
-    """A value that is always the same, as JSON."""
+    """A constant, as JSON."""
 
     json: str
 
 
 class Ref(NamedTuple):
-    """A part of an argument or of a document."""
+    """A reference to a part of an argument or document."""
 
     root: str
     """`args`, or the name of a binding."""
@@ -39,22 +39,22 @@ class Ref(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """A list of texts in their order."""
+    """A list of texts, sorted."""
 
     start: Ref
 
 
 class Later(NamedTuple):
-    """A date of the surroundings, so many months or days later."""
+    """A date, moved by a number of months or days."""
 
     start: Ref
     unit: str
-    """Argument of `runtime.later`."""
+    """`months` or `days`."""
     number: Ref
 
 
 class Arithmetic(NamedTuple):
-    """Two numbers of the surroundings, or one and a constant, added, subtracted or multiplied."""
+    """Sum, difference or product of two numbers; the second may be a constant."""
 
     left: Ref
     operator: str
@@ -62,38 +62,38 @@ class Arithmetic(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A number with so many digits behind its point, such as 12.50."""
+    """A number as text with a fixed number of decimals, such as 12.50."""
 
     number: "Ref | Arithmetic"
     digits: int
 
 
 Value: TypeAlias = Ref | Later | Arithmetic | Fixed
-"""What a text may hold."""
+"""An expression that can be inserted into a `Text`."""
 
 
 class Text(NamedTuple):
-    """A text with values in it: constant pieces and values in turn."""
+    """A text template: constant pieces and values, concatenated."""
 
     pieces: "tuple[str | Value, ...]"
 
 
 class Build(NamedTuple):
-    """An object or a list made of expressions; `keys` is None for a list."""
+    """An object or list of expressions; `keys` is None for a list."""
 
     keys: tuple[str, ...] | None
     values: "tuple[Expression, ...]"
 
 
 class Extend(NamedTuple):
-    """A list with more elements at its end."""
+    """A list with elements appended."""
 
     start: Ref
     values: "tuple[Expression, ...]"
 
 
 class Put(NamedTuple):
-    """A document with other values in some places."""
+    """A copy of a document with some values replaced, by path."""
 
     start: Ref
     changes: "tuple[tuple[tuple[Key, ...], Expression], ...]"
@@ -103,20 +103,21 @@ Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend | Put
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The arguments and bound documents that a call's answer may be made of."""
+class Scope:
+    """The values that expressions refer to: a call's arguments and its bound documents."""
 
     args: Mapping[str, Any]
     documents: Mapping[str, Any]
     atoms: dict[tuple[str, bool], Collection["Expression"]] = field(default_factory=dict, compare=False)
-    """Expressions of one piece, by the node that they give and whether they compute."""
-    parts: dict[tuple[str, ...], "Surroundings"] = field(default_factory=dict, compare=False)
+    """Cache of `generalizing`: single-step expressions, by (value in JSON, arithmetic allowed)."""
+    restricted: dict[tuple[str, ...], "Scope"] = field(default_factory=dict, compare=False)
+    """Cache of `only`."""
 
-    def only(self, *documents: str) -> "Surroundings":
-        """The arguments with these documents alone; the same object each time."""
-        if documents not in self.parts:
-            self.parts[documents] = Surroundings(self.args, {name: self.documents[name] for name in documents})
-        return self.parts[documents]
+    def only(self, *documents: str) -> "Scope":
+        """The scope with these documents alone; cached, so that its own caches are shared."""
+        if documents not in self.restricted:
+            self.restricted[documents] = Scope(self.args, {name: self.documents[name] for name in documents})
+        return self.restricted[documents]
 
     @cached_property
     def roots(self) -> dict[str, Any]:
@@ -124,18 +125,18 @@ class Surroundings:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
-        """By text, the root and name of the first argument or field with it."""
+        """Text -> (root, name) of the first argument or top-level field with this value."""
         names: dict[str, tuple[str, str]] = {}
         for root, value in self.roots.items():
-            for name, key in value.items() if isinstance(value, Mapping) else ():
-                if isinstance(key, str):
-                    names.setdefault(key, (root, name))
+            for name, text in value.items() if isinstance(value, Mapping) else ():
+                if isinstance(text, str):
+                    names.setdefault(text, (root, name))
         return names
 
     def step(self, holder: Ref, key: str) -> Key:
-        """The step to a key: an argument or field that holds it, or itself."""
-        name = self.names.get(key)
-        return key if name is None or holder.root == "args" or holder == Ref(name[0]) else name
+        """The step to a key: the argument or field with this value, else the key."""
+        source = self.names.get(key)
+        return key if source is None or holder.root == "args" or holder == Ref(source[0]) else source
 
     @cached_property
     def nodes(self) -> dict[Ref, Any]:
@@ -143,7 +144,7 @@ class Surroundings:
         return {ref: node for root, value in self.roots.items() for ref, node in _walk(Ref(root), value, self)}
 
     def part(self, ref: Ref, default: Any = None) -> Any:
-        """The value there, by whichever name it has in `nodes`; else the default."""
+        """The value of a reference, or `default` if it leads nowhere."""
         try:
             return self.nodes[ref] if ref in self.nodes else evaluate(ref, self)
         except LookupError:
@@ -151,7 +152,7 @@ class Surroundings:
 
     @cached_property
     def by_value(self) -> dict[str, list[Ref]]:
-        """The references to each value, which is in JSON."""
+        """Value in JSON -> references to it."""
         index: dict[str, list[Ref]] = {}
         for ref, node in self.nodes.items():
             if ref.root != MENTIONED:
@@ -160,7 +161,7 @@ class Surroundings:
 
     @cached_property
     def texts(self) -> list[tuple[str, Ref]]:
-        """Scalars as they stand in a text, longest first."""
+        """(text, reference) of each string and number, longest text first."""
         scalars = [(str(node), ref) for ref, node in self.nodes.items() if isinstance(node, (str, int, float)) and str(node)]
         return sorted(
             ((text, ref) for text, ref in scalars if not isinstance(self.nodes[ref], bool)),
@@ -169,38 +170,38 @@ class Surroundings:
 
     @cached_property
     def numbers(self) -> list[tuple[Ref, int | float]]:
-        """The parts that are computed with."""
+        """(reference, value) of each number that arithmetic may use."""
         return [(ref, node) for ref, node in self.nodes.items() if is_number(node)]
 
     @cached_property
     def later(self) -> list[tuple[str, Later]]:
-        """The dates that those of the surroundings give with a number of theirs."""
+        """(date, expression) of each date in scope moved by each whole number in scope."""
         dates = [(ref, node) for ref, node in self.nodes.items() if isinstance(node, str) and DATE.fullmatch(node)]
         numbers = [(ref, number) for ref, number in self.numbers if isinstance(number, int)]
         moved = list[tuple[str, Later]]()
         if len(dates) * len(numbers) <= MAX_PAIRS:
             for (start, day), (ref, number), unit in product(dates, numbers, ("months", "days")):
-                with suppress(LookupError):  # the 31st of February, or a year behind the last one
+                with suppress(LookupError):  # the 31st of February, or a year after 9999
                     moved += [(later(day, **{unit: number}), Later(start, unit, ref))] if number else []
         return moved
 
     @cached_property
     def arithmetic(self) -> dict[str, list[Arithmetic]]:
-        """By number in JSON, the pairs of numbers that give it."""
+        """Number in JSON -> operations on two numbers in scope that result in it."""
         index: dict[str, list[Arithmetic]] = {}
         if len(self.numbers) ** 2 <= MAX_PAIRS:
             for (left, one), (right, other) in permutations(self.numbers, 2):
                 for sign, compute in _OPERATORS.items():
-                    if sign == "-" or str(left) < str(right):  # the others have no order
+                    if sign == "-" or str(left) < str(right):  # + and * are commutative
                         index.setdefault(canonical(rounded(compute(one, other))), []).append(Arithmetic(left, sign, right))
         return index
 
     def computed(self, number: int | float) -> list[Arithmetic]:
-        """The pairs of numbers that give this one. Of each number also the constant that it lacks."""
-        lacking = [(ref, rounded(number - own)) for ref, own in self.numbers]
+        """Operations that result in this number, on two numbers or a number and a constant."""
+        differences = [(ref, rounded(number - other)) for ref, other in self.numbers]
         return [
             *self.arithmetic.get(canonical(number), ()),
-            *(Arithmetic(ref, "-" if rest < 0 else "+", Const(canonical(abs(rest)))) for ref, rest in lacking if rest),
+            *(Arithmetic(ref, "-" if rest < 0 else "+", Const(canonical(abs(rest)))) for ref, rest in differences if rest),
         ]
 
 
@@ -208,71 +209,72 @@ def is_number(node: Any) -> bool:
     return isinstance(node, (int, float)) and not isinstance(node, bool) and abs(node) < MAX_NUMBER
 
 
-def _walk(ref: Ref, node: Any, around: Surroundings) -> Iterable[tuple[Ref, Any]]:
+def _walk(ref: Ref, node: Any, scope: Scope) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
         yield ref, node
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _walk(Ref(ref.root, (*ref.path, around.step(ref, key))), value, around)
+            yield from _walk(Ref(ref.root, (*ref.path, scope.step(ref, key))), value, scope)
     elif isinstance(node, list):
         for number, value in enumerate(node):
-            yield from _walk(Ref(ref.root, (*ref.path, number)), value, around)
+            yield from _walk(Ref(ref.root, (*ref.path, number)), value, scope)
 
 
 def canonical(node: Any) -> str:
     return json.dumps(node, sort_keys=True)
 
 
-def evaluate(expression: Expression, around: Surroundings) -> Any:
-    """The value of an expression. Raises `LookupError` where it has none."""
+def evaluate(expression: Expression, scope: Scope) -> Any:
+    """The value of an expression. Raises `LookupError` if a part of it is missing or of the wrong type."""
     match expression:
         case Const(text):
             return json.loads(text)
         case Ref(root, path):
-            node = around.roots[root]
-            for step in _plain(path, around):
+            node = scope.roots[root]
+            for step in _keys_of(path, scope):
                 if not isinstance(node, (Mapping, list)) or isinstance(node, list) != isinstance(step, int):
                     raise KeyError(step)
                 node = cast(Any, node)[step]
             return node
         case Sorted(start):
-            return sorted(evaluate(start, around))
+            return sorted(evaluate(start, scope))
         case Later(start, unit, number):
-            return later(evaluate(start, around), **{unit: evaluate(number, around)})
+            return later(evaluate(start, scope), **{unit: evaluate(number, scope)})
         case Arithmetic(left, sign, right):
             try:
-                return rounded(_OPERATORS[sign](evaluate(left, around), evaluate(right, around)))
+                return rounded(_OPERATORS[sign](evaluate(left, scope), evaluate(right, scope)))
             except (TypeError, OverflowError) as error:
                 raise LookupError(f"{left} and {right} are not both numbers, or too large") from error
         case Fixed(value, digits):
-            if not is_number(number := evaluate(value, around)):
+            if not is_number(number := evaluate(value, scope)):
                 raise LookupError(f"{value} is no number")
             return fixed(number, digits)
         case _:
-            return _composed(expression, around)
+            return _composed(expression, scope)
 
 
-def _composed(expression: Text | Build | Extend | Put, around: Surroundings) -> Any:
+def _composed(expression: Text | Build | Extend | Put, scope: Scope) -> Any:
     match expression:
         case Text(pieces):
-            return "".join(piece if isinstance(piece, str) else str(evaluate(piece, around)) for piece in pieces)
+            return "".join(piece if isinstance(piece, str) else str(evaluate(piece, scope)) for piece in pieces)
         case Extend(start, values):
-            return [*evaluate(start, around), *(evaluate(value, around) for value in values)]
+            return [*evaluate(start, scope), *(evaluate(value, scope) for value in values)]
         case Put(start, changes):
-            return put(evaluate(start, around), [(_plain(path, around), evaluate(new, around)) for path, new in changes])
+            return put(evaluate(start, scope), [(_keys_of(path, scope), evaluate(new, scope)) for path, new in changes])
         case Build(keys, values):
-            built = [evaluate(value, around) for value in values]
+            built = [evaluate(value, scope) for value in values]
             return built if keys is None else dict(zip(keys, built, strict=True))
 
 
-def _plain(path: Iterable[Key], around: Surroundings) -> list[str | int]:
-    return [_value_of(step, around) if isinstance(step, tuple) else step for step in path]
+def _keys_of(path: Iterable[Key], scope: Scope) -> list[str | int]:
+    """The path with each (root, name) step replaced by the key that it stands for."""
+    return [_key_of(step, scope) if isinstance(step, tuple) else step for step in path]
 
 
-def _value_of(step: tuple[str, ...], around: Surroundings) -> str:
-    """The key that a value is; `KeyError` where it is not there, or no text."""
+def _key_of(step: tuple[str, ...], scope: Scope) -> str:
+    """The text at (root, name), used as a key. Raises `KeyError` if it is missing or no text."""
     root, name = step
-    holder = around.roots[root]
+    holder = scope.roots[root]
     key = holder.get(name) if isinstance(holder, Mapping) else None
     if not isinstance(key, str):
         raise KeyError(step)

@@ -1,4 +1,4 @@
-"""The plainest expression that gives recorded answers."""
+"""Finds the simplest expression that reproduces all recorded values."""
 
 import json
 import re
@@ -19,8 +19,8 @@ from dreamgym_lg.compiled.expressions import (
     Later,
     Put,
     Ref,
+    Scope,
     Sorted,
-    Surroundings,
     Text,
     Value,
     canonical,
@@ -31,129 +31,130 @@ from dreamgym_lg.compiled.runtime import fixed
 
 _NUMBER = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 MAX_SLOTS = 5
-"""Values of the call's surroundings in one text, at most."""
+"""Most values in one text template."""
 MAX_SPOTS = 12
-"""Values of the call's surroundings of which those in one text are chosen, at most."""
+"""Most (place in the text, value) candidates from which those values are chosen."""
 
 
-def generalize(nodes: Sequence[Any], arounds: Sequence[Surroundings], *, arithmetic: bool = False) -> Expression | None:
-    """The plainest expression that gives every node in its surroundings; None if there is none.
+def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: bool = False) -> Expression | None:
+    """The simplest expression whose value is `nodes[i]` in every `scopes[i]`; None without one.
 
-    Args: `arithmetic`, sums, differences and products too: of few examples and many numbers some fit by chance.
+    Args: `arithmetic`, also try sums, differences and products. With few examples and many numbers some fit by chance.
     """
-    common = _atoms(nodes[0], arounds[0], arithmetic)
-    for node, around in zip(nodes[1:], arounds[1:], strict=True):
-        common = [each for each in common if _gives(each, node, around)]
-    if common:
-        return min(common, key=lambda each: _rank(each, len(nodes)))
-    if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, arounds, arithmetic)):
+    candidates = _atoms(nodes[0], scopes[0], arithmetic)
+    for node, scope in zip(nodes[1:], scopes[1:], strict=True):
+        candidates = [each for each in candidates if _has_value(each, node, scope)]
+    if candidates:
+        return min(candidates, key=lambda each: _rank(each, len(nodes)))
+    if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, scopes, arithmetic)):
         return extended
-    if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, arounds, arithmetic)):
+    if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, scopes, arithmetic)):
         return changed
-    first, again = nodes[0], partial(generalize, arounds=arounds, arithmetic=arithmetic)
+    first, generalize_part = nodes[0], partial(generalize, scopes=scopes, arithmetic=arithmetic)
     if isinstance(first, Mapping) and first and all(isinstance(node, Mapping) and list(node) == list(first) for node in nodes):
-        parts = [again([node[key] for node in nodes]) for key in first]
+        parts = [generalize_part([node[key] for node in nodes]) for key in first]
         return None if any(part is None for part in parts) else Build(tuple(first), tuple(p for p in parts if p is not None))
     if isinstance(first, list) and first and all(isinstance(node, list) and len(node) == len(first) for node in nodes):
-        parts = [again([node[number] for node in nodes]) for number in range(len(first))]
+        parts = [generalize_part([node[number] for node in nodes]) for number in range(len(first))]
         return None if any(part is None for part in parts) else Build(None, tuple(p for p in parts if p is not None))
     return None
 
 
-def _extended(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Extend | None:
-    """The lists as one list of the surroundings with as many elements more."""
+def _extended(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -> Extend | None:
+    """The lists as one list in scope with the same number of elements appended."""
     starts = [
         {
             (ref, len(node) - len(old))
-            for ref, old in around.nodes.items()
+            for ref, old in scope.nodes.items()
             if isinstance(old, list) and old and old == node[: len(old)]
         }
-        for node, around in zip(nodes, arounds, strict=True)
+        for node, scope in zip(nodes, scopes, strict=True)
     ]
-    for start, more in sorted(set.intersection(*starts), key=str):
-        last = generalize([node[-more:] for node in nodes], arounds, arithmetic=arithmetic) if more else None
-        if isinstance(last, Build):
-            return Extend(start, last.values)
+    for start, count in sorted(set.intersection(*starts), key=str):
+        appended = generalize([node[-count:] for node in nodes], scopes, arithmetic=arithmetic) if count else None
+        if isinstance(appended, Build):
+            return Extend(start, appended.values)
     return None
 
 
-def _changed(nodes: Sequence[Any], arounds: Sequence[Surroundings], arithmetic: bool) -> Put | None:
-    """The objects as a known one with changes at places such as `stock[item]`."""
+def _changed(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -> Put | None:
+    """The objects as one object in scope with changes at paths such as `stock[item]`."""
     differing = [
-        {ref: dict(_differing(ref, old, node, around)) for ref, old in around.nodes.items() if isinstance(old, Mapping)}
-        for node, around in zip(nodes, arounds, strict=True)
+        {ref: dict(_differing(ref, old, node, scope)) for ref, old in scope.nodes.items() if isinstance(old, Mapping)}
+        for node, scope in zip(nodes, scopes, strict=True)
     ]
     for start in sorted(set.intersection(*map(set, differing)), key=str):
-        paths = [*differing[0][start]]
+        at_start = [changes[start] for changes in differing]
+        paths = [*at_start[0]]
         steps = [step for path in paths for step in path[len(start.path) :]]
-        if any([*own[start]] != paths for own in differing) or not any(isinstance(step, tuple) for step in steps):
+        if any([*changes] != paths for changes in at_start) or not any(isinstance(step, tuple) for step in steps):
             continue
-        news = {path: generalize([own[start][path] for own in differing], arounds, arithmetic=arithmetic) for path in paths}
+        news = {path: generalize([changes[path] for changes in at_start], scopes, arithmetic=arithmetic) for path in paths}
         if not any(new is None for new in news.values()):
             return Put(start, tuple((path[len(start.path) :], new) for path, new in news.items() if new is not None))
     return None
 
 
-def _differing(place: Ref, old: Any, new: Any, around: Surroundings) -> Iterable[tuple[tuple[Key, ...], Any]]:
-    """The places in which a document is another than before, and what is there."""
+def _differing(place: Ref, old: Any, new: Any, scope: Scope) -> Iterable[tuple[tuple[Key, ...], Any]]:
+    """(path, new value) of each difference between two documents."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
         for key in map(str, old):
-            yield from _differing(Ref(place.root, (*place.path, around.step(place, key))), old[key], new[key], around)
+            yield from _differing(Ref(place.root, (*place.path, scope.step(place, key))), old[key], new[key], scope)
     elif canonical(old) != canonical(new):
         yield place.path, new
 
 
-def _gives(expression: Expression, node: Any, around: Surroundings) -> bool:
+def _has_value(expression: Expression, node: Any, scope: Scope) -> bool:
     if isinstance(expression, Const):
         return expression.json == json.dumps(node)
-    if isinstance(expression, Text):  # most end here, before a value is computed
+    if isinstance(expression, Text):  # a cheap test that rules out most templates
         constants = [piece for piece in expression.pieces if isinstance(piece, str)]
         if not isinstance(node, str) or not all(piece in node for piece in constants):
             return False
     try:
-        value = evaluate(expression, around)
+        value = evaluate(expression, scope)
     except (LookupError, TypeError):
         return False
     return bool(value == node) and canonical(value) == canonical(node)  # 1 is neither 1.0 nor true
 
 
-def _atoms(node: Any, around: Surroundings, arithmetic: bool) -> Collection[Expression]:
-    """Expressions of one piece that give a node, kept for the next time."""
-    place = (json.dumps(node), arithmetic)
-    if place not in around.atoms:
-        around.atoms[place] = _new_atoms(node, around, arithmetic)
-    return around.atoms[place]
+def _atoms(node: Any, scope: Scope, arithmetic: bool) -> Collection[Expression]:
+    """The single-step expressions with this value, cached in the scope."""
+    key = (json.dumps(node), arithmetic)
+    if key not in scope.atoms:
+        scope.atoms[key] = _new_atoms(node, scope, arithmetic)
+    return scope.atoms[key]
 
 
-def _new_atoms(node: Any, around: Surroundings, arithmetic: bool) -> set[Expression]:
+def _new_atoms(node: Any, scope: Scope, arithmetic: bool) -> set[Expression]:
     text = canonical(node)
-    atoms: set[Expression] = {Const(json.dumps(node)), *around.by_value.get(text, ())}
+    atoms: set[Expression] = {Const(json.dumps(node)), *scope.by_value.get(text, ())}
     if isinstance(node, list) and all(isinstance(each, str) for each in node) and node == sorted(node):
-        lists = [(ref, other) for ref, other in around.nodes.items() if isinstance(other, list) and len(other) == len(node)]
+        lists = [(ref, other) for ref, other in scope.nodes.items() if isinstance(other, list) and len(other) == len(node)]
         atoms |= {Sorted(ref) for ref, other in lists if sorted(other, key=str) == node}
     if isinstance(node, str):
-        atoms |= set(_texts(node, around, arithmetic))
-        atoms |= {moved for day, moved in around.later if day == node} if DATE.fullmatch(node) else set()
+        atoms |= set(_texts(node, scope, arithmetic))
+        atoms |= {moved for day, moved in scope.later if day == node} if DATE.fullmatch(node) else set()
     if arithmetic and is_number(node):
-        atoms |= set(around.computed(node))
+        atoms |= set(scope.computed(node))
     return atoms
 
 
-def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
-    """The templates that render `text`. Every choice of up to `MAX_SLOTS` values that stand in it as words."""
-    values: list[tuple[str, Value]] = [*around.texts]
-    known = {value for value, _ in around.texts}
+def _texts(text: str, scope: Scope, arithmetic: bool) -> Iterable[Text]:
+    """Templates that render `text` from up to `MAX_SLOTS` values, each a whole word."""
+    values: list[tuple[str, Value]] = [*scope.texts]
+    known = {value for value, _ in scope.texts}
     if set(DATE.findall(text)) - known:
-        values = [*around.later, *values]
+        values = [*scope.later, *values]
     words = sorted({*_NUMBER.findall(text)})
-    values = [each for word in words for each in _numbers(word, around, arithmetic and word not in known)] + values
+    values = [each for word in words for each in _numbers(word, scope, arithmetic and word not in known)] + values
     choices: dict[tuple[int, int], list[Value]] = {}
     for word, value in values:
         if len(word) < len(text) and (match := re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) is not None:
             choices.setdefault(match.span(), []).append(value)
-    rounds = zip_longest(*(sorted(own, key=_rank_in_text) for own in choices.values()))
+    rounds = zip_longest(*(sorted(options, key=_rank_in_text) for options in choices.values()))
     spots = [
-        (start, end, value) for each in rounds for (start, end), value in zip(choices, each, strict=True) if value is not None
+        (start, end, value) for row in rounds for (start, end), value in zip(choices, row, strict=True) if value is not None
     ][:MAX_SPOTS]
     for number in range(1, MAX_SLOTS + 1):
         for chosen in combinations(sorted(spots, key=lambda spot: spot[:2]), number):
@@ -166,19 +167,19 @@ def _texts(text: str, around: Surroundings, arithmetic: bool) -> Iterable[Text]:
                 yield Text(tuple(piece for piece in (*pieces, text[end:]) if piece != ""))
 
 
-def _numbers(word: str, around: Surroundings, arithmetic: bool) -> Iterable[tuple[str, Value]]:
-    """The values that a number in a text may be, beside those that stand there."""
+def _numbers(word: str, scope: Scope, arithmetic: bool) -> Iterable[tuple[str, Value]]:
+    """Expressions with decimals or arithmetic that render as a number in a text."""
     digits = len(word.partition(".")[2])
     if digits:
-        yield from ((word, Fixed(ref, digits)) for ref, number in around.numbers if fixed(number, digits) == word)
+        yield from ((word, Fixed(ref, digits)) for ref, number in scope.numbers if fixed(number, digits) == word)
     number = json.loads(word)
-    for value in around.computed(number) if arithmetic else ():
+    for value in scope.computed(number) if arithmetic else ():
         yield from [(word, Fixed(value, digits))] if digits else []
         yield from [(word, value)] if str(number) == word else []
 
 
 def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
-    """Plainest first: a constant that several examples share, arguments, documents, texts."""
+    """Sort key, simplest first: a constant shared by several examples, arguments, documents, arithmetic, texts."""
     match expression:
         case Build() | Extend() | Put():
             return (5, 0, "")
@@ -198,7 +199,7 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
 
 
 def _rank_in_text(value: Value) -> tuple[int, str]:
-    """Plainest first: an argument, a part of a document, a value computed of them."""
+    """Sort key, simplest first: an argument, a part of a document, a computed value."""
     match value:
         case Ref(root, _):
             return (int(root != "args"), str(value))

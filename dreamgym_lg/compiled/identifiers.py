@@ -15,22 +15,22 @@ Type = tuple[str, str]
 """A reading tool and its only argument."""
 
 _ENTITY = re.compile(r"(?=.*\d)(?=.*[^\W\d_])\S+|\d{3,}|\S*@\S*|[^\W\d_a-z][\w'-]*( [^\W\d_a-z][\w'-]*)*")
-"""An id of letters and digits, a number, an address, a name."""
-_TRIES = 50
+"""An id of letters and digits, a number of three digits or more, an e-mail address, a capitalised name."""
+_MAX_TRIES = 50
 
 
 class Identifiers:
-    """Ids of entities: arguments of reading tools that take one, and others of their forms.
+    """Recognises ids of entities. They are recorded only arguments of reading tools, and texts of the same form.
 
-    What many episodes name (`splits.common_entities`) is none, and so are words without a capital, and dates.
+    Values that many episodes share (`splits.common_entities`), words without a capital, and dates are no ids.
 
-    Args: `known`, all recorded texts: a new id occurs in none of them.
+    Args: `known`, all recorded texts, in which no new id may occur.
     """
 
     def __init__(self, recordings: Recordings, known: str) -> None:
         self.types: dict[str, set[Type]] = {}
-        """By value, as text."""
-        self._whole = set[Type]()
+        """Id as text -> the reading calls that take it."""
+        self._integers = set[Type]()
         named: list[set[str]] = []
         single = {tool: names[0] for tool, names in recordings.reads.items() if len(names) == 1}
         for trace in recordings.traces:
@@ -38,7 +38,7 @@ class Identifiers:
                 (tool, single[tool], arguments.get(single[tool])) for tool, arguments, _ in trace.calls if tool in single
             ]
             values = [(tool, name, str(value)) for tool, name, value in looked_up if isinstance(value, (str, int))]
-            self._whole |= {(tool, name) for tool, name, value in looked_up if isinstance(value, int)}
+            self._integers |= {(tool, name) for tool, name, value in looked_up if isinstance(value, int)}
             named.append({value for *_, value in values if _ENTITY.fullmatch(value)})
             for tool, name, value in values:
                 if value in named[-1]:
@@ -55,60 +55,61 @@ class Identifiers:
         self.find = lru_cache(100_000)(self._find)
 
     def _find_forms(self) -> dict[str, set[Type]]:
-        """Regular expressions that recognise other ids of letters and digits."""
+        """Regular expression of ids of letters and digits -> their types."""
         by_type: dict[Type, list[str]] = {}
         for value, types in self.types.items():
-            for each in types if re.search(r"\d", value) and re.search(r"[^\W\d_]", value) else ():
-                by_type.setdefault(each, []).append(value)
+            for type in types if re.search(r"\d", value) and re.search(r"[^\W\d_]", value) else ():
+                by_type.setdefault(type, []).append(value)
         forms: dict[str, set[Type]] = {}
-        for each, values in by_type.items():
+        for type, values in by_type.items():
             exact = Counter(_form(value, letters=False) for value in values)
             counts = exact if 2 * len(exact) <= len(values) else Counter(_form(value, letters=True) for value in values)
             for form in (form for form, number in counts.items() if number > 1):
-                forms.setdefault(form, set()).add(each)
+                forms.setdefault(form, set()).add(type)
         return dict(sorted(forms.items()))
 
     def _find(self, text: str) -> tuple[str, ...]:
-        """The ids in a text, in their order."""
+        """The ids in a text, in order; of overlapping ones the first and longest."""
         spans = [match.span() for match in self._pattern.finditer(text)]
         for match in re.finditer(r"\w+", text):
             for offset, value in self._starts.get(match[0], ()):
                 start = match.start() - offset
                 if start >= 0 and text.startswith(value, start) and not re.match(r"\w", text[start + len(value) :]):
                     spans.append((start, start + len(value)))
-        found, end = list[str](), 0
+        ids, end = list[str](), 0
         for start, stop in sorted(spans, key=lambda span: (span[0], -span[1])):
             if start >= end:
-                found.append(text[start:stop])
+                ids.append(text[start:stop])
                 end = stop
-        return tuple(found)
+        return tuple(ids)
 
     def types_of(self, value: str) -> set[Type]:
-        own = self.types.get(value)
-        return own or {each for form, types in self._forms.items() if re.fullmatch(form, value) for each in types}
+        """The reading calls that look an id up; for an unrecorded one, by its form."""
+        by_form = (types for form, types in self._forms.items() if re.fullmatch(form, value))
+        return self.types.get(value) or set[Type]().union(*by_form)
 
     def place(self, type: Type, value: str) -> tuple[str, str]:
-        """The reading call that looks an id up."""
+        """Tool and arguments of the reading call that looks an id up."""
         tool, name = type
-        return tool, key_of({name: int(value) if type in self._whole else value})
+        return tool, key_of({name: int(value) if type in self._integers else value})
 
     def fresh(self, value: str, renaming: Mapping[str, str], rng: Random) -> dict[str, str] | None:
-        """A new id by the old one, and new words by those of a name. None without one.
+        """A new id as {old: new}; for a name, also each word. None if no unused one is found.
 
-        Args: `renaming`, ids and words so far.
+        Args: `renaming`, the replacements so far.
         """
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             if re.search(r"\d", value):
                 new = {value: re.sub(r"\d", lambda digit: rng.choice("123456789" if digit[0] != "0" else "0123456789"), value)}
             else:
                 new = self._fresh_name(value, renaming, rng)
-            one_word = " " not in value and not re.search(r"\d", value)  # no new one can be made of it
+            one_word = " " not in value and not re.search(r"\d", value)  # other names have no other word to take
             if new and new[value] not in (value, *renaming.values()) and (one_word or new[value] not in self._known):
                 return new
         return None
 
     def _fresh_name(self, name: str, renaming: Mapping[str, str], rng: Random) -> dict[str, str]:
-        """A name of other names' words, each in its place."""
+        """A name composed of words of other names, each at the same position."""
         pieces = re.split(r"(\W+)", name)
         alike = [re.split(r"(\W+)", each) for each in sorted(self.types) if self.types_of(each) & self.types_of(name)]
         alike = [each for each in alike if each[1::2] == pieces[1::2] and not re.search(r"\d", "".join(each))]
@@ -117,20 +118,20 @@ class Identifiers:
 
 
 def _form(value: str, *, letters: bool) -> str:
-    """A regular expression of values with other digits and, with `letters`, other letters."""
+    """A regular expression for values that differ in digits and, with `letters`, in letters."""
 
-    def widened(run: re.Match[str]) -> str:
+    def generalise(run: re.Match[str]) -> str:
         if run[0].isdigit():
             return rf"\d{{{len(run[0])}}}"
         if not letters or not re.fullmatch("[A-Za-z]+", run[0]):
             return re.escape(run[0])
         return f"[A-Z]{{{len(run[0])}}}" if run[0].isupper() else "[a-z]+"
 
-    return re.sub(r"\d+|[A-Z]+|[a-z]+|.", widened, value)
+    return re.sub(r"\d+|[A-Z]+|[a-z]+|.", generalise, value)
 
 
 class Renaming(dict[str, str]):
-    """New ids by old ones; called with a document or text it puts them in."""
+    """Old id -> new id. Called with a document or text, it returns it with the ids replaced."""
 
     def __call__(self, node: Any) -> Any:
         if isinstance(node, dict):
@@ -145,14 +146,14 @@ class Renaming(dict[str, str]):
         return re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", lambda match: self[match[0]], node)
 
     def left_in(self, text: str) -> list[str]:
-        """Numbers and words of old ids in a renamed text, which named an entity otherwise."""
+        """Numbers and words of old ids in a renamed text, which spells an id differently."""
         old = {part.casefold() for value in self for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
         new = {part.casefold() for value in self.values() for part in re.findall(r"\d{3,}|[^\W\d_]{4,}", value)}
         return sorted((old - new) & set(re.findall(r"\d{3,}|[^\W\d_]{4,}", text.casefold())))
 
 
 def ids_in(identifiers: Identifiers, node: Any) -> Iterable[tuple[tuple[Any, ...], str]]:
-    """The ids in a document with their places: keys, and the number in its text."""
+    """(path, id) of each id in a document. A path ends with the id's position among those of its text."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from (((key, *place), each) for place, each in ids_in(identifiers, value))

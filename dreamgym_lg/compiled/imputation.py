@@ -1,4 +1,4 @@
-"""Answers about entities that no trace looked up: what traces say of others (hot-deck imputation)."""
+"""Answers about entities that no trace looked up, from those of others (hot-deck imputation)."""
 
 import json
 from random import Random
@@ -21,19 +21,20 @@ from dreamgym_lg.types import IMPUTED, Task, Trajectory
 class Imputed:
     """Gives an entity that no trace looked up the recorded state of another one.
 
-    Without it a request whose order no trace looked up cannot be dreamed. The state is drawn among recorded entities that are
-    named at the same place in similar requests, whatever was done about them. It gets this entity's id, and new ids for what
-    it names; it is the same in all episodes of a task, and the compiled world changes it as it changes any other.
+    Without it a request about such an entity cannot be dreamed. The state is drawn among recorded entities at the same place in
+    similar requests, whatever their agents did. It keeps this entity's id, and the entities in it get new ids. It is the same
+    in all episodes of a task, and the compiled world changes it like any other.
 
-    It is made up, and comes before recorded answers, which may contradict it. No recorded success judges it, nor a check that
-    asks the real database: give one that knows `documents` (`Verify`). Only tasks of the split `train` are answered.
+    Put it before `Recorded`, whose answers may contradict the made-up state. For the same reason neither recorded successes
+    nor a check on the real database can judge it: give a `Verify` that uses `documents`. Only tasks of the split `train` are
+    answered.
 
     Args:
-        world: Answers by its rules once the state is known.
+        world: Computes the answers from the imputed state.
         traces: A replay buffer, or an index of one that knows which tools write. Read once.
-        seed: Another one draws other states.
+        seed: Selects the states.
 
-    Raises `Unanswered` where the world does not know what a call does to an entity that no trace looked up.
+    Raises `Unanswered` if the world does not know a call's effect on an imputed entity.
     """
 
     name, version = IMPUTED, ""
@@ -45,7 +46,7 @@ class Imputed:
         self._states: dict[str, _State] = {}
 
     def respond(self, episode: Episode) -> Answer | None:
-        # a held-out task measures the dream against its real state
+        # held-out tasks measure the dream against the real state
         if episode.task.drawn or episode.task.split != "train" or (call := parse_call(episode.action)) is None:
             return None
         state = self._state(episode.task)
@@ -57,10 +58,7 @@ class Imputed:
         return Answer(answer)
 
     def documents(self, task: Task) -> list[list[Any]]:
-        """Look-ups of the task's entities before its first call: tool, arguments, answer.
-
-        Recorded where a trace looked the entity up, else imputed.
-        """
+        """[tool, arguments, answer] of the task's entities before its first call, recorded or else imputed."""
         return self._state(task).documents
 
     def _state(self, task: Task) -> "_State":
@@ -68,12 +66,12 @@ class Imputed:
             records = self._records = self._records or self._read()
             base = self._record(records, task)
             ids = dict.fromkeys(records.spots(base.documents).values())
-            documents, same = dict(base.documents), Renaming(zip(ids, ids, strict=True))
-            complete(records, base, documents, same, Random(f"{self.seed}/{task.id}"), alike=False)
+            documents, identity = dict(base.documents), Renaming(zip(ids, ids, strict=True))
+            complete(records, base, documents, identity, Random(f"{self.seed}/{task.id}"), alike=False)
             del documents[REQUEST]
-            known = [[tool, json.loads(key), records.text(tool, each)] for (tool, key), each in documents.items()]
-            new = (json.loads(key) for tool, key in documents if (tool, key) not in records.looked_up)
-            self._states[task.id] = _State(known, frozenset(str(id) for arguments in new for id in values_in(arguments)))
+            lookups = [[tool, json.loads(key), records.text(tool, node)] for (tool, key), node in documents.items()]
+            imputed = (json.loads(key) for tool, key in documents if (tool, key) not in records.looked_up)
+            self._states[task.id] = _State(lookups, frozenset(str(id) for arguments in imputed for id in values_in(arguments)))
         return self._states[task.id]
 
     def _read(self) -> Records:
@@ -81,7 +79,7 @@ class Imputed:
         return Records(self._index, list(self._index.replay_buffer.real_trajectories()), environment=None)
 
     def _record(self, records: Records, task: Task) -> Record:
-        """The task's first recorded episode; one without a call where there is none."""
+        """The task's first recorded episode; if there is none, an empty one."""
         recorded = (each for each in records.all if each.trajectory.task.id == task.id)
         return next(recorded, None) or records.record(Trajectory(task=task, steps=()), Trace(task.id, ()))
 

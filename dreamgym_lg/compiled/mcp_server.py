@@ -1,6 +1,6 @@
-"""Serves a compiled world's tools by MCP, a test double of the backend. Over standard input and output, or HTTP.
+"""Serves a compiled world's tools by MCP, over standard input and output or HTTP.
 
-Each client session has a world of its own, which begins anew.
+It is a test double of the backend. Each client session starts from the first documents.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ except ImportError as error:
 def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":
     """An MCP server of the world's admitted tools.
 
-    Args: `task`, the recorded task whose first documents come before those of all others.
+    Args: `task`, id of a recorded task, whose own first documents then come before those of others.
     """
     server: Server[Any, Any] = Server(world.folder.name)
     sessions: WeakKeyDictionary[Any, list[list[Any]]] = WeakKeyDictionary()
@@ -49,13 +49,13 @@ def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":
 
 
 async def serve_stdio(server: "Server[Any, Any]") -> None:
-    """Serve one client over standard input and output, until it leaves."""
+    """Serve one client over standard input and output, until it disconnects."""
     async with stdio_server() as (reader, writer):
         await server.run(reader, writer, server.create_initialization_options())
 
 
 def create_app(server: "Server[Any, Any]") -> Any:
-    """A Starlette application that serves many clients under `/mcp` (streamable HTTP)."""
+    """A Starlette application that serves many clients at `/mcp` (streamable HTTP)."""
     from starlette.applications import Starlette
     from starlette.routing import Mount
 

@@ -1,6 +1,6 @@
 """Serves a compiled world as an OpenEnv environment.
 
-Actions are OpenEnv's own for tools: `list_tools`, and `call_tool` with `tool_name` and `arguments`. A session is an episode.
+Actions are OpenEnv's tool actions: `list_tools`, and `call_tool` with `tool_name` and `arguments`. A session is an episode.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ except ImportError as error:
     raise MissingDependency.extra("openenv-core, which `dreamgym serve-world --openenv` serves with,", "openenv") from error
 
 SESSIONS = 64
-"""Episodes at once, at most."""
+"""Most concurrent sessions."""
 
 
 class WorldEnvironment(openenv.Environment[openenv.Action, openenv.Observation, openenv.State]):
-    """One episode of a compiled world. It has no reward of its own: its client knows the task."""
+    """One episode of a compiled world. It gives no reward: only the client knows the task."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -28,7 +28,7 @@ class WorldEnvironment(openenv.Environment[openenv.Action, openenv.Observation, 
         self._world, self._task, self._steps, self._id = world, task, list[list[Any]](), ""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> openenv.Observation:
-        """Begin anew, in the state of the recorded task `episode_id`, if it is one."""
+        """Start an episode. If `episode_id` is a recorded task's id, its first documents come first."""
         self._steps, self._id = [], episode_id or str(uuid4())
         return self._tools()
 
@@ -59,7 +59,7 @@ class WorldEnvironment(openenv.Environment[openenv.Action, openenv.Observation, 
 
 
 def create_openenv_app(world: Compiled, *, task: str = "") -> Any:
-    """A FastAPI application of the OpenEnv protocol. Args: `task`, as of `mcp_server.create_server`."""
+    """A FastAPI application that speaks the OpenEnv protocol. Args: `task`, as in `mcp_server.create_server`."""
     # one process answers all sessions: the world keeps no state between calls
     return openenv.create_fastapi_app(
         lambda: WorldEnvironment(world, task), openenv.ListToolsAction, openenv.ListToolsObservation, SESSIONS

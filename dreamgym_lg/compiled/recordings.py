@@ -22,7 +22,7 @@ from dreamgym_lg.types import Step
 
 FOLDS = 5
 RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "KEEPS", "Any", "str", "sorted"})
-"""Names that `world.py` has of its own."""
+"""Names that `world.py` itself uses, so that no tool may have them."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},
     {"ensure_ascii": False},
@@ -31,14 +31,14 @@ STYLES: Sequence[Mapping[str, Any]] = (
     {"indent": 2},
     {"indent": 2, "ensure_ascii": False},
 )
-"""Ways to write JSON that tools use, as arguments of `json.dumps`."""
+"""Common JSON formats of tools, as arguments of `json.dumps`."""
 
 Documents = dict[tuple[str, str], str]
-"""The answers of reading calls, in JSON, by tool and arguments."""
+"""(reading tool, arguments in JSON) -> answer in JSON."""
 
 
 class Trace(NamedTuple):
-    """The tool calls of a recorded episode, in their order."""
+    """The tool calls of a recorded episode, in order."""
 
     task: str
     calls: Sequence[tuple[str, Mapping[str, Any], str]]
@@ -53,23 +53,23 @@ def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, Mapping[str, Any], str]
 
 @dataclass(frozen=True)
 class Recordings:
-    """Recorded episodes, and which of their tools write."""
+    """The traces to compile, and their tools."""
 
     traces: Sequence[Trace]
     writes: frozenset[str]
     schemas: Mapping[str, Mapping[str, Any]]
-    """Known schemas of the agent's tools in OpenAI's form, by name."""
+    """Tool name -> its schema in OpenAI's form, if known."""
 
     @classmethod
     def of(
         cls, replay_buffer: ReplayBuffer, *, tools: Sequence[BaseTool], writes: Collection[str] | None, environment: str | None
     ) -> "Recordings":
-        """The train tasks' real episodes of a buffer. Raises `ConfigurationError` where none of them holds a tool call."""
+        """The real episodes of a buffer's train tasks. Raises `ConfigurationError` if no called tool is known to only read."""
         recorded = replay_buffer.real_trajectories(split="train")
         chosen = [each for each in recorded if environment in (None, each.task.environment)]
         traces = [Trace(each.task.id, list(_calls(each.steps))) for each in chosen]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
-        # They become names of functions in `world.py`: a trace must not write code there.
+        # Tool names become function names in `world.py`: a trace must not inject code.
         for tool in sorted(called):
             if not tool.isidentifier() or keyword.iskeyword(tool) or tool in RESERVED or tool.startswith("__"):
                 raise ConfigurationError(
@@ -89,7 +89,7 @@ class Recordings:
 
     @cached_property
     def tools(self) -> list[Mapping[str, Any]]:
-        """The schema of each recorded tool. Where the agent's is not known, one of the arguments that were recorded."""
+        """The schema of each recorded tool; if unknown, one inferred from the recorded arguments."""
         calls: dict[str, list[Mapping[str, Any]]] = {}
         for tool, arguments, _ in (call for trace in self.traces for call in trace.calls):
             calls.setdefault(tool, []).append(arguments)
@@ -97,7 +97,7 @@ class Recordings:
 
     @cached_property
     def styles(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of each tool the style in which most of its answers are JSON."""
+        """Tool -> the JSON format of most of its answers, one of `STYLES`."""
         answers: dict[str, list[str]] = {}
         for tool, _, answer in (call for trace in self.traces for call in trace.calls):
             answers.setdefault(tool, []).append(answer)
@@ -108,7 +108,7 @@ class Recordings:
 
     @cached_property
     def reads(self) -> Mapping[str, Sequence[str]]:
-        """The arguments of each reading tool."""
+        """Reading tool -> names of its recorded arguments."""
         reads: dict[str, dict[str, None]] = {}
         for tool, arguments, _ in (call for trace in self.traces for call in trace.calls if call[0] not in self.writes):
             reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
@@ -116,9 +116,9 @@ class Recordings:
 
     @cached_property
     def common_values(self) -> frozenset[Hashable]:
-        """Values in JSON that name no entity: so many documents hold them, as in `State.forget`."""
+        """Values in JSON that too many documents contain to be an entity's (`common_entities`)."""
         documents = {
-            (tool, key_of(own)): answer for trace in self.traces for tool, own, answer in trace.calls if tool in self.reads
+            (tool, key_of(args)): answer for trace in self.traces for tool, args, answer in trace.calls if tool in self.reads
         }
         named = [
             {json.dumps(value) for value in values_in([json.loads(key), parsed(answer, self.styles[tool])])}
@@ -127,27 +127,28 @@ class Recordings:
         return common_entities(named)
 
     def first_documents(self, trace: Trace, *, is_name: Callable[[str], object] = bool) -> Documents:
-        """Documents of a trace's beginning: none that a writing call may have changed before.
+        """The documents as they were before the trace's first writing call.
 
-        It may change documents that name one of its values, those that these name, and those of tools in `spreads`.
+        Left out is what a writing call may have changed before it was read: documents that contain one of the call's values,
+        documents that these refer to, and those of tools in `spreads`.
         """
-        documents, read, named, spread = Documents(), Documents(), set[str](), set[str]()
+        documents, read, written_values, spread_tools = Documents(), Documents(), set[str](), set[str]()
         for tool, arguments, answer in trace.calls:
             if tool in self.writes:
                 values = {value for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)}
-                named |= {json.dumps(value) for value in values} - self.common_values
-                spread |= {*self.spreads.get(tool, ())}
+                written_values |= {json.dumps(value) for value in values} - self.common_values
+                spread_tools |= {*self.spreads.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
             read[place] = text
-            changed = naming(read, named)
-            if tool not in spread and place not in (*changed, *linked_to(changed, read, self.common_values.__contains__)):
+            changed = naming(read, written_values)
+            if tool not in spread_tools and place not in (*changed, *linked_to(changed, read, self.common_values.__contains__)):
                 documents.setdefault(place, text)
         return documents
 
     @cached_property
     def records(self) -> list[list[CallRecord]]:
-        """The calls of each trace, with answers parsed where they are JSON."""
+        """The calls of each trace, with JSON answers parsed."""
         return [
             [CallRecord(tool, arguments, parsed(answer, self.styles[tool])) for tool, arguments, answer in trace.calls]
             for trace in self.traces
@@ -155,57 +156,55 @@ class Recordings:
 
     @cached_property
     def spreads(self) -> Mapping[str, Sequence[str]]:
-        """As `spreads_of`."""
+        """Writing tool -> reading tools that it changes without naming an id (`spreads_of`)."""
         return spreads_of(self.records, self.writes, find_ids(self.records, self.writes))
 
     @cached_property
     def keeps(self) -> Mapping[str, Sequence[str]]:
-        """By writing tool, reading tools whose documents it may change, but never did.
-
-        Known from at least `MIN_KEPT` second looks.
-        """
-        looks: dict[tuple[str, str], Counter[bool]] = {}
+        """Writing tool -> reading tools that it never changed in `MIN_KEPT` later reads."""
+        unchanged: dict[tuple[str, str], Counter[bool]] = {}
         for trace in self.records:
-            read, behind = Documents(), dict[tuple[str, str], list[str]]()
+            read, writes_since = Documents(), dict[tuple[str, str], list[str]]()
             for call in trace:
                 if call.tool in self.writes:
                     names = {json.dumps(value) for value in values_in(dict(call.arguments)) if isinstance(value, str) and value}
                     places = naming(read, names - self.common_values)
                     for place in (*places, *linked_to(places, read, self.common_values.__contains__)):
-                        behind.setdefault(place, []).append(call.tool)
+                        writes_since.setdefault(place, []).append(call.tool)
                     continue
                 place, text = (call.tool, key_of(call.arguments)), json.dumps(call.answer)
-                for tool in behind.pop(place, ()):
-                    looks.setdefault((tool, call.tool), Counter())[read[place] == text] += 1
+                for tool in writes_since.pop(place, ()):
+                    unchanged.setdefault((tool, call.tool), Counter())[read[place] == text] += 1
                 read[place] = text
-        kept = [pair for pair, same in looks.items() if same[True] >= MIN_KEPT and not same[False]]
-        return {tool: sorted(reader for own, reader in kept if own == tool) for tool in sorted({tool for tool, _ in kept})}
+        kept = [pair for pair, same in unchanged.items() if same[True] >= MIN_KEPT and not same[False]]
+        writers = sorted({writer for writer, _ in kept})
+        return {writer: sorted(reader for tool, reader in kept if tool == writer) for writer in writers}
 
-    def halves(self, folds: int = FOLDS) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
-        """Most of the traces and those left out, in turn. No looked-up entity is in both, and every trace is left out once.
+    def folds(self, count: int = FOLDS) -> Iterator[tuple["Recordings", Sequence[Trace]]]:
+        """(recordings to compile, left-out traces) of each fold. Every trace is left out once.
 
-        Entities that more than a tenth of the traces name tie nothing. Where the others tie too many together, these are left
-        out in parts, and traces that share an entity with a part are on neither side.
+        Both sides share no looked-up entity, but for entities in more than a tenth of the traces. A group of traces that
+        share entities and is larger than a fold is split; traces that share an entity with a part of it are on neither side.
         """
         looked_up = [frozenset(_entity(call[1]) for call in trace.calls if call[0] in self.reads) for trace in self.traces]
         common = common_entities(looked_up)
-        keys = [(own - common) | {f"task {trace.task}"} for own, trace in zip(looked_up, self.traces, strict=True)]
-        counts = Counter(key for own in keys for key in own)
-        size = -(-len(keys) // folds)
-        parts: list[set[int]] = [set() for _ in range(folds)]
+        keys = [(entities - common) | {f"task {trace.task}"} for entities, trace in zip(looked_up, self.traces, strict=True)]
+        counts = Counter(key for trace_keys in keys for key in trace_keys)
+        size = -(-len(keys) // count)
+        parts: list[set[int]] = [set() for _ in range(count)]
         for group in sorted(tied_groups(keys), key=len, reverse=True):
-            # traces of the same much used entity lie together, so that few are shared between the parts
+            # traces of the same frequent entity go to the same part, so that few traces are on neither side
             group.sort(key=lambda number: sorted(((counts[key], key) for key in keys[number]), reverse=True))
             for start in range(0, len(group), size):
                 min(parts, key=len).update(group[start : start + size])
         for part in filter(None, parts):
-            named = frozenset[str]().union(*(keys[number] for number in part))
-            rest = [trace for trace, own in zip(self.traces, keys, strict=True) if not own & named]
+            left_out = frozenset[str]().union(*(keys[number] for number in part))
+            rest = [trace for trace, trace_keys in zip(self.traces, keys, strict=True) if not trace_keys & left_out]
             yield replace(self, traces=rest), [self.traces[number] for number in sorted(part)]
 
 
 def _entity(arguments: Mapping[str, Any]) -> str:
-    """The entity of a reading call. It is the value of its only argument, or all of them together."""
+    """The entity of a reading call: the value of its only argument, or all arguments."""
     return canonical(next(iter(arguments.values())) if len(arguments) == 1 else dict(arguments))
 
 
@@ -213,14 +212,14 @@ _TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", fl
 
 
 def _schema(tool: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A schema that all recorded arguments of a tool fit."""
+    """A schema that accepts all recorded arguments of a tool."""
     names = dict.fromkeys(name for arguments in calls for name in arguments)
     types = {name: {_TYPES[type(each[name])] for each in calls if type(each.get(name)) in _TYPES} for name in names}
     return {
         "name": tool,
         "parameters": {
             "type": "object",
-            "properties": {name: {"type": next(iter(own))} if len(own) == 1 else {} for name, own in types.items()},
+            "properties": {name: {"type": next(iter(kinds))} if len(kinds) == 1 else {} for name, kinds in types.items()},
             "required": [name for name in names if all(name in arguments for arguments in calls)],
         },
     }

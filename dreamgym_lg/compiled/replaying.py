@@ -1,16 +1,13 @@
-"""How exactly a world answers recorded calls, and which of its tools are admitted."""
+"""Counts how exactly a world answers recorded calls, and decides which tools are admitted."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dreamgym_lg.compiled.examples import CallRecord, find_ids, ids_in
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson
-
-Answers = Callable[[Trace], Sequence[str | None]]
-"""A world's own answers to the calls of a trace, behind the recorded ones. None where it knows none."""
 
 MIN_EXACT = 0.99
 """Share of a tool's answers that must be exact for it to be admitted."""
@@ -33,14 +30,14 @@ class ToolReplay:
     tool: str
     writes: bool
     exact: int = 0
-    """Answers that are the recorded ones, byte for byte."""
+    """Answers equal to the recorded ones, byte for byte."""
     refused: int = 0
     """Calls that the world leaves to the next responder: an unknown entity, or no rule."""
     unknowable: int = 0
-    """Refused calls about an entity that was not looked up before: only a rule without a record could answer them."""
+    """Refused calls about an entity that the trace had not looked up before: no rule could answer them."""
     wrong: int = 0
     difference: str = ""
-    """The first wrong answer beside the recorded one."""
+    """The first wrong answer, and the recorded one."""
     admitted: bool = False
 
     @property
@@ -49,13 +46,13 @@ class ToolReplay:
         return wilson(self.exact, self.exact + self.wrong)[0] if self.exact + self.wrong else 0.0
 
     def admit(self, min_lower: float) -> None:
-        """Admit the tool if its answers are exact. One that writes has to be surely so."""
+        """Admit the tool if `MIN_EXACT` of its answers are exact. A writing one needs `min_lower` too."""
         exact = self.exact >= MIN_EXACT * (self.exact + self.wrong)
         self.admitted = exact and (not self.writes or self.lower >= min_lower)
 
     @property
     def refusal(self) -> str:
-        """Why it is not admitted; empty for an admitted tool."""
+        """The reason why the tool is not admitted; "" for an admitted one."""
         if self.admitted:
             return ""
         if self.wrong:
@@ -66,7 +63,7 @@ class ToolReplay:
 
 
 class Replay:
-    """Counts, by tool, what a world answers to recorded calls. Args: `recordings`, all of them."""
+    """Counts exact, refused and wrong answers of each tool. Args: `recordings`, of all folds."""
 
     def __init__(self, recordings: Recordings) -> None:
         self.writes = recordings.writes
@@ -74,20 +71,21 @@ class Replay:
         self.tools: dict[str, ToolReplay] = {}
 
     def add(self, trace: Trace, answers: Sequence[str | None]) -> None:
+        """Count a world's answers to the calls of a trace; None is a refusal."""
         looked_up = set[str]()
-        for (tool, arguments, recorded), own in zip(trace.calls, answers, strict=True):
-            looks_up = {canonical([tool, dict(arguments)])}
-            named = {*ids_in(arguments, self.ids[tool]).values()} if tool in self.writes else looks_up
+        for (tool, arguments, recorded), answer in zip(trace.calls, answers, strict=True):
+            call_key = {canonical([tool, dict(arguments)])}
+            named = {*ids_in(arguments, self.ids[tool]).values()} if tool in self.writes else call_key
             each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
-            each.exact += own == recorded
-            each.refused += own is None
-            each.unknowable += own is None and not named <= looked_up
-            each.wrong += own not in (None, recorded)
-            if own not in (None, recorded) and not each.difference:
+            each.exact += answer == recorded
+            each.refused += answer is None
+            each.unknowable += answer is None and not named <= looked_up
+            each.wrong += answer not in (None, recorded)
+            if answer not in (None, recorded) and not each.difference:
                 call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
-                each.difference = f"{call}: the world answers {own!r}, and the trace {recorded!r}"
+                each.difference = f"{call}: the world answers {answer!r}, and the trace {recorded!r}"
             if tool not in self.writes:
-                looked_up |= {*looks_up, *map(canonical, arguments.values())}
+                looked_up |= {*call_key, *map(canonical, arguments.values())}
 
     def report(self, min_lower: float) -> list[ToolReplay]:
         """The tools, reading ones first, each admitted or not."""

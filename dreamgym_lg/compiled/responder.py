@@ -1,4 +1,4 @@
-"""A compiled world as responder and judge of a dream. It judges by the end state."""
+"""A compiled world as a responder of a dream, and as a judge."""
 
 import contextlib
 import json
@@ -29,22 +29,22 @@ from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.types import Step, Task
 
 PATIENCE = 10.0
-"""Seconds that a world may take for one answer, its start included."""
+"""Longest time for one answer in seconds, the start of the process included."""
 _FILES = ("world.py", "world.db", "rules.json")
 LONGEST_ANSWER = 2**20
 """Bytes of an answer."""
 
 
 class Compiled:
-    """Answers the calls that a compiled world knows, in a process behind the wall.
+    """Answers tool calls by a compiled world, which runs in a process behind the wall.
 
-    The world's module is code that a person or a model may have written: it sees no network and no replay buffer, writes no
-    file and is killed when it takes more than `PATIENCE` seconds.
+    The world's module may be written by a person or a model: it has no network, reads no replay buffer, writes no file, and is
+    killed if an answer takes more than `PATIENCE` seconds.
 
     Args: `folder`, as `compile_world` writes it.
 
-    Raises `ConfigurationError` where the folder is none, or this machine cannot build the wall; `ProcessLost` where the module
-    ends its process, hangs or answers with something else than a text.
+    Raises `ConfigurationError` if the folder is no world, or this machine cannot build the wall; `ProcessLost` if the module
+    ends its process, hangs or returns something else than a text.
     """
 
     name, version = "compiled", ""
@@ -56,7 +56,7 @@ class Compiled:
                 raise ConfigurationError(f"{str(folder)!r} holds no {name}: give a folder that `compile_world` wrote")
         self.digest = sha256(b"".join((self.folder / name).read_bytes() for name in _FILES)).hexdigest()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
 
     def respond(self, episode: Episode) -> Answer | None:
         if (call := parse_call(episode.action)) is None:
@@ -65,19 +65,18 @@ class Compiled:
         return None if answer is None else Answer(answer)
 
     def lookups(self, episode: Episode) -> list[Step]:
-        """The look-ups of what the call names, as the world would answer them now. Without those just told."""
+        """Current look-ups of the entities in the call, without those already in the episode."""
         if (call := parse_call(episode.action)) is None or not episode.own_traces:
             return []
         looks = self._ask("lookups", task=episode.task.id, steps=steps_of(episode), call=[call.name, dict(call.arguments)])
         try:
             steps = [Step(observation="", action=render_call(*look), next_observation=text) for *look, text in looks]
-            texts = all(isinstance(step.next_observation, str) for step in steps)
-        except (TypeError, ValueError, AttributeError):
-            texts = False
-        if not texts:
-            raise self._lost(f"named what it knows for {call.name} by something else than look-ups")
-        told = {step.action: step.next_observation for step in episode.steps}
-        return [step for step in steps if told.get(step.action) != step.next_observation]
+            if not all(isinstance(step.next_observation, str) for step in steps):
+                raise TypeError("an answer is no text")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._lost(f"returned something else than look-ups for {call.name}") from error
+        seen = {step.action: step.next_observation for step in episode.steps}
+        return [step for step in steps if seen.get(step.action) != step.next_observation]
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -86,9 +85,9 @@ class Compiled:
         return [schema for schema in rules["tools"] if rules["admitted"].get(schema["name"])]
 
     def answer(self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any]) -> str | None:
-        """The answer to a call behind these steps. None where the world does not know it.
+        """The answer to a call after these steps; None if it is unknown.
 
-        Args: `steps`, of tool, arguments and answer; an answer of None stands for the world's own.
+        Args: `steps`, lists of tool, arguments and answer; an answer of None is computed by the world.
         """
         answer = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)])
         if answer is not None and not isinstance(answer, str):
@@ -96,36 +95,37 @@ class Compiled:
         return answer
 
     def changes(self, task: str, steps: list[list[Any]]) -> dict[str, str | None]:
-        """The documents that calls (tool, arguments, answer or None) change; None for unknown ones."""
+        """Reading call -> document, for all that these steps change; None if unknown."""
         changes = self._ask("changes", task=task, steps=steps)
         if not isinstance(changes, dict):
-            raise self._lost(f"named its changed documents by {type(changes).__name__} instead of an object")
+            raise self._lost(f"returned its changed documents as {type(changes).__name__} instead of an object")
         return changes
 
     def close(self) -> None:
-        """End the process; the next question starts another."""
+        """End the process; the next request starts a new one."""
         if self._process is not None:
             self._end()
 
     def replay(self, trace: Trace) -> list[str | None]:
-        """The world's own answer to each call of a trace, behind the recorded ones. Admitted tools or not."""
+        """The world's answer to each call of a trace, given after the recorded ones. Tools need not be admitted."""
         answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
         if not isinstance(answers, list) or len(answers) != len(trace.calls):
             raise self._lost("did not answer each call of a trace")
         return [answer if isinstance(answer, str) else None for answer in answers]
 
-    def _ask(self, question: str, **arguments: Any) -> Any:
-        with self._asking:
+    def _ask(self, method: str, **arguments: Any) -> Any:
+        """Call a method of `runtime.Module` in the process."""
+        with self._lock:
             process = self._process or self._start()
             timer = threading.Timer(PATIENCE, _kill, [process])
             timer.start()
             try:
-                cast(Any, process.stdin).write(json.dumps({"ask": question, **arguments}).encode() + b"\n")
+                cast(Any, process.stdin).write(json.dumps({"ask": method, **arguments}).encode() + b"\n")
                 cast(Any, process.stdin).flush()
                 line = cast(Any, process.stdout).readline(LONGEST_ANSWER)
                 return json.loads(line)["result"]
             except (OSError, ValueError, LookupError, TypeError) as error:
-                raise self._lost(f"gave no answer to {arguments.get('call', question)}") from error
+                raise self._lost(f"gave no answer to {arguments.get('call', method)}") from error
             finally:
                 timer.cancel()
 
@@ -147,6 +147,7 @@ class Compiled:
 
 
 def steps_of(episode: Episode) -> list[list[Any]]:
+    """[tool, arguments, answer] of the episode's valid calls, after the drawn look-ups of its task."""
     calls = [(parse_call(step.action), step) for step in episode.steps if step.valid]
     return _drawn(episode) + [
         [call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None
@@ -154,7 +155,7 @@ def steps_of(episode: Episode) -> list[list[Any]]:
 
 
 def _drawn(episode: Episode) -> list[list[Any]]:
-    """The look-ups of the task's drawn entities, as calls before its first."""
+    """The look-ups of a drawn task's entities, which count as calls before its first."""
     return [list(each) for each in episode.task.drawn.get("documents", ())]
 
 
@@ -172,14 +173,10 @@ def _close(process: "subprocess.Popen[bytes]") -> None:
 
 
 class EndState:
-    """Judges by the documents that an episode leaves.
+    """Judges by the changed documents: they must equal those after a recorded success.
 
-    They must be those that a recorded success's calls leave.
-
-    Both are computed in the same compiled world. It judges nothing where a document is unknown, and leaves episodes in which
-    neither changed anything to the next judge: there the message decides.
-
-    Args: `world`, `references`.
+    Both are computed in the same compiled world. The next judge decides if a document is unknown, and if neither the episode
+    nor the recorded success changed anything.
     """
 
     name, version = "compiled", ""
@@ -188,32 +185,32 @@ class EndState:
         self.world, self.references, self.digest = world, references, world.digest
 
     def decides(self, task: Task) -> bool:
-        """False of every task: what is unknown or unchanged is the next judge's."""
+        """Always False: the next judge may be needed for any task."""
         return False
 
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
         references = self.references.of_episode(episode)
-        left = self.world.changes(episode.task.id, steps_of(episode)) if references else {"": None}
-        if None in left.values():
+        changes = self.world.changes(episode.task.id, steps_of(episode)) if references else {"": None}
+        if None in changes.values():
             return None
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
-            right = self.world.changes(episode.task.id, _drawn(episode) + calls)
-            if None in right.values() or not (right or left):
+            expected = self.world.changes(episode.task.id, _drawn(episode) + calls)
+            if None in expected.values() or not (expected or changes):
                 return None
-            if right == left:
+            if expected == changes:
                 fault = message_fault(episode, [success])
                 return Verdict(float(not fault), not fault, fault or "the world is as a recorded success leaves it")
-        return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(left, ensure_ascii=False)[:500]}")
+        return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(changes, ensure_ascii=False)[:500]}")
 
 
 def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None = None, model: Model | None = None) -> Dream:
     """A dream of recorded answers, then the world's; recorded successes judge.
 
-    Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools; `model`, an experience model that
-        answers and judges the rest, told the state of the entities in a call.
+    Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools; `model`, an experience model for what
+    the world does not know: its prompt shows the documents of the entities in a call.
     """
     compiled, references = Compiled(folder), References(index, conversations=user is not None)
     responders: list[Responder] = [Schemas(index.tools), Recorded(index), compiled, *([] if model is None else [model])]

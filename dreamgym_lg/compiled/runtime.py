@@ -1,6 +1,6 @@
-"""Runs a compiled world: documents of one episode, and the module that changes them.
+"""Runs a compiled world: the documents of one episode, and the module that changes them.
 
-Standard library alone: this file is the program of the walled process, and a copy of it makes a world's folder complete.
+It needs only the standard library: this file is the program of the walled process, and a copy of it is in each world's folder.
 """
 
 import importlib.util
@@ -20,19 +20,19 @@ IMPORTED = (
     "MISSING, State, Unknown, agreed, at, at_most, below, check_apart, check_seen, fixed, later, named, put, rounded, same, "
     "with_keys"
 )
-"""What the module of a world imports from here."""
+"""Names that `world.py` imports from this file."""
 MEMORY = 2**30
 """Bytes of address space that a world may use."""
 
 
 class Unknown(LookupError):
-    """The world does not know the answer: the next responder of the dream is asked."""
+    """The world does not know the answer; the dream then asks its next responder."""
 
 
 class State:
-    """The documents of one episode: what each reading call returns, by tool and arguments.
+    """The documents of one episode: the answer of each reading call, by tool and arguments.
 
-    Writes go to a layer of the episode's own, so that a new episode costs nothing.
+    Changes go to a layer of the episode's own above the shared `layers`, so that a new episode copies nothing.
     """
 
     def __init__(self, *layers: Mapping[tuple[str, str], Any]) -> None:
@@ -41,17 +41,17 @@ class State:
 
     @property
     def documents(self) -> dict[tuple[str, str], Any]:
-        """All documents as they are now, in JSON; None for one that is unknown."""
+        """All current documents, in JSON; None for an unknown one."""
         return {place: text for layer in reversed(self._layers) for place, text in layer.items()}
 
     @property
     def changes(self) -> dict[tuple[str, str], Any]:
-        """The documents that are not as they were before a writing call."""
+        """The documents that differ from those before any writing call."""
         before = State(*self._layers[1:]).documents
         return {place: text for place, text in self._changed.items() if before.get(place) != text}
 
     def read(self, tool: str, /, **arguments: Any) -> Any:
-        """The document that this call of a reading tool returns. Raises `Unknown` where none was recorded."""
+        """The document that this reading call returns. Raises `Unknown` if there is none."""
         place = (tool, key_of(arguments))
         stored = next((layer[place] for layer in self._layers if place in layer), None)
         if stored is None:
@@ -59,54 +59,51 @@ class State:
         return json.loads(stored)
 
     def write(self, tool: str, document: Any, /, **arguments: Any) -> None:
-        """From now on this call of a reading tool returns `document`, which is copied."""
+        """Set the document that this reading call returns; it is copied."""
         self._changed[tool, key_of(arguments)] = json.dumps(document)
 
     def learn(self, tool: str, document: Any, /, **arguments: Any) -> None:
-        """This call returned `document`, and would have before, unless it was forgotten in between."""
+        """Add a document that a recorded call returned. Unless it was changed or forgotten, it counts as unchanged."""
         place = (tool, key_of(arguments))
         (self._changed if place in self._changed else self._learned)[place] = json.dumps(document)
 
     def copy(self) -> "State":
-        """A state that changes by itself."""
+        """An independent copy."""
         other = State(*self._layers[2:])
         other.take(self)
         return other
 
     def take(self, other: "State") -> None:
-        """Become as another state of the same first documents."""
+        """Take over the changes of another state with the same first documents."""
         self._changed.update(other._changed)
         self._learned.update(other._learned)
 
     def mentions(self, value: Any) -> bool:
-        """True if a known document names this value."""
+        """True if a known document contains this value."""
         name = json.dumps(value)
         return any(text is not None and name in text for text in self.documents.values())
 
     def check_mentions(self, value: Any, *, changed: bool = False) -> None:
-        """Raises `Unknown` for a value that no known document names.
-
-        Args: `changed`, True where one suffices that has changed since.
-        """
+        """Raise `Unknown` unless a known document contains this value, or (`changed`) contained it earlier."""
         texts = (text for layer in self._layers[1:] for text in layer.values())
         if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
             raise Unknown(f"no known document names {value!r}")
 
     def forget_answer(self, tool: str, /, **arguments: Any) -> None:
-        """The document that this call of a reading tool returns is unknown from now on."""
+        """Make the document of this reading call unknown."""
         self._changed[tool, key_of(arguments)] = None
 
     def forget_answers(self, *tools: str) -> None:
-        """All documents of these reading tools are unknown from now on."""
+        """Make all documents of these reading tools unknown."""
         for place in self.documents:
             if place[0] in tools:
                 self._changed[place] = None
 
     def forget(self, *values: Any, keep: Iterable[str] = (), linked: bool = False) -> None:
-        """Documents whose arguments or contents name one of these values are unknown from now on.
+        """Make documents unknown whose arguments or content contain one of these values.
 
-        Common values are left out (`common_in`). Args: `keep`, tools whose documents stay; `linked`, True to forget also what
-        those documents name, such as the customer of an order.
+        Common values do not count (`common_in`). Args: `keep`, tools whose documents stay; `linked`, True to forget also the
+        documents that those refer to, such as the customer of an order.
         """
         stored = self._known
         is_common = common_in(stored)
@@ -117,8 +114,8 @@ class State:
                 self._changed[place] = None
 
     def about(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The known documents of what a call's arguments name, and of what these name."""
-        call = ("", "{}")  # is one more document
+        """The known documents that a call's arguments refer to, and those that these refer to."""
+        call = ("", "{}")  # treated as one more document
         stored = {**self._known, call: json.dumps(dict(arguments))}
         direct = linked_to([call], stored, is_common := common_in(stored))
         return [*direct, *linked_to(direct, stored, is_common)]
@@ -129,16 +126,16 @@ class State:
 
 
 Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
-"""Tool, arguments and answer of an episode's calls. An answer of None stands for the module's own."""
+"""(tool, arguments, answer) of an episode's calls. An answer of None is computed by the module."""
 
 
 def key_of(arguments: Mapping[str, Any]) -> str:
-    """The arguments of a reading call in comparable form, without those that are None."""
+    """The arguments of a reading call as a key: sorted JSON without None."""
     return json.dumps({name: value for name, value in arguments.items() if value is not None}, sort_keys=True)
 
 
 def values_in(document: Any) -> list[Any]:
-    """The texts and numbers of a document, at whatever depth."""
+    """All scalars of a document, at any depth."""
     if isinstance(document, dict):
         return [each for value in document.values() for each in values_in(value)]
     if isinstance(document, list):
@@ -147,33 +144,33 @@ def values_in(document: Any) -> list[Any]:
 
 
 def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:
-    """The documents whose arguments or contents name one of these values, which are in JSON."""
+    """The documents whose arguments or content contain one of these values (in JSON)."""
     return [place for place, text in documents.items() if any(name in place[1] or name in text for name in names)]
 
 
 def common_in(documents: Mapping[tuple[str, str], str]) -> Callable[[str], bool]:
-    """Tells values, in JSON, that many documents name. More than five and more than a tenth: they are no entity's."""
-    most = max(5, len(documents) / 10)
-    return lambda name: sum(name in key or name in text for (_, key), text in documents.items()) > most
+    """A test for values (in JSON) that more than max(5, 10 %) documents contain."""
+    limit = max(5, len(documents) / 10)
+    return lambda name: sum(name in key or name in text for (_, key), text in documents.items()) > limit
 
 
 def linked_to(
     places: Sequence[tuple[str, str]], documents: Mapping[tuple[str, str], str], is_common: Callable[[str], bool]
 ) -> list[tuple[str, str]]:
-    """The other documents all of whose arguments one of these documents holds. Args: `is_common`, of a value in JSON."""
+    """Other documents whose arguments all occur in one of these documents, none of them common."""
     linked = list[tuple[str, str]]()
-    held = [{json.dumps(value) for value in values_in(json.loads(documents[place]))} for place in places]
-    for place in documents if held else ():
-        own = {json.dumps(value) for value in json.loads(place[1]).values()}
-        if own and place not in places and any(own <= each for each in held) and not any(map(is_common, own)):
+    contents = [{json.dumps(value) for value in values_in(json.loads(documents[place]))} for place in places]
+    for place in documents if contents else ():
+        keys = {json.dumps(value) for value in json.loads(place[1]).values()}
+        if keys and place not in places and any(keys <= values for values in contents) and not any(map(is_common, keys)):
             linked.append(place)
     return linked
 
 
 class Module:
-    """A world's module with its first documents. It holds no state of an episode.
+    """A world's module and first documents. It keeps no state between requests.
 
-    `respond` makes an episode's calls anew on a fresh state, so that nothing of one episode reaches another.
+    Each request replays the episode's calls on a new state, so that no episode influences another.
 
     Args: `folder`, with `world.py` and `world.db`.
     """
@@ -184,24 +181,25 @@ class Module:
         self.documents, self.by_task = _documents(folder / "world.db")
 
     def state(self, task: str) -> State:
+        """A new state; the task's own first documents come before those of others."""
         return State(self.by_task.get(task, {}), self.documents)
 
     def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> str | None:
-        """The answer to a call behind these steps. None if this world does not know it."""
+        """The answer to a call after these steps; None if unknown or not admitted."""
         state = self._after(task, steps)
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
     def replay(self, steps: Steps) -> list[str | None]:
-        """The module's own answer to each recorded call, behind the recorded ones."""
+        """The module's answer to each recorded call, given after the recorded ones before it."""
         state = State(self.documents)
         return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
 
     def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
-        """The documents that writing calls changed, by `tool arguments`. None for an unknown one."""
+        """`"tool arguments"` -> document that the steps changed; None for an unknown one."""
         return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
 
     def lookups(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """Look-ups of what a call names, before it. Tool, arguments and the world's answer."""
+        """[tool, arguments, answer] of look-ups of the entities in a call, before that call."""
         state, looks = self._after(task, steps), list[list[Any]]()
         for tool, key in state.about(call[1]):
             answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None
@@ -219,7 +217,7 @@ class Module:
 
 
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """The module's answer as text; None where it knows none or cannot take the arguments."""
+    """The module's answer as text; None if unknown, or if the arguments do not fit."""
     try:
         answer = getattr(source, tool)(state, **arguments)
         return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
@@ -228,25 +226,25 @@ def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[st
 
 
 def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:
-    """Make a call with a known answer. The unforeseen is learned or forgotten. Returns its own answer."""
-    tried = state.copy()
-    own = answer_of(source, tried, tool, arguments)
-    if own == answer:
-        state.take(tried)
+    """Apply a recorded call and return the module's answer. Where they differ, learn the document or forget the effect."""
+    trial = state.copy()
+    computed = answer_of(source, trial, tool, arguments)
+    if computed == answer:
+        state.take(trial)
     elif tool in source.READS:
         state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
     else:
         state.forget(*values_in(dict(arguments)), keep=getattr(source, "KEEPS", {}).get(tool, ()), linked=True)
         state.forget_answers(*source.SPREADS.get(tool, ()))
-    return own
+    return computed
 
 
 MISSING = object()
-"""Returned by `at` where there is nothing."""
+"""Returned by `at` for a path that does not exist."""
 
 
 def at(document: Any, *path: Any) -> Any:
-    """The part of a document at these keys and indices; `MISSING` where there is none."""
+    """The part of a document at this path; `MISSING` if there is none."""
     for step in path:
         if not isinstance(document, (dict, list)) or isinstance(document, list) != isinstance(step, int):
             return MISSING
@@ -258,14 +256,14 @@ def at(document: Any, *path: Any) -> Any:
 
 
 def with_keys(document: Any, keys: Sequence[str]) -> Any:
-    """The document, if it has these keys and no others. Else raises `Unknown`: no recorded call was about such a one."""
+    """The document, if it has exactly these keys. Raises `Unknown` otherwise: no recorded call had such a document."""
     if not isinstance(document, Mapping) or sorted(document) != sorted(keys):
-        raise Unknown(f"no recorded call was about a document other than one with {', '.join(keys)}")
+        raise Unknown(f"in all recorded calls this document has the keys {', '.join(keys)}, and no others")
     return document
 
 
 def same(one: Any, other: Any) -> bool:
-    """True for values that are equal as JSON. 1 is neither true nor "1", and nothing equals null."""
+    """True for values that are equal as JSON. 1 equals neither true nor "1"; nothing equals null."""
     return _present(one, other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -274,82 +272,82 @@ def _present(*values: Any) -> bool:
 
 
 def agreed(*tests: bool) -> bool:
-    """The outcome of all tests, which the examples did not tell apart. Raises `Unknown` where they differ."""
+    """The common outcome of tests that all fit the examples. Raises `Unknown` if they differ."""
     if len(set(tests)) > 1:
         raise Unknown("the recorded calls allow several rules, and they differ here")
     return tests[0]
 
 
 def check_seen(one: Any, values: Sequence[Any]) -> None:
-    """Raises `Unknown` for a text that was never seen."""
+    """Raise `Unknown` for a text that is not one of the recorded values."""
     if isinstance(one, str) and one not in values:
-        raise Unknown(f"nothing is known of {one!r}")
+        raise Unknown(f"no recorded call had {one!r}")
 
 
 def check_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raises `Unknown` where two reading calls of a tool are the same one. No recorded call was about one document twice."""
+    """Raise `Unknown` if two reading calls are the same. In the recorded calls they were always different."""
     if key_of(one) == key_of(other):
-        raise Unknown(f"no recorded call was about {dict(one)} twice")
+        raise Unknown(f"no recorded call names {dict(one)} twice")
 
 
 def at_most(one: Any, other: Any) -> bool:
-    """True if both are numbers and the first is not larger."""
+    """True if both are numbers and `one <= other`."""
     numbers = [each for each in (one, other) if isinstance(each, (int, float)) and not isinstance(each, bool)]
     return len(numbers) == 2 and numbers[0] <= numbers[1]
 
 
 def below(one: Any, last_below: float, first_above: float) -> bool:
-    """True below a limit of which only the nearest values are known. Raises `Unknown` between them."""
+    """True if `one <= last_below`, False if `one >= first_above`. Raises `Unknown` in between."""
     if at_most(one, one) and last_below < one < first_above:
-        raise Unknown(f"nothing is known of {one}, between {last_below} and {first_above}")
+        raise Unknown(f"the outcome for {one} is unknown: no recorded value lies between {last_below} and {first_above}")
     return at_most(one, last_below)
 
 
 def named(document: Any, value: Any) -> bool:
-    """True if a document holds a value. Of a list each one, and none twice."""
+    """True if a document contains a value; of a list, all items, if they differ."""
     if not _present(document, value):
         return False
-    held, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
-    return held.issuperset(names) and len({*names}) == len(names)
+    content, names = {json.dumps(each) for each in values_in(document)}, [json.dumps(each) for each in values_in(value)]
+    return content.issuperset(names) and len({*names}) == len(names)
 
 
 def later(day: Any, *, months: Any = 0, days: Any = 0) -> str:
-    """A date as text (YYYY-MM-DD) so much later; the last of its month at most. Raises `Unknown` for anything else."""
+    """A date (YYYY-MM-DD) plus months (at most to their last day) and days. Raises `Unknown` for no date."""
     try:
         start = date.fromisoformat(day)
         year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
         first = date(year, month + 1, 1)
         return (first.replace(day=min(start.day, monthrange(year, month + 1)[1])) + timedelta(days)).isoformat()
     except (TypeError, ValueError, OverflowError) as error:
-        raise Unknown(f"{day!r} is no date, or the one behind it is none") from error
+        raise Unknown(f"{day!r} is no date, or its sum with {months!r} months and {days!r} days is none") from error
 
 
 def rounded(number: Any) -> int | float:
-    """A computed number, without the noise of binary fractions. Raises `Unknown` for anything else."""
+    """A number, rounded to six decimals if it is a float. Raises `Unknown` for anything else."""
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise Unknown(f"{number!r} is no number")
     return round(number, 6) if isinstance(number, float) else number
 
 
 def fixed(number: Any, digits: int) -> str:
-    """A number with so many digits behind its point. Raises `Unknown` for anything else."""
+    """A number as text with `digits` decimals. Raises `Unknown` for anything else."""
     return f"{rounded(number):.{digits}f}"
 
 
 def put(document: Any, changes: Iterable[tuple[Sequence[Any], Any]]) -> Any:
-    """A copy of a document with other values at these paths. Raises `LookupError` for a place that is not there."""
+    """A copy of a document with new values at these paths. Raises `LookupError` for a missing path."""
     copy = json.loads(json.dumps(document))
     for path, value in changes:
         inner = copy
         for step in path[:-1]:
             inner = inner[step]
-        inner[path[-1]]  # nothing new is put there
+        inner[path[-1]]  # raises if missing
         inner[path[-1]] = value
     return copy
 
 
 def parsed(text: str, style: Mapping[str, Any]) -> Any:
-    """The JSON value that a text is in this style, byte for byte. An object, list or number, else the text itself."""
+    """The JSON value that `json.dumps` writes exactly so in this style; else the text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -358,7 +356,7 @@ def parsed(text: str, style: Mapping[str, Any]) -> Any:
 
 
 def _load(path: Path) -> ModuleType:
-    sys.modules.setdefault("runtime", sys.modules[__name__])  # what the module imports from
+    sys.modules.setdefault("runtime", sys.modules[__name__])  # `world.py` imports it
     spec = importlib.util.spec_from_file_location("compiled_world", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -367,18 +365,17 @@ def _load(path: Path) -> ModuleType:
 
 
 def _documents(path: Path) -> tuple[dict[tuple[str, str], Any], dict[str, dict[tuple[str, str], Any]]]:
-    """Every document by (tool, arguments), the newest of all tasks; and those of each task."""
-    everywhere, by_task = dict[tuple[str, str], Any](), dict[str, dict[tuple[str, str], Any]]()
+    """All documents by (tool, arguments), the newest of each; and those of each task."""
+    documents, by_task = dict[tuple[str, str], Any](), dict[str, dict[tuple[str, str], Any]]()
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        for task, tool, key, document in connection.execute(
-            "SELECT task, tool, arguments, document FROM documents ORDER BY id"
-        ):
-            everywhere[tool, key] = by_task.setdefault(task, {})[tool, key] = document
-    return everywhere, by_task
+        rows = connection.execute("SELECT task, tool, arguments, document FROM documents ORDER BY id")
+        for task, tool, key, document in rows:
+            documents[tool, key] = by_task.setdefault(task, {})[tool, key] = document
+    return documents, by_task
 
 
 def serve(folder: Path, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests, a JSON object a line. `ask`, the name of a method of `Module`, and its arguments."""
+    """Answer requests, one JSON object a line: a method of `Module` (`ask`) and its arguments."""
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 2**20)):
         resource.setrlimit(limit, (value, value))
     module = Module(folder)

@@ -1,4 +1,4 @@
-"""Writes rules down as the Python module of a world."""
+"""Generates `world.py`, the Python module of a world, from rules."""
 
 import json
 import keyword
@@ -56,7 +56,7 @@ def write_source(recordings: Recordings, functions: str) -> str:
 
 
 def write_rules(rules: Mapping[str, Rule | None]) -> str:
-    """The functions of writing tools, as their rules say."""
+    """The code of the writing tools' functions."""
     return "\n\n\n".join(_writing(tool, rule) for tool, rule in sorted(rules.items()))
 
 
@@ -71,8 +71,8 @@ def _writing(tool: str, rule: Rule | None) -> str:
     names = {binding.name: _identifier(binding.name) for binding in rule.bindings}
     mentioned = {condition.left.path[0] for condition in conditions_of(rule.tree) if condition.left.root == MENTIONED}
     flags = ", ".join(f"{label_of(ref)!r}: state.mentions({_code(ref, {})})" for ref in rule.ids if label_of(ref) in mentioned)
-    first = [f"    {MENTIONED} = {{{flags}}}"]
-    lines = (first if mentioned else []) + [
+    lines = [f"    {MENTIONED} = {{{flags}}}"] if mentioned else []
+    lines += [
         f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, **{_call(b, names)})', rule.keys.get(b.name))}"
         for b in rule.bindings
     ]
@@ -92,7 +92,7 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
         yes = _branches(tree.yes, rule, names, indent + "    ")
         test = _condition(tree.condition, names)
         if tree.others:
-            others = ", ".join("not " * (not alike) + _condition(each, names) for each, alike in tree.others)
+            others = ", ".join("not " * (not agrees) + _condition(other, names) for other, agrees in tree.others)
             test = f"agreed({test}, {others})"
         return [f"{indent}if {test}:", *yes, *_branches(tree.no, rule, names, indent)]
     if tree == MIXED:
@@ -101,26 +101,26 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
 
 
 def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
-    sources = {binding.name: binding for binding in rule.bindings}
+    bindings = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
-    for binding in map(sources.__getitem__, case.unknown):
+    for binding in map(bindings.__getitem__, case.unknown):
         lines.append(f"{indent}state.forget_answer({binding.tool!r}, **{_call(binding, names)})")
     if rule.ids:
         named = ", ".join(_at(ref, names) for ref in rule.ids)
-        unknown = {sources[name].tool for name in case.unknown}
+        unknown = {bindings[name].tool for name in case.unknown}
         kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - unknown)
         linked = ", linked=True" if case.unknown else ""
         lines.append(f"{indent}state.forget({named}, keep={kept!r}{linked})")
     if rule.spreads:
         lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.spreads))})")
     for name, document in case.effects:
-        binding = sources[name]
+        binding = bindings[name]
         lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, **{_call(binding, names)})")
     return [*lines, f"{indent}return answer"]
 
 
 def _call(binding: Binding, names: Mapping[str, str]) -> str:
-    """The arguments of the reading call whose answer it is."""
+    """The arguments of the binding's reading call, as a dictionary."""
     return "{" + ", ".join(f"{name!r}: {_code(ref, names)}" for name, ref in binding.sources) + "}"
 
 
@@ -175,7 +175,7 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
 
 
 def _root(ref: Ref, names: Mapping[str, str]) -> str:
-    """The variable that a reference begins with."""
+    """The variable of a reference's root."""
     return names.get(ref.root, ref.root)
 
 

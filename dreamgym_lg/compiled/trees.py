@@ -1,4 +1,4 @@
-"""Decision trees over the arguments and documents around a call, exact on their examples."""
+"""Decision trees over a call's scope that classify every example correctly."""
 
 import math
 from collections import Counter
@@ -8,36 +8,36 @@ from itertools import combinations, product
 from typing import Any, NamedTuple, cast
 
 from dreamgym_lg.compiled import runtime
-from dreamgym_lg.compiled.expressions import MENTIONED, Arithmetic, Ref, Surroundings, canonical, evaluate, is_number
+from dreamgym_lg.compiled.expressions import MENTIONED, Arithmetic, Ref, Scope, canonical, evaluate, is_number
 
 MAX_DEPTH = 6
 MAX_PATH = 3
-"""Steps into a document that a condition may look."""
+"""Longest path into a document that a condition may test."""
 MIN_EXAMPLES = 2
-"""Examples on each side of a condition on a constant: one example proves no rule."""
+"""Examples needed on each side of a test for a constant or for existence: one example proves no rule."""
 MAX_NUMBERS = 8
-"""Numbers around a call of which two are computed with and compared to a third, at most."""
+"""Most numbers in scope with which sums and products are tested; with more, none is."""
 
 
 class Condition(NamedTuple):
-    """A test of the surroundings. `exists`, `equals` a constant, `same` as another part, `below` a part or a limit.
+    """A test of one part of a scope (`left`), of these kinds:
 
-    `named` is true of an argument where a document holds it, or each of its list. A limit is two numbers, the last that was
-    seen below it and the first above: nothing is known of a value between them. `below` and `above` also compare with a sum or
-    product, and raise `LookupError` where it has no numbers.
+    `exists`; `equals` a constant; `same` as another part; `named`: a document contains the argument, or all items of a list.
+    `below` another part, or a limit. A limit is the largest example value below it and the smallest above; between them the
+    outcome is unknown. `below` and `above` also compare with a sum or product; they raise `LookupError` if it has no numbers.
     """
 
     kind: str
     left: Ref
     right: Any = None
 
-    def holds(self, around: Surroundings) -> bool:
+    def holds(self, scope: Scope) -> bool:
         if self.kind == "exists":
-            return around.part(self.left, runtime.MISSING) is not runtime.MISSING
-        left = around.part(self.left)
-        right = around.part(self.right) if isinstance(self.right, Ref) else self.right
+            return scope.part(self.left, runtime.MISSING) is not runtime.MISSING
+        left = scope.part(self.left)
+        right = scope.part(self.right) if isinstance(self.right, Ref) else self.right
         if isinstance(right, Arithmetic):
-            pair = (evaluate(self.left, around), evaluate(right, around))
+            pair = (evaluate(self.left, scope), evaluate(right, scope))
             return runtime.at_most(*(pair if self.kind == "below" else reversed(pair)))
         if left is None or right is None:
             return False
@@ -53,49 +53,50 @@ class Branch(NamedTuple):
     yes: "Tree"
     no: "Tree"
     others: tuple[tuple[Condition, bool], ...] = ()
-    """Other single conditions that part the examples as `condition` does, or (False) the other way round.
+    """Other conditions that split the examples like `condition` (True), or the opposite way (False).
 
-    Nothing is known where one of them disagrees: few examples fit several explanations."""
+    If one disagrees on a new call, the outcome is unknown: the examples allow several explanations."""
 
 
 Tree = Branch | int
-"""A branch, or the label of all examples that come here."""
+"""A branch, or a leaf: the label of its examples."""
 MIXED = -1
-"""The label of examples with different labels that no condition tells apart."""
+"""Label of a leaf whose examples have different labels, with no condition that separates them."""
 
 
-def decide(tree: Tree, around: Surroundings) -> int:
+def decide(tree: Tree, scope: Scope) -> int:
+    """The label that the tree gives a call; `MIXED` if unknown."""
     while isinstance(tree, Branch):
-        holds = tree.condition.holds(around)
-        if any(other.holds(around) is not (holds is alike) for other, alike in tree.others):
+        holds = tree.condition.holds(scope)
+        if any(other.holds(scope) is not (holds is agrees) for other, agrees in tree.others):
             return MIXED
         tree = tree.yes if holds else tree.no
     return tree
 
 
 def learn(
-    arounds: Sequence[Surroundings],
+    scopes: Sequence[Scope],
     labels: Sequence[int],
     *,
     ids: Collection[Ref] = (),
     arithmetic: bool = False,
     depth: int = MAX_DEPTH,
 ) -> Tree:
-    """A small tree that gives every example its label or `MIXED`.
+    """Learn a small tree that gives each example its label, greedily by information gain.
 
-    Args: `ids`, arguments that name entities: no condition is about one of their values; `arithmetic`, conditions about a sum
-    or product too.
+    Args: `ids`, arguments that are entity ids: no condition tests for one of their values; `arithmetic`, also try sums and
+    products.
     """
     if len(set(labels)) == 1:
         return labels[0]
     if not depth:
         return MIXED
     best, others = None, list[tuple[Condition, bool]]()
-    for condition in _conditions(arounds, ids, arithmetic):
-        holds = [condition.holds(around) for around in arounds]
+    for condition in _conditions(scopes, ids, arithmetic):
+        holds = [condition.holds(scope) for scope in scopes]
         if min(sum(holds), len(holds) - sum(holds)) < (MIN_EXAMPLES if condition.kind in ("equals", "exists") else 1):
             continue
-        if best is not None and (holds == best[2] or holds == [not each for each in best[2]]):
+        if best is not None and (holds == best[2] or holds == [not value for value in best[2]]):
             others.append((condition, holds == best[2]))
             continue
         gain = _entropy(labels) - _split_entropy(labels, holds)
@@ -104,62 +105,64 @@ def learn(
     if best is None:
         return MIXED
     parts = [[number for number, value in enumerate(best[2]) if value is side] for side in (True, False)]
-    again = partial(learn, ids=ids, arithmetic=arithmetic, depth=depth - 1)
-    yes, no = (again([arounds[n] for n in part], [labels[n] for n in part]) for part in parts)
+    learn_part = partial(learn, ids=ids, arithmetic=arithmetic, depth=depth - 1)
+    yes, no = (learn_part([scopes[n] for n in part], [labels[n] for n in part]) for part in parts)
     return Branch(best[1], yes, no, tuple(others))
 
 
 def conditions_of(tree: Tree) -> list[Condition]:
+    """All conditions of a tree, the alternative ones included."""
     if not isinstance(tree, Branch):
         return []
-    return [tree.condition, *(each for each, _ in tree.others), *conditions_of(tree.yes), *conditions_of(tree.no)]
+    return [tree.condition, *(other for other, _ in tree.others), *conditions_of(tree.yes), *conditions_of(tree.no)]
 
 
 def is_mixed(tree: Tree) -> bool:
-    """True if a tree leaves some examples without a label."""
+    """True if some leaf is `MIXED`."""
     return is_mixed(tree.yes) or is_mixed(tree.no) if isinstance(tree, Branch) else tree == MIXED
 
 
-def _conditions(arounds: Sequence[Surroundings], ids: Collection[Ref], arithmetic: bool) -> Iterator[Condition]:
-    """Conditions that the examples suggest, the plainest first."""
+def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool) -> Iterator[Condition]:
+    """Candidate conditions, the simplest first."""
     scalars: dict[Ref, Counter[str]] = {}
-    for around in arounds:
-        for ref, node in around.nodes.items():
+    for scope in scopes:
+        for ref, node in scope.nodes.items():
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
                 scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
-    entities = {"", *(canonical(around.nodes.get(ref)) for around in arounds for ref in ids)}
-    # what was looked up before comes last: few examples may fit it too, and a backend seldom asks
+    entities = {"", *(canonical(scope.nodes.get(ref)) for scope in scopes for ref in ids)}
+    # MENTIONED comes last: with few examples it fits by chance, and a backend rarely depends on earlier look-ups
     refs = sorted(scalars, key=lambda ref: (ref.root == MENTIONED, ref.root != "args", len(ref.path), str(ref.path)))
-    own = [ref for ref in refs if ref.root != MENTIONED]
-    yield from (Condition("exists", ref) for ref in own if sum(scalars[ref].values()) < len(arounds))
+    regular = [ref for ref in refs if ref.root != MENTIONED]
+    yield from (Condition("exists", ref) for ref in regular if sum(scalars[ref].values()) < len(scopes))
     for ref in refs:
         if ref in ids:
             continue
         values = [value for value, number in scalars[ref].items() if value not in entities and number >= MIN_EXAMPLES]
         yield from (Condition("equals", ref, value) for value in (values[:1] if ref.root == MENTIONED else values))  # a flag
-    plain = [ref for ref in own if any(scalars[ref])]
-    for left in plain:
-        yield from (Condition("same", left, right) for right in plain[plain.index(left) + 1 :])
-    yield from _bounds(arounds, refs)
-    documents = [Ref(root) for root, node in arounds[0].documents.items() if isinstance(node, (Mapping, list))]
-    holders = dict.fromkeys([*documents, *(ref for ref in own if scalars[ref][""] and ref.root != "args")])
-    for name in sorted({name for around in arounds for name in around.args}):
+    scalar_refs = [ref for ref in regular if any(scalars[ref])]
+    for left in scalar_refs:
+        yield from (Condition("same", left, right) for right in scalar_refs[scalar_refs.index(left) + 1 :])
+    yield from _bounds(scopes, refs)
+    documents = [Ref(root) for root, node in scopes[0].documents.items() if isinstance(node, (Mapping, list))]
+    holders = dict.fromkeys([*documents, *(ref for ref in regular if scalars[ref][""] and ref.root != "args")])
+    for name in sorted({name for scope in scopes for name in scope.args}):
         yield from (Condition("named", Ref("args", (name,)), ref) for ref in holders if ref.root != MENTIONED)
     if arithmetic:
-        numbers = [ref for ref in plain if all(is_number(around.nodes.get(ref)) for around in arounds)]
-        yield from _computed([ref for ref in numbers if ref not in ids])
+        numbers = [ref for ref in scalar_refs if all(is_number(scope.nodes.get(ref)) for scope in scopes)]
+        yield from _arithmetic_conditions([ref for ref in numbers if ref not in ids])
 
 
-def _computed(numbers: Sequence[Ref]) -> Iterator[Condition]:
-    """Each number against the sum and the product of two others."""
+def _arithmetic_conditions(numbers: Sequence[Ref]) -> Iterator[Condition]:
+    """Compares each number with the sum and the product of two others."""
     pairs = combinations(numbers if len(numbers) <= MAX_NUMBERS else (), 2)
     for (one, other), sign, left, kind in product(pairs, "+*", numbers, ("below", "above")):
         if left not in (one, other):
             yield Condition(kind, left, Arithmetic(one, sign, other))
 
 
-def _bounds(arounds: Sequence[Surroundings], refs: Iterable[Ref]) -> Iterator[Condition]:
-    nodes = {ref: [around.part(ref) for around in arounds] for ref in refs}
+def _bounds(scopes: Sequence[Scope], refs: Iterable[Ref]) -> Iterator[Condition]:
+    """`below` conditions: a number against a limit between two example values, or against another number."""
+    nodes = {ref: [scope.part(ref) for scope in scopes] for ref in refs}
     numbers = {ref: [cast(float, each) for each in values if runtime.at_most(each, each)] for ref, values in nodes.items()}
     numbers = {ref: values for ref, values in numbers.items() if values}
     for ref, values in numbers.items():

@@ -1,4 +1,4 @@
-"""Plays an unmodified graph's episodes for `rollout`; puts a policy into a graph for production."""
+"""Plays episodes of an unmodified graph for `rollout`; puts a policy into production graphs."""
 
 import asyncio
 import logging
@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Task, Any], float | bool]
-"""Function of (task, the graph's final state) to the episode's reward, 0 to 1. A success if it is 1."""
+"""(task, the graph's final state) -> the episode's reward, 0 to 1; 1 is a success."""
 
 ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-"""Function of a task to its real episode's context manager, which resets the real world. It is played and verified inside.
+"""Task -> context manager that resets the real environment. The episode is played and verified inside of it.
 
-A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous one are played one
-after the other; asynchronous ones have to give each episode a world of its own, or take a lock.
+The graph, its tools and `Verify` see context variables that it sets. Episodes with a synchronous context manager are played
+one after the other; an asynchronous one has to isolate concurrent episodes itself, or take a lock.
 """
 
 
@@ -53,7 +53,7 @@ class AgentInput(TypedDict):
 
 
 class AgentState(TypedDict, total=False):
-    """An agent's steps in `rollout` so far, its system prompts by node, its outcome."""
+    """An agent's steps and acts so far, its system prompts by node, its outcome."""
 
     steps: list[Step]
     acts: list[Act]
@@ -64,18 +64,18 @@ class AgentState(TypedDict, total=False):
 class SimulatedAgent:
     """Plays an unmodified graph with the policy, in the dream or on its own tools.
 
-    The last step's reward is the episode's outcome, 0 to 1. One that was cut short (recursion limit, the world's step limit,
-    endless interrupts) has reward 0 and no success; nobody is asked for it.
+    The last step's reward is the episode's outcome, 0 to 1. A truncated episode (recursion limit, the environment's step limit,
+    endless interrupts) has reward 0 and is not judged.
 
     Args:
         graph: As for `simulated`.
         policy: The chat model that is trained.
-        payload: The graph's input for a task; by default `agent_input`: its messages, or its instruction as the user's.
-        verify: The outcome, judged from the graph's final state. Without it the environment judges the final answer.
-        real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
-        reset_real: With `real`, the context in which each episode is played and verified.
+        payload: Task -> the graph's input. Default: `agent_input`, its messages, or its instruction as a human message.
+        verify: Judges the graph's final state. Without it the environment judges the final answer.
+        real: Replace only the models; tools, checkpointer and all else are the graph's own, without a guard.
+        reset_real: With `real`, resets the environment around each episode.
         user: With `real`, replies to the agent's messages. None: the first message ends the episode.
-        options: Those of `simulated` (`EpisodeOptions`).
+        options: As of `simulated` (`EpisodeOptions`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SimulatedAgent:
         check_context(graph, options.get("context"))
         self.user = user
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
-        self.reset_real, self._alone = reset_real, asyncio.Lock()
+        self.reset_real, self._reset_lock = reset_real, asyncio.Lock()
         self._is_sync = has_synchronous_middleware(graph)
         self.payload = payload or agent_input
 
@@ -114,9 +114,9 @@ class SimulatedAgent:
         context: EpisodeContext,
         stream_mode: Literal["values"] = "values",
     ) -> AsyncIterator[AgentState]:
-        """Play one episode of `state["task"]` in `context.environment`; yields what was played, then the outcome.
+        """Play one episode of `state["task"]` in `context.environment`. Yields the steps, then the outcome.
 
-        Raises, after the steps were yielded, the cause if the world failed or something real would have been touched.
+        If the environment failed or a real access was stopped, raises that error after yielding the steps.
         """
         task = state["task"]
         if context.environment is None and not self.real:
@@ -136,25 +136,25 @@ class SimulatedAgent:
                     final = await run_graph(episode, self.payload(task), own, is_sync=self._is_sync)
             except Exception as error:
                 failure = error
-            except RealAccessBlocked as error:  # a failed rollout, but no reason to end the others
+            except RealAccessBlocked as error:  # no `Exception`, and must not end the other rollouts
                 failure = AccessBlocked(str(error))
             except BaseExceptionGroup as error:
                 failure = EnvironmentFailed(str(error))
             yield {"steps": episode.steps, "acts": episode.acts, "prompts": episode.prompts}
             if failure is None:
                 yield await self._outcome(episode, task, final)
-        if failure is not None:  # outside, where no context manager of the user's can swallow it
+        if failure is not None:  # outside of the user's context manager, which could swallow it
             raise failure
 
     @asynccontextmanager
     async def _reset(self, task: Task) -> AsyncIterator[None]:
-        """The block is one episode: with `reset_real`, inside its context manager."""
+        """The context of one episode: that of `reset_real`, if given."""
         context = self.reset_real(task) if self.reset_real is not None else nullcontext()
         if isinstance(context, AbstractAsyncContextManager):  # as is `nullcontext`
             async with context:
                 yield
         elif isinstance(context, AbstractContextManager):
-            async with self._alone:
+            async with self._reset_lock:
                 with context:
                     yield
         else:
@@ -164,9 +164,9 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one that carries the reward. The final answer or an unreadable call."""
+        """The steps, with the final answer or an unreadable call as rewarded last one."""
         malformed = malformed_call(final)
-        read = final_action if episode.truncated else episode.read_action  # what was cut short may lack what the user reads
+        read = final_action if episode.truncated else episode.read_action  # a truncated state may be incomplete
         answer = malformed or episode.last_action or read(final)
         result, reward, success = episode.last, 0.0, False
         decided_by, judged_by = "schema" if malformed and not self.real else "", ""
@@ -194,11 +194,11 @@ class SimulatedAgent:
 
 
 async def run_graph(episode: SimulatedEpisode, payload: Any, config: RunnableConfig, *, is_sync: bool) -> Any:
-    """The graph's last state. With `is_sync`, synchronous middleware, it is not awaited, but runs in a thread."""
+    """Run the graph and return its last state. Args: `is_sync`, run it in a thread, for synchronous middleware."""
     if not is_sync:
         return await episode.ainvoke(payload, config)
     run = partial(copy_context().run, episode.invoke, payload, config)
-    with in_episode(None):  # the thread is the episode's own, and no worker of its code
+    with in_episode(None):  # so that the thread is not patched as one of the agent's
         running = asyncio.get_running_loop().run_in_executor(THREADS, run)
     return await running
 
@@ -216,19 +216,19 @@ def _verified(verify: Verify, task: Task, final: Any) -> float:
 def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()) -> Graph:
     """The same graph for production, with `policy` in place of its chat models.
 
-    It streams, nests, and is served as before; the original is left as it is. Models that a tool asks itself stay its own,
+    It streams, nests and is served as before; the original is unchanged. Models that a tool calls itself are not replaced,
     unless the tool runs a graph or is named in `pass_through`.
 
     Args:
         graph: What `StateGraph.compile` or `create_agent` returns.
         policy: Any chat model, without bound tools; an exported one by `load_policy`.
         route: The nodes whose models it answers for; the others keep their own. Default: all.
-        pass_through: Tools whose own models it answers for too.
+        pass_through: Tools whose own models it also replaces.
 
-    Raises `ConfigurationError` for what is no compiled graph or no chat model, and for unknown names.
+    Raises `ConfigurationError` for another kind of graph or model, and for unknown names.
 
-    No guard is installed, and threads are as they were: a model that a node asks in a thread or pool of its own stays the
-    production model, and a warning names the node. There, submit `contextvars.copy_context().run` with the call.
+    No guard is installed, and threads are not patched: a node that calls its model in a thread or pool of its own keeps the
+    production model there, and a warning names it. Submit `contextvars.copy_context().run` with the call to change that.
     """
     episode = production_episodes(graph, policy, route=route, pass_through=pass_through)
     return derive(
@@ -241,7 +241,7 @@ def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = No
 def production_episodes(
     graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
 ) -> Callable[[Pregel], AgentEpisode]:
-    """A function that creates the episode of one real run of a graph; see `with_policy`."""
+    """A function that creates the episode of one production run; see `with_policy`."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -266,9 +266,9 @@ def production_episodes(
 
 
 def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
-    """A graph with all parts of `graph`, whose runs go through two functions.
+    """A copy of `graph` whose runs go through two functions.
 
-    They get the new graph, the method and the arguments of the run, and leave a run of a dream alone (`guarded_episode()`).
+    They get the new graph, the original method and its arguments. In a dream (`guarded_episode()`) they must not interfere.
     """
     kind: type[Any] = type(graph)
 

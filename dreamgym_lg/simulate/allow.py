@@ -1,4 +1,4 @@
-"""The hosts and paths that a dreamed episode may touch all the same."""
+"""The hosts and paths that a dreamed episode may touch."""
 
 import os
 import socket
@@ -10,17 +10,17 @@ from pathlib import Path
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import in_episode
 
-_NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
+_HARMLESS_FILES = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
 
 
 @dataclass(frozen=True)
 class Allow:
-    """The hosts and paths that episodes may touch all the same."""
+    """The real hosts and paths that dreamed episodes may touch."""
 
     hosts: Sequence[str] = ()
-    """`host` or `host:port`, names or addresses; `[::1]:80` for those with colons."""
+    """`host` or `host:port`; a host is a name or an address, in brackets if it has colons (`[::1]:80`)."""
     paths: Sequence[str | Path] = ()
-    """Files, or folders with all they hold, that may be written. For a SQLite file its folder, where its journal goes."""
+    """Files and folders (with all in them) that may be written. For a SQLite file give its folder, for the journal."""
     _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,13 +38,14 @@ class Allow:
         return [os.path.realpath(path) for path in self.paths]
 
     def path(self, path: str) -> bool:
+        """True if a path may be written."""
         real = os.path.realpath(path)
-        if path in _NOWHERE or real in _NOWHERE:
+        if path in _HARMLESS_FILES or real in _HARMLESS_FILES:
             return True
         return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
 
     def host(self, host: str, port: int | None) -> bool:
-        """Tells if a host may be connected to; without a port, looked up."""
+        """True if a host may be connected to, or, with `port=None`, be resolved."""
         for allowed in self.hosts:
             name, allowed_port = host_and_port(allowed)
             if allowed_port and port is not None and str(port) != allowed_port:
@@ -54,19 +55,19 @@ class Allow:
         return False
 
     def _is_address(self, name: str, address: str) -> bool:
-        """Names are looked up again for an address not seen before: their servers take turns."""
-        known = self._resolved.setdefault(name, set())
-        if address not in known:
+        """True if a name resolves to the address. It is resolved again for each new address: servers take turns."""
+        addresses = self._resolved.setdefault(name, set())
+        if address not in addresses:
             with in_episode(None):
                 try:
-                    known |= {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
+                    addresses |= {str(peer[0]) for *_, peer in socket.getaddrinfo(name, None)}
                 except OSError:
                     return False
-        return address in known
+        return address in addresses
 
 
 def host_and_port(host: str) -> tuple[str, str]:
-    """A host of `Allow` and its port, "" for every port. `[::1]:80` is an address with one, `::1` without."""
+    """The host and port of an `Allow.hosts` entry; port "" means all. `[::1]:80` has a port, `::1` has none."""
     if host.startswith("["):
         name, _, port = host[1:].partition("]")
         return name, port.removeprefix(":")

@@ -1,4 +1,4 @@
-"""Orders tool calls: those of one reply reach the environment one after the other."""
+"""Makes the tool calls of one reply reach the environment one by one, in order."""
 
 import asyncio
 import threading
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dreamgym_lg.errors import ConfigurationError
 
 ABSENT_SECONDS = 1.0
-"""Longest wait for an earlier call of the same reply that has not begun. A person may have refused it."""
+"""Longest wait in seconds for an earlier call of the same reply that has not begun: a person may have refused it."""
 
 
 class CallOrder:
-    """The order of one episode's tool calls. A call is known by its id; one without (called by hand) has no place in it."""
+    """The order of one episode's tool calls. Calls without an id, made by the agent's code, have no place in it."""
 
     def __init__(self) -> None:
         self._replies = 0
@@ -26,7 +26,7 @@ class CallOrder:
         """The event loop on which a call has its turn."""
 
     def add_reply(self, ids: Sequence[str]) -> None:
-        """Add a reply's calls, in their order. Small models use the same ids in every reply, and within one."""
+        """Add the calls of a reply, in order. Small models repeat ids, over replies and within one."""
         self._replies += 1
         self._begun.difference_update(ids)
         self._ended.difference_update(ids)
@@ -35,16 +35,16 @@ class CallOrder:
             self._places[call_id] = self._replies, place
 
     def place(self, call_id: str | None) -> tuple[int, int] | None:
-        """Number of the reply that asked for a call, and the call's number in it."""
+        """(number of the reply, position in it) of a call; None if unknown."""
         return self._places.get(call_id or "")
 
     def refuse(self, ids: Iterable[str]) -> None:
-        """Let no other call wait for these. A person has refused them, and they never begin."""
+        """Let no call wait for these, which a person has refused."""
         self._ended.update(ids)
 
     @contextmanager
     def running(self, call_id: str | None) -> Iterator[None]:
-        """The block is this call. The next call of the same reply waits for its end."""
+        """Context of one call; later calls of the same reply wait for its end."""
         self._begun.add(call_id or "")
         try:
             yield
@@ -53,9 +53,9 @@ class CallOrder:
 
     @contextmanager
     def turn(self, call_id: str | None) -> Iterator[None]:
-        """Wait until this call may ask the environment; the block asks. On an event loop it waits for no other call.
+        """Hold the environment in the block, after earlier calls of the reply have ended.
 
-        Raises `ConfigurationError` where it would wait for ever.
+        On an event loop it does not wait for these. Raises `ConfigurationError` where it would deadlock.
         """
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class CallOrder:
             self._turn.release()
 
     def _take_turn(self, call_id: str | None) -> Callable[[], bool]:
-        """A function that takes the turn once no earlier call of its reply may come."""
+        """A function that tries to take the turn. It fails while an earlier call may still run."""
         since = time.monotonic()
 
         def take() -> bool:

@@ -1,6 +1,6 @@
-"""Knows the episode that the running code belongs to, and patches methods to ask it.
+"""The episode that the running code belongs to, and patches that look it up.
 
-One ContextVar holds it: LangGraph and asyncio copy the context into every task, and threads of an episode's code get a copy.
+A ContextVar holds it. LangGraph and asyncio copy the context into every task, and threads of an episode's code get a copy.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ T = TypeVar("T")
 
 
 class EpisodeBroken(BaseException):
-    """Ends a graph whose world has failed or ended. `cause` or `last` of the episode says why."""
+    """Ends a graph whose environment failed or ended: see the episode's `cause` and `last`."""
 
 
 class Blocked(NamedTuple):
-    """One real access that was stopped."""
+    """A real access that the guard stopped."""
 
     event: str
-    """Python's name of it, e.g. `socket.connect`."""
+    """Name of the audit event, e.g. `socket.connect`."""
     target: str
     where: str
-    """The user's own line that led to it."""
+    """The user's line that caused it."""
 
     def __str__(self) -> str:
         return f"{self.event} of {self.target} at {self.where}"
 
 
 class RealAccessBlocked(BaseException):
-    """Raised at a real access inside a dream; a `BaseException`, because users write `except Exception`."""
+    """Raised at a real access in a dream; a `BaseException`, because users write `except Exception`."""
 
     def __init__(self, *blocked: Blocked) -> None:
         first = "; ".join(map(str, blocked[:3]))
@@ -56,45 +56,45 @@ class RealAccessBlocked(BaseException):
 
 
 class ContextEpisode:
-    """An episode as the context, its threads and its guard know it."""
+    """The attributes of an episode that contexts, threads and guards use."""
 
     guard: Any = None
-    """Its `Guard`; None where the real world may be touched."""
+    """Its `Guard`; None if real access is allowed."""
     owns_threads = False
-    """True if threads and pool work that its code starts belong to it. In production they are left as they are."""
+    """True if threads and pool work that its code starts belong to it; False in production."""
     ended = False
-    """Its block was left: whatever of its code still runs is answered by nobody."""
+    """True after its block: calls of code that still runs are refused."""
 
 
 class PolicyCall(NamedTuple):
-    """A policy's reply while it is made: of no episode. The agent's callbacks of it run in the episode."""
+    """Marks code that generates a policy's reply. It is outside of the episode; the agent's callbacks run inside."""
 
     episode: ContextEpisode
     handlers: Collection[Any]
-    """The policy's own callbacks, which run outside."""
+    """The policy's own callbacks, which run outside of the episode."""
 
 
 Owner = ContextEpisode | PolicyCall | None
 
 _current: ContextVar[Owner] = ContextVar("dreamgym_episode", default=None)
 in_flight = set[ContextEpisode]()
-"""The episodes of this process that have begun and not ended."""
+"""The running episodes of this process."""
 
 
 def guarded_episode() -> ContextEpisode | None:
-    """The episode that this code runs in. None: production, the policy, or the environment."""
+    """The episode of the running code; None in production, the policy and the environment."""
     current = _current.get()
     return current if isinstance(current, ContextEpisode) else None
 
 
 def policy_call() -> PolicyCall | None:
-    """The policy's reply that this code is part of."""
+    """The policy's reply that the running code generates; None otherwise."""
     current = _current.get()
     return current if isinstance(current, PolicyCall) else None
 
 
 def answering_episode() -> ContextEpisode | None:
-    """As `guarded_episode`, for a model, tool or graph. Raises `OwnerUnknown` for one that has ended: another run may ask."""
+    """As `guarded_episode`, for a call of a model, tool or graph. Raises `OwnerUnknown` if the episode has ended."""
     episode = guarded_episode()
     if episode is not None and episode.ended:
         raise OwnerUnknown(
@@ -114,7 +114,7 @@ def _thread_or_task() -> str:
 
 @contextmanager
 def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """The variable has this value in the block."""
+    """Set a context variable for the block."""
     token = variable.set(value)
     try:
         yield
@@ -123,12 +123,12 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def in_episode(owner: Owner) -> AbstractContextManager[None]:
-    """The block belongs to `owner`. None: to no episode, as the policy and the environment."""
+    """The block runs in `owner`; None for no episode, as policy and environment do."""
     return set_var(_current, owner)
 
 
 def iterate_in_episode(source: Iterator[Any], episode: Owner) -> Iterator[Any]:
-    """The items of `source`, each made inside `episode`; a generator shares its caller's context."""
+    """Iterate over `source`, computing each item in `episode`. A generator alone has its caller's context."""
     end = object()
     try:
         while True:
@@ -169,9 +169,9 @@ Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
 
 
 def dispatch(owner: type | ModuleType, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
-    """Replace `owner.name` by a method that calls `handler` inside an episode, that of `lookup`; idempotent.
+    """Patch `owner.name` to call `handler` if `lookup()` returns an episode; idempotent.
 
-    Of a module, `name` is a function. Raises `ConfigurationError` if the installed version has no such method.
+    If `owner` is a module, `name` is a function. Raises `ConfigurationError` if the installed version has no such method.
     """
     original = owner.__dict__.get(name)
     if original is None:
@@ -181,7 +181,7 @@ def dispatch(owner: type | ModuleType, name: str, handler: Handler, lookup: Call
         )
     if hasattr(original, "__dreamgym__") or not callable(original):
         return
-    if name.endswith("_v3"):  # LangChain's own note that these are beta is for other callers
+    if name.endswith("_v3"):  # without LangChain's beta warning
         original = inspect.unwrap(original)
 
     @functools.wraps(original)
@@ -197,7 +197,7 @@ def dispatch(owner: type | ModuleType, name: str, handler: Handler, lookup: Call
 
 
 def subclasses(owner: type) -> Iterator[type]:
-    """`owner` and every class derived from it so far. One with several bases may come again."""
+    """`owner` and all its current subclasses. One with several bases may occur more than once."""
     derived: type
     yield owner
     for derived in type.__subclasses__(owner):
@@ -206,21 +206,21 @@ def subclasses(owner: type) -> Iterator[type]:
 
 # --- threads, pools and queues ------------------------------------------------------------------------------------------------
 
-_making_thread: ContextVar[bool] = ContextVar("dreamgym_making_thread", default=False)
-"""True while a pool starts its own threads. Its work belongs to who gives it, a thread, which may outlive it, to nobody."""
-_CREATOR, _GIVERS = "_dreamgym_episode", "_dreamgym_givers"
-"""Attributes of a queue: the episode whose code has created it, and `id` of an item -> (item, episode that gave it)."""
+_starting_thread: ContextVar[bool] = ContextVar("dreamgym_starting_thread", default=False)
+"""True while a pool starts its threads, which belong to no episode: only the work that they are given does."""
+_CREATOR, _PRODUCERS = "_dreamgym_episode", "_dreamgym_producers"
+"""Attributes of a queue: the episode that created it, and `id` of an item -> (item, episode that put it)."""
 THREADS = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
-"""Threads come on demand. A loop's own executor has a few, for which hundreds of episodes would wait."""
+"""Executor of all episodes; a loop's default one has too few threads for hundreds of them."""
 
 
 def patch_threads() -> None:
-    """Patch what starts threads and gives them work; idempotent."""
+    """Patch what starts threads and submits work to them; idempotent."""
     dispatch(threading.Thread, "start", _start, _owner)
     dispatch(ThreadPoolExecutor, "submit", _submit, _owner)
     dispatch(ThreadPool, "__init__", _make_pool, _owner)
-    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all else that a pool offers ends in one of these
-        dispatch(Pool, name, _give_to_pool, _owner)
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # every other method calls one of these
+        dispatch(Pool, name, _submit_to_thread_pool, _owner)
     dispatch(BaseEventLoop, "create_task", _create_task, _owner)
     dispatch(BaseEventLoop, "run_in_executor", _run_in_executor)
     for kind, put in ((queue.Queue, "put"), (asyncio.Queue, "put_nowait")):
@@ -228,34 +228,34 @@ def patch_threads() -> None:
         dispatch(kind, put, _put, lambda: True)
 
 
-def serve_givers() -> None:
-    """Let any thread or task do a queue's work of the only episode in flight."""
+def serve_producers() -> None:
+    """Let long-lived threads and tasks process a queue's items for the only running episode."""
     kinds: tuple[type, ...] = queue.Queue, queue.LifoQueue, queue.PriorityQueue
     for kind in (*kinds, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue):
         dispatch(kind, "_get", _take, lambda: True)
 
 
 def _owner() -> ContextEpisode | None:
-    """The episode that owns what this code starts. None in production, where threads are left as they are."""
+    """The episode that owns threads which this code starts; None in production."""
     episode = guarded_episode()
     return episode if episode is not None and episode.owns_threads else None
 
 
 def _copy_context() -> Context:
-    """This context for new work, with the line that starts it."""
+    """A copy of this context for new work, with the line that starts it."""
     context = copy_context()
     context.run(started_by.set, user_line())
     return context
 
 
 def _start(episode: ContextEpisode, original: Method, thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
-    if not _making_thread.get():
+    if not _starting_thread.get():
         thread.run = functools.partial(_run, _copy_context(), thread.run)  # type: ignore[method-assign]
     return original(thread)
 
 
 def _run(context: Context, run: Callable[[], None]) -> None:
-    """End a stopped thread with one line: the episode tells what was stopped, and where."""
+    """Run a thread. If the guard stops it, log one line: the episode has recorded the rest."""
     try:
         context.run(run)
     except (RealAccessBlocked, EpisodeBroken) as stopped:
@@ -263,31 +263,31 @@ def _run(context: Context, run: Callable[[], None]) -> None:
 
 
 def _submit(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> Any:
-    with set_var(_making_thread, True):
+    with set_var(_starting_thread, True):
         return original(pool, _copy_context().run, *args, **kwargs)
 
 
 def _make_pool(episode: ContextEpisode, original: Method, pool: ThreadPool, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = _in_context(args, kwargs)
-    with set_var(_making_thread, True):
+    with set_var(_starting_thread, True):
         return original(pool, *args, **kwargs)
 
 
-def _give_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args: Args, kwargs: Kwargs) -> Any:
+def _submit_to_thread_pool(episode: ContextEpisode, original: Method, pool: Pool, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(pool, ThreadPool):
         args, kwargs = _in_context(args, kwargs)
     return original(pool, *args, **kwargs)
 
 
 def _in_context(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """A pool's work as of who gives it. It raises `Exception`s alone: else the pool's thread ends, and its caller waits."""
+    """Wrap functions for a pool in this context. They raise only `Exception`s: others would end the pool's thread."""
     context = _copy_context()
 
     def owned(value: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return context.copy().run(value, *args, **kwargs)
-            except (RealAccessBlocked, EpisodeBroken) as stopped:  # which the episode has noted
+            except (RealAccessBlocked, EpisodeBroken) as stopped:  # recorded by the episode
                 raise RuntimeError(str(stopped)) from stopped
 
         return call if callable(value) else value
@@ -311,7 +311,7 @@ def _create_queue(episode: ContextEpisode, original: Method, created: Any, args:
 
 
 def _put(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Refuse work through a queue that another run has created. Another policy would answer it."""
+    """Put an item. Refuse work for a queue of another run, where another policy would answer it."""
     item, owner = args[0] if args else kwargs["item"], _owner()
     if getattr(jobs, _CREATOR, None) is not owner and _is_work(item):
         caller = next(frame for frame in frames() if frame.f_globals["__name__"] not in (__name__, "queue", "asyncio.queues"))
@@ -319,7 +319,7 @@ def _put(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> An
             served = hasattr(type(jobs)._get, "__dreamgym__")
             if not served or in_flight != {owner}:
                 raise OwnerUnknown(_OF_ANOTHER_RUN.format(user_line(), _ONE_IN_A_WORKER if served else _BY_ITS_PATH))
-            vars(jobs).setdefault(_GIVERS, {})[id(item)] = item, owner
+            vars(jobs).setdefault(_PRODUCERS, {})[id(item)] = item, owner
     return original(jobs, *args, **kwargs)
 
 
@@ -332,12 +332,12 @@ _BY_ITS_PATH = "give the agent by its path (FILE.py:NAME): in a worker behind th
 
 
 def _take(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The thread or task that takes work goes on as that of the work's episode."""
+    """Get an item. Its thread or task then runs in the episode that put it."""
     item, current = original(jobs), _current.get()
-    _, giver = vars(jobs).get(_GIVERS, {}).pop(id(item), (None, current))
-    if giver is not current and current in in_flight:
+    _, producer = vars(jobs).get(_PRODUCERS, {}).pop(id(item), (None, current))
+    if producer is not current and current in in_flight:
         raise OwnerUnknown(f"{user_line()} takes work that another episode has put into a queue: {_ONE_IN_A_WORKER}")
-    _current.set(giver)
+    _current.set(producer)
     return item
 
 
@@ -345,17 +345,17 @@ _ANSWERED_BY = (Future, asyncio.Future, threading.Event, asyncio.Event, queue.Qu
 
 
 def _is_work(item: Any) -> bool:
-    """Tells if an item is to be called, or holds the place for its answer. One that only tells something is no work."""
+    """True if an item contains something to call, or to put an answer into. Plain data is no work."""
     fields = vars(item).values() if hasattr(item, "__dict__") else ()
     parts = (item, *(item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()))
     return any(map(callable, parts)) or any(isinstance(each, _ANSWERED_BY) for each in (*parts, *fields))
 
 
-# --- what is called later -----------------------------------------------------------------------------------------------------
+# --- deferred calls -----------------------------------------------------------------------------------------------------------
 
 
 def patch_deferred() -> None:
-    """Patch what registers code to be called later; once per process."""
+    """Patch what registers deferred calls; once per process."""
     dispatch(ThreadPoolExecutor, "__init__", _create_executor, _owner)
     dispatch(Future, "add_done_callback", _add_done_callback, _owner)
     for kind in (weakref.finalize, Finalize):
@@ -373,30 +373,30 @@ def _add_done_callback(episode: ContextEpisode, original: Method, future: Future
     function, context = args[0] if args else kwargs["fn"], _copy_context()
 
     def call(done: Future[Any]) -> None:
-        with suppress(RealAccessBlocked):  # the guard has noted it; the thread may be production's
+        with suppress(RealAccessBlocked):  # recorded by the guard; the thread may be production's
             context.copy().run(function, done)
 
     return original(future, call)
 
 
 def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Finalisers belong to production. Python gives the dead reference; code that calls one itself gives none."""
+    """Run a finaliser outside of the episode if Python calls it. Python passes the dead reference, code does not."""
     return run_in(None if args else episode, original, finalizer, *args, **kwargs)
 
 
 def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` inside `episode`, in a context of its own. To set a variable during a collection crashes Python 3.11."""
+    """Call `function` in `episode`, in a new context. Setting a variable in a garbage collection crashes Python 3.11."""
     context = copy_context()
     context.run(_current.set, episode)
     return context.run(function, *args, **kwargs)
 
 
 _collecting_thread = 0
-"""The thread in which garbage is being collected. A process has one collection at a time."""
+"""Id of the thread that collects garbage, 0 if none. There is one collection at a time."""
 
 
 def is_collecting() -> bool:
-    """Tells if this thread collects garbage, so that what runs is a finaliser."""
+    """True if this thread collects garbage, so that the running code is a finaliser."""
     return _collecting_thread == threading.get_ident()
 
 

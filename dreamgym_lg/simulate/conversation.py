@@ -1,4 +1,4 @@
-"""An episode's talk with a user. The agent's messages, the user's replies, and the graph's next input."""
+"""Conversations with a user: the agent's messages, the user's replies, the graph's next input."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ MAX_TURNS = 30
 
 
 class RealUser(Environment):
-    """The user of a real episode, asked as a dream's environment is asked. `steps` returns those so far."""
+    """The user of a real episode, as an environment that only replies. `steps` returns the steps so far."""
 
     has_user = True
 
@@ -44,9 +44,9 @@ class RealUser(Environment):
 
 
 def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
-    """The user's reply as the graph's next input. With the whole last state where no checkpointer keeps the thread.
+    """The graph's input after a reply, with the whole state if no checkpointer keeps it.
 
-    Args: `payload`, the episode's first. Raises `ConfigurationError` for a graph whose input or state has no messages.
+    Args: `payload`, the episode's first input. Raises `ConfigurationError` for a graph whose input or state has no messages.
     """
     has_messages = isinstance(payload, Mapping) and "messages" in payload
     if has_messages and isinstance(getattr(graph, "checkpointer", None), BaseCheckpointSaver):
@@ -60,7 +60,7 @@ def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
 
 
 def final_answer(state: Any) -> str:
-    """The text with which the graph ended: its last AI message, else what it returned."""
+    """The text of a state's last AI message; without messages, the state as text."""
     messages = _messages(state)
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
@@ -68,14 +68,14 @@ def final_answer(state: Any) -> str:
 
 
 def final_action(state: Any) -> str:
-    """The action with which the graph ended. Its answer without a thought, a structured response, or `return_direct`'s."""
+    """The action that ended the graph: an answer (without thought), structured response, or `return_direct`."""
     messages = _messages(state)
     last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
     if not isinstance(last, ToolMessage):
         return render_answer(split_thought(final_answer(state))[1])
     calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
-    structured = isinstance(state, dict) and state.get("structured_response") is not None
-    if structured or last.text.startswith(STRUCTURED_RESPONSE):
+    is_structured = isinstance(state, dict) and state.get("structured_response") is not None
+    if is_structured or last.text.startswith(STRUCTURED_RESPONSE):
         for call in reversed(calls):
             if call["id"] == last.tool_call_id:
                 return render_answer(json.dumps(call["args"], ensure_ascii=False, default=str), call=call["name"])
@@ -98,7 +98,7 @@ def _messages(state: Any) -> Any:
 
 
 def approval(interrupt: Interrupt) -> Any:
-    """Approves every action of LangChain's human-in-the-loop middleware; None for any other interrupt.
+    """The answer that approves every action of LangChain's human-in-the-loop middleware; None for other interrupts.
 
     Raises `ConfigurationError` for an action that must not be approved.
     """
@@ -122,5 +122,5 @@ def approve(interrupt: Interrupt) -> Any:
 
 
 def question(interrupt: Interrupt) -> str:
-    """An interrupt as a message to the user: its text, or its value as JSON."""
+    """An interrupt as a message to the user: its value as text or JSON."""
     return render_answer(interrupt.value if isinstance(interrupt.value, str) else json.dumps(interrupt.value, default=str))

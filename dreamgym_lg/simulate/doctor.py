@@ -1,4 +1,4 @@
-"""Examines an agent (`dreamgym doctor`): its parts in a dream, and one tried episode."""
+"""Examines an agent for `dreamgym doctor`: finds its parts, and how a dream handles each."""
 
 import io
 import json
@@ -24,9 +24,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import check_names
 from dreamgym_lg.simulate.object_graph import (
     body,
+    code_names,
     function_references,
     makes_tools,
-    named,
     reachable,
     references,
     run_by,
@@ -39,34 +39,34 @@ from dreamgym_lg.types import Trajectory
 from dreamgym_lg.user_code import users
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "raised", "stopped", "could leak", "not simulated"]
-"""Fate of a part in a dream. `passes through`: it really runs, and its acts on the real world are stopped; `stopped`: it was,
-or is in every episode, which then fails; `raised`: an error of its own ended the tried episode; `could leak`: nothing would
-stop it, under the guard alone; `not simulated`: it really runs where policy or world should answer, or fails there."""
+"""How a dream handles a part. `passes through`: it runs, but its real accesses are stopped. `stopped`: it makes a real access,
+so that its episode fails. `raised`: its own error ended the trial episode. `could leak`: the guard would not see its real
+access. `not simulated`: it runs, or fails, where policy or environment should answer."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 _NEEDED = ("client", "sub-graph", "backend", "middleware")
-"""Kinds of parts without which no episode comes to its end."""
+"""Kinds of parts that every episode needs."""
 
 
 class Part(NamedTuple):
-    """One part of an agent and its fate in a dream."""
+    """One part of an agent, and how a dream handles it."""
 
     kind: str
     name: str
     handling: Handling
     advice: str = ""
-    """Empty where nothing need be done."""
+    """What to do; "" for nothing."""
     use: str = ""
-    """Of a simulated tool: it reads or it writes, and how that is known."""
+    """Of a simulated tool: if it reads or writes, and how that is known."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """The parts of an agent; `problems` are those that cannot be simulated as they are."""
+    """The parts of an agent. `problems` are those that cannot be simulated unchanged."""
 
     parts: Sequence[Part] = field(default_factory=list)
     tools: Sequence[BaseTool] = ()
-    """The agent's tools, those of its sub-agents included. Without those that exist only while it runs."""
+    """The agent's tools and those of its sub-agents, but for tools that are created while it runs."""
 
     @property
     def problems(self) -> list[Part]:
@@ -74,12 +74,12 @@ class Examination:
 
     @property
     def refused(self) -> list[Part]:
-        """The problems with which no episode can be right: leaks, parts not simulated, needed parts."""
+        """The problems that spoil every episode: leaks, parts not simulated, needed parts that are stopped."""
         return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
     @property
     def writes_line(self) -> str:
-        """The `writes=[...]` to paste, where nothing is known of some tools; else ""."""
+        """Advice with a `writes=[...]` to paste, if it is unknown which tools write; else ""."""
         unknown = [each.name for each in self.parts if each.use == _COUNTS_AS_WRITING]
         if not unknown:
             return ""
@@ -104,13 +104,13 @@ def examine(
     trajectories: Iterable[Trajectory] = (),
     isolation: Isolation = "guard",
 ) -> Examination:
-    """Find an agent's models, tools, graphs, stores and plain code. Nothing is run.
+    """Find an agent's models, tools, graphs, stores and plain code, without running anything.
 
-    Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
-    (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
+    Args: `writes`, names of the tools that write, as of `find_tool_uses`; `trajectories`, real ones, which show further tools;
+    `isolation`, of its dreams: the wall (`process`) also stops what could leak past the guard.
 
-    Raises `ConfigurationError` if `graph` holds no graph at all, a name given is none of its nodes or tools, or one in `writes`
-    is a tool that really runs.
+    Raises `ConfigurationError` if `graph` contains no graph, for unknown names of nodes or tools, and if a tool in `writes`
+    really runs in a dream.
     """
     objects = list(reachable(graph))
     graphs = [each for each in objects if isinstance(each, Pregel)]
@@ -127,10 +127,10 @@ def examine(
     called = {call.name for call in calls if call is not None}
     running = {name for name, tool in tools.items() if name in pass_through or runs_in_dream(tool)}
     uses = find_tool_uses(tools.values(), called, writes=writes, pass_through=running)
-    parts = [part for each in objects for part in _object(each)]
+    parts = [part for each in objects for part in _object_parts(each)]
     for name, tool in tools.items():
-        parts += _tool(tool, pass_through, uses[name])
-    parts += _graphs(graphs)
+        parts += _tool_parts(tool, pass_through, uses[name])
+    parts += _graph_parts(graphs)
     bodies = {id(body(tool)): name for name, tool in tools.items() if name not in running}
     by_name = _bound_names(objects) - tools.keys() - set(pass_through)
     for place, roots in _places(graph, graphs, simulate_nodes):
@@ -142,30 +142,30 @@ def examine(
 
 
 def _behind_wall(part: Part) -> Part:
-    """The wall stops what could leak past the guard. The part's advice begins with what no guard sees."""
+    """The part as the wall handles it, which stops what could leak past the guard."""
     return part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
 
 
-_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
-"""deepagents' file tools, which really run, keep files there in the graph's state or store."""
+_VIRTUAL_BACKENDS = ("StateBackend", "StoreBackend", "CompositeBackend")
+"""Backends of deepagents that keep files in the graph's state or store, for file tools that really run."""
 
 
-def _object(each: Any) -> Iterator[Part]:
-    """A part that counts wherever the agent holds it."""
+def _object_parts(each: Any) -> Iterator[Part]:
+    """The part that an object is, wherever the agent holds it."""
     module, name = type(each).__module__, type(each).__name__
     if isinstance(each, BaseChatModel):
         yield Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
     elif name == "OpenAIModerationMiddleware":
         advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
         yield Part("middleware", name, "stopped", advice)
-    elif module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
+    elif module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL_BACKENDS:
         yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
 _COUNTS_AS_WRITING = "unknown: counts as writing"
 
 
-def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
+def _tool_parts(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     kind = "" if tool.name in pass_through else runs_in_dream(tool)
     if kind or tool.name in pass_through:
         yield Part("tool", f"{tool.name} ({kind})" if kind else tool.name, "passes through")
@@ -182,7 +182,7 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     yield Part("tool", tool.name, "simulated", keys and f"the dream also answers the state that it writes: {keys}", use_text)
 
 
-def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
+def _graph_parts(graphs: Sequence[Pregel]) -> Iterator[Part]:
     for i, each in enumerate(graphs):
         name = each.get_name()
         if i:
@@ -196,7 +196,7 @@ def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
 
 
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
-    """Places of plain code with what is called there. None: the environment answers the node."""
+    """(place, objects called there) of plain code. None: the environment answers the node."""
     for each in graphs:
         for name, node in each.nodes.items():
             place = f"{name} of {each.get_name()}" if len(graphs) > 1 else name
@@ -207,39 +207,40 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
 
 
 def _bound_names(objects: Iterable[Any]) -> set[str]:
-    """Names of tools bound to models, and of functions listed in code that binds."""
+    """Names of tools bound to models, and of functions listed in code with `bind_tools`."""
     names = set[str]()
     for each in objects:
         if isinstance(each, RunnableBinding):
             names |= {schema["function"]["name"] for schema in tool_schemas(each.kwargs.get("tools") or ())}
-        elif users(each) and "bind_tools" in named(each):
-            names |= {function.__name__ for function in _listed(each)}
+        elif users(each) and "bind_tools" in code_names(each):
+            names |= {function.__name__ for function in _functions_in_lists(each)}
     return names
 
 
-def _listed(function: types.FunctionType) -> list[types.FunctionType]:
-    """The user's functions in the lists and dictionaries that code refers to."""
+def _functions_in_lists(function: types.FunctionType) -> list[types.FunctionType]:
+    """The user's functions in lists, tuples and dictionaries that a function refers to."""
     containers = [each for each in function_references(function) if isinstance(each, list | tuple | dict)]
     return [each for container in containers for each in references(container) if users(each)]
 
 
 def _plain_code(place: str, roots: Sequence[Any], bodies: dict[int, str], by_name: Collection[str] = ()) -> Iterator[Part]:
-    """The parts of code that really runs.
+    """The parts of plain code, which really runs.
 
-    Args: `bodies`, the simulated tools' functions by id; `by_name`, what models may call of which the graph has no tool.
+    Args: `bodies`, id of a simulated tool's function -> tool name; `by_name`, names that models may call without such a tool.
     """
     objects = list(run_by(roots))
     functions = [each for each in objects if users(each)]
-    problems = [part for each in objects for part in _reached(each, place)]
+    problems = [part for each in objects for part in _unseen_access(each, place)]
     for each in objects:
         if name := bodies.get(id(each)):
             advice = f"it holds the function of tool {name}, which really runs there: call the tool's invoke or ainvoke"
             problems.append(Part("node", place, "not simulated", advice))
     for function in functions:
-        problems += _called_past_its_class(function, place)
-        called = [] if "bind_tools" in named(function) else [*filter(users, function_references(function)), *_listed(function)]
-        names = dict.fromkeys(each.__name__ for each in called if each.__name__ in by_name)
-        problems += [Part("tool", name, "not simulated", f"{place} {_BY_NAME}") for name in names]
+        problems += _unseen_calls(function, place)
+        if "bind_tools" not in code_names(function):
+            called = (*filter(users, function_references(function)), *_functions_in_lists(function))
+            names = dict.fromkeys(each.__name__ for each in called if each.__name__ in by_name)
+            problems += [Part("tool", name, "not simulated", f"{place} {_BY_NAME}") for name in names]
         if any(each is interrupt for each in function_references(function)):
             yield Part("interrupt", place, "answered", _INTERRUPT)
         if makes_tools(function):
@@ -253,13 +254,13 @@ _INTERRUPT = (
     "the answer is yes"
 )
 _DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc", "pycurl")
-_DIALLING = {"connect", "Connection", "AsyncConnection", "ConnectionPool", "Curl", "CurlMulti"}
-"""Names by which code opens a connection of psycopg, psycopg2 and pycurl."""
+_CONNECTING = {"connect", "Connection", "AsyncConnection", "ConnectionPool", "Curl", "CurlMulti"}
+"""Names in code that opens a connection of psycopg, psycopg2 or pycurl."""
 _POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "sessionmaker")
 
 
-def _reached(each: Any, place: str) -> Iterator[Part]:
-    """The problem of an object past which neither patch nor guard reaches."""
+def _unseen_access(each: Any, place: str) -> Iterator[Part]:
+    """The problem of an object that neither patches nor guard control."""
     name, package = type(each).__name__, type(each).__module__.partition(".")[0]
     here = f"{package}.{name} in {place}"
     if isinstance(each, BaseLLM):
@@ -269,7 +270,7 @@ def _reached(each: Any, place: str) -> Iterator[Part]:
         yield Part("client", here, "stopped", "call the model through its LangChain class")
     elif name == "RemoteGraph" and package == "langgraph":
         yield Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
-    elif kind := _held_open(each, package):
+    elif kind := _open_kind(each, package):
         named_file = f"{getattr(each, 'name', name)} open in {place}"
         advice = f"no guard sees what is written to an open {kind}: {_fix(place)}"
         yield Part(kind, named_file if kind == "file" else here, "could leak", advice)
@@ -279,17 +280,17 @@ def _fix(place: str) -> str:
     return "let it be simulated" if place.startswith("tool ") else "move it into a tool, or name the node in simulate_nodes"
 
 
-def _held_open(each: Any, package: str) -> str:
-    """The kind of an object that reaches the real world without an event. Else ""."""
+def _open_kind(each: Any, package: str) -> str:
+    """Kind of an open resource that reaches reality without an audit event; else ""."""
     if isinstance(each, io.IOBase):
         if each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
             return ""
-        with suppress(OSError):  # it has no number: it is in memory
+        with suppress(OSError):  # no descriptor: it is in memory
             return "file" if each.fileno() >= 0 else ""
     if isinstance(each, sqlite3.Connection):
         try:
             return "connection" if any(file for _, _, file in each.execute("PRAGMA database_list")) else ""
-        except sqlite3.ProgrammingError as error:  # it is closed, or of another thread
+        except sqlite3.ProgrammingError as error:  # closed, or of another thread
             return "" if "closed" in str(error) else "connection"
     if isinstance(each, subprocess.Popen) and each.stdin is not None:
         return "process"
@@ -297,15 +298,15 @@ def _held_open(each: Any, package: str) -> str:
     return "connection" if is_session or (package == "sqlalchemy" and type(each).__name__ in _POOLS) else ""
 
 
-def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Calls of tools that no class sees, and connections that no guard sees."""
-    referred = list(function_references(function))
-    homes = {str(getattr(each, "__name__" if isinstance(each, types.ModuleType) else "__module__", "")) for each in referred}
-    packages = {each.partition(".")[0] for each in homes | named(function)} & {"psycopg", "psycopg2", "pycurl"}
-    for package in sorted(packages if named(function) & _DIALLING else ()):
+def _unseen_calls(function: types.FunctionType, place: str) -> Iterator[Part]:
+    """Problems of code that calls a tool's function directly, or connects by native code."""
+    names, referred = code_names(function), list(function_references(function))
+    modules = {str(getattr(each, "__name__" if isinstance(each, types.ModuleType) else "__module__", "")) for each in referred}
+    packages = {each.partition(".")[0] for each in modules | names} & {"psycopg", "psycopg2", "pycurl"}
+    for package in sorted(packages if names & _CONNECTING else ()):
         yield Part("connection", f"{package} in {place}", "could leak", f"no guard sees compiled code connect: {_fix(place)}")
     referred += [part for each in referred if isinstance(each, list | tuple | dict) for part in references(each)]
-    for name in sorted(named(function) & {"func", "coroutine"} if any(isinstance(each, BaseTool) for each in referred) else ()):
+    for name in sorted(names & {"func", "coroutine"} if any(isinstance(each, BaseTool) for each in referred) else ()):
         call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
         advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
         yield Part("node", place, "not simulated", advice)

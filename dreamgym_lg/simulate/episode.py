@@ -1,4 +1,4 @@
-"""Decides who answers an episode's models and tools, asks the environment, and records what happened."""
+"""Episodes for the patched classes: who answers models and tools, and what happened."""
 
 import contextlib
 import copy
@@ -29,29 +29,29 @@ from dreamgym_lg.user_code import users
 
 T = TypeVar("T")
 Read = Callable[[str, bool, bool], T]
-"""Function of (answer, exact, valid) to the graph's value. Exact is a tool's own recorded text, or an error text."""
+"""(answer, exact, valid) -> the value for the graph. Exact: the answer is recorded or an error text."""
 
 
 class Call(NamedTuple):
-    """A production model's call, as a route sees it."""
+    """A chat-model call of the agent, for a `Route`."""
 
     node: str
-    """Name of the graph's node that made it."""
+    """Name of the calling node."""
     namespace: str
-    """LangGraph's checkpoint namespace: the path of nested graphs."""
+    """LangGraph's checkpoint namespace, the path of nested graphs."""
     agent: str
-    """`name=` of the `create_agent` that made it."""
+    """`name=` of the `create_agent` that calls."""
     model: str
     streamed: bool
 
 
 Route = Callable[[Call], bool] | Collection[str]
-"""The calls that are the policy's. A function of the `Call`, or names of nodes, of which one counts with all that it runs, a
-subgraph of its own for instance, and names of `create_agent`'s agents."""
+"""The calls that the policy answers: a function of the `Call`, or names of nodes and of `create_agent`'s agents. A node's name
+also selects the calls of graphs that run inside of it."""
 
 
 class EpisodeOptions(TypedDict, total=False):
-    """The options of `simulated`, which says what each means."""
+    """Options of `simulated`, where they are described."""
 
     route: Route | None
     pass_through: Sequence[str]
@@ -76,7 +76,7 @@ def required_context(graph: object) -> list[str]:
 
 
 def input_hint(graph: object) -> str:
-    """Names `payload=` for a graph whose state has no `messages`; else ""."""
+    """Advice to give `payload=`, for a graph whose state has no `messages`; else ""."""
     keys = [name for name in getattr(graph, "channels", {}) if not name.startswith(("__", "branch:"))]
     if not keys or "messages" in keys:
         return ""
@@ -84,7 +84,7 @@ def input_hint(graph: object) -> str:
 
 
 def check_context(graph: object, context: object) -> None:
-    """Raise `ConfigurationError` where the graph's runs need a context, and none is there."""
+    """Raise `ConfigurationError` if the graph requires a context and none is given."""
     if context is None and (names := required_context(graph)):
         schema = graph.context_schema.__name__  # type: ignore[attr-defined]
         raise ConfigurationError(
@@ -94,9 +94,9 @@ def check_context(graph: object, context: object) -> None:
 
 
 def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
-    """Raise `ConfigurationError` for a name in `route` that `graph` and its subgraphs lack.
+    """Raise `ConfigurationError` for names in `route` and `pass_through` that the graph lacks.
 
-    And for one in `pass_through` that is none of its tools, unless it makes tools while it runs.
+    A graph that creates tools while it runs may have any name in `pass_through`.
     """
     parts = [] if route is None and not pass_through else list(reachable(graph))
     graphs = [part for part in parts if isinstance(part, Pregel)]
@@ -116,12 +116,12 @@ def check_names(graph: Any, route: Route | None = None, pass_through: Collection
 
 @dataclass(kw_only=True)
 class PendingStep:
-    """A step or an act whose answer LangChain may still reword for the policy."""
+    """A recorded step or act, whose answer LangChain may still reword for the policy."""
 
     action: str
     answer: str = ""
     place: tuple[int, int] | None = None
-    """Of its call, as `CallOrder.place` says."""
+    """Of its call, as of `CallOrder.place`."""
     valid: bool = True
     reasoning: str = ""
     decided_by: str = ""
@@ -130,15 +130,15 @@ class PendingStep:
     """None for a step."""
 
     def is_before(self, other: "PendingStep") -> bool:
-        """Tells if one reply asked for both, for this one first."""
+        """True if both belong to one reply, and this one comes first."""
         first, second = self.place, other.place
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
 class AgentEpisode(ContextEpisode):
-    """One episode as the patched classes find it in the context of their code.
+    """The episode that the patched classes find in the context of the running code.
 
-    Without an environment the tools are real: none is answered, no graph replaced by a twin, and no guard stands.
+    Without an environment the tools are real: none is simulated, no graph is copied, and there is no guard.
     """
 
     def __init__(
@@ -155,20 +155,20 @@ class AgentEpisode(ContextEpisode):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
-        self.policy.cache = False  # a global LLM cache would replay what the policy said before
+        self.policy.cache = False  # a global LLM cache would repeat earlier replies
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None
-        """What the world raised, which ended the episode."""
+        """The environment's error, which ended the episode."""
         self.last: StepResult | None = None
-        """The world's answer that ended the task before the agent did."""
+        """The environment's answer that ended the task, if one did."""
         self._environment, self._route, self._pass_through = environment, route, frozenset(pass_through)
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
         self._tools: dict[str, dict[str, Any]] = {}
         self.prompts: dict[str, str] = {}
         """The policy's first system prompt by node."""
-        self._lock = threading.RLock()  # the guard's, too: what it stops may be a finaliser's doing, at any moment
+        self._lock = threading.RLock()  # re-entrant: the guard may record a finaliser's access at any moment
 
     # --- who answers what -------------------------------------------------------------------------------------------------
 
@@ -179,26 +179,26 @@ class AgentEpisode(ContextEpisode):
         return self._environment
 
     def selects(self, call: Call) -> bool:
-        """Tells if the policy answers this call; without a route it answers all."""
+        """True if the policy answers this call, as it does all without a route."""
         if self._route is None or callable(self._route):
             return self._route is None or bool(self._route(call))
         path = (part.partition(":")[0] for part in call.namespace.split("|"))
         return not {call.node, call.agent, *path}.isdisjoint(self._route)
 
     def passes(self, tool: BaseTool) -> bool:
-        """Tells if this tool really runs: without an environment, every tool does."""
+        """True if this tool really runs, as all do without an environment."""
         return self._environment is None or self.runs_anyway(tool)
 
     def runs_anyway(self, tool: BaseTool) -> bool:
-        """Tells if this tool runs in a dream too. So do tools passed through, state tools and sub-agents."""
+        """True for tools that also run in a dream: passed through, state tools, sub-agents."""
         if tool.name in self._pass_through:
             return True
-        if id(tool) not in self._runs_anyway:  # the tool is kept too: the id of a collected object is used again
+        if id(tool) not in self._runs_anyway:  # keeps the tool alive: the id of a collected object is used again
             self._runs_anyway[id(tool)] = tool, bool(runs_in_dream(tool))
         return self._runs_anyway[id(tool)][1]
 
     def owner_of_body(self, tool: BaseTool) -> "AgentEpisode | None":
-        """The episode of a running tool's body. None: the models of a real tool are its own."""
+        """The episode to which a running tool's function belongs. None: its models are its own."""
         return self if self.runs_anyway(tool) else None
 
     def twin(self, graph: Pregel) -> Pregel:
@@ -208,7 +208,7 @@ class AgentEpisode(ContextEpisode):
     # --- the environment's answers ----------------------------------------------------------------------------------------
 
     def play(self, action: str, call_id: str | None, read: Read[T], *, line: str) -> tuple[PendingStep, T]:
-        """The environment answers an action, in the order of calls. `read` turns it into the graph's value."""
+        """Let the environment answer an action, in the order of calls. `read` converts the answer."""
         with self._asking_environment(), self.call_order.turn(call_id):
             self._check_running()
             return self._record_result(action, call_id, self.environment.step(action), read, line)
@@ -235,11 +235,11 @@ class AgentEpisode(ContextEpisode):
 
     def _check_running(self) -> None:
         if self.last is not None:
-            raise EpisodeBroken("the world has ended")
+            raise EpisodeBroken("the environment has ended the episode")
 
     @contextlib.contextmanager
     def _asking_environment(self) -> Iterator[None]:
-        """The block is outside the episode. What it raises ends it, whatever the graph catches."""
+        """The block runs outside of the episode. An error in it ends the episode, even if the graph catches it."""
         try:
             with in_episode(None), set_var(var_child_runnable_config, None):
                 yield
@@ -250,7 +250,7 @@ class AgentEpisode(ContextEpisode):
     # --- what happened ----------------------------------------------------------------------------------------------------
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Show the environment the policy's tools (OpenAI's form), with what they return."""
+        """Show the environment the policy's tools (OpenAI's form), with their return schemas."""
         if self._environment is not None and not {tool["function"]["name"] for tool in tools} <= self._tools.keys():
             self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
             with self._asking_environment():
@@ -258,7 +258,7 @@ class AgentEpisode(ContextEpisode):
                 self._environment.show_tools(list(self._tools.values()))
 
     def register_prompt(self, text: str, node: str) -> None:
-        """Keep a node's first system prompt, and show the environment the very first."""
+        """Keep each node's first system prompt, and show the environment the first of all."""
         is_first = text and not self.prompts
         if text:
             self.prompts.setdefault(node, text)
@@ -267,7 +267,7 @@ class AgentEpisode(ContextEpisode):
                 self._environment.show_prompt(text)
 
     def record_call(self, call: Call, messages: Sequence[BaseMessage]) -> None:
-        """The policy answered a call; the tool calls it asked for get their order."""
+        """Record that the policy answered a call, and the order of the reply's tool calls."""
         with self._lock:
             self.calls.append(call)
             for message in messages:
@@ -275,15 +275,15 @@ class AgentEpisode(ContextEpisode):
                     self.call_order.add_reply([tool_call["id"] for tool_call in message.tool_calls if tool_call["id"]])
 
     def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
-        """Record a call that the environment did not answer, in its reply's order."""
-        # in a dream no tool's own code runs: what failed before the environment, LangChain refused
+        """Record a tool call that the environment did not answer, in its reply's order."""
+        # in a dream, an invalid call that did not reach the environment was refused by LangChain
         decided_by = "schema" if self._environment is not None and not valid else ""
         place = self.call_order.place(call_id)
         step = PendingStep(action=action, answer=answer, place=place, valid=valid, decided_by=decided_by, line=line)
         return self._insert(step)
 
     def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
-        """Record what is no step, as it begins; its `answer` may be set later."""
+        """Record an act at its beginning; its `answer` may be set later."""
         return self._insert(PendingStep(kind=kind, action=text, place=self.call_order.place(call_id), line=line))
 
     def _insert(self, step: PendingStep) -> PendingStep:
@@ -294,7 +294,7 @@ class AgentEpisode(ContextEpisode):
 
     @property
     def acts(self) -> list[Act]:
-        """The events beside the steps."""
+        """The recorded events that are no steps."""
         steps, acts = 0, list[Act]()
         for each in self._pending:
             if each.kind is None:
@@ -305,7 +305,7 @@ class AgentEpisode(ContextEpisode):
 
     @property
     def steps(self) -> list[Step]:
-        """The steps so far; an observation is what the policy read last. Rewards are 0: only the outcome earns."""
+        """The steps so far. Each observation is the answer before it; rewards are 0 until the outcome."""
         steps: list[Step] = []
         observation = first_observation(self.task) if self.task else ""
         for each in self._pending:

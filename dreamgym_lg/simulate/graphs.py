@@ -31,15 +31,15 @@ METHODS = (
     *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
     *("bulk_update_state", "abulk_update_state", "update_state", "aupdate_state"),
 )
-"""All else that a graph offers ends in one of these."""
+"""Every other method of a graph calls one of these."""
 
 RECURSION_LIMIT = 50
 _UNLIMITED = 9_999
-"""Limit that `create_agent` and deepagents set by themselves. Less than LangGraph's default, and no choice of the user's."""
+"""The limit that `create_agent` and deepagents set, which counts as none: the user did not choose it."""
 
 
 def patch_graphs() -> None:
-    """Patch every graph class known by now."""
+    """Patch every graph class that exists now."""
     for cls in subclasses(Pregel):
         for name in METHODS:
             if cls is Pregel or name in cls.__dict__:
@@ -51,7 +51,7 @@ def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args,
 
 
 class GraphTwins:
-    """The copies of graphs that one episode runs.
+    """The copies of graphs ("twins") that one episode runs in place of the originals.
 
     Args: `recursion_limit`, None for the graph's own, or `RECURSION_LIMIT` where it has none; `simulate_nodes`, names of nodes
     whose plain code the environment answers.
@@ -62,11 +62,11 @@ class GraphTwins:
         self._checkpointers: dict[int, InMemorySaver] = {}
         self._stores: dict[int, InMemoryStore] = {}
         self._twins: dict[int, tuple[Pregel, Pregel]] = {}
-        """By id of the original and of the twin; both are kept, since the id of a collected object is used again."""
+        """id of original or twin -> both, which keeps them alive: the id of a collected object is used again."""
         self._lock = threading.Lock()
 
     def twin(self, graph: Pregel) -> Pregel:
-        """The twin of a graph; of a twin, itself."""
+        """The twin of a graph; a twin is its own."""
         with self._lock:
             if id(graph) not in self._twins:
                 twin = self._create(graph)
@@ -74,9 +74,9 @@ class GraphTwins:
             return self._twins[id(graph)][1]
 
     def limit(self, graph: Runnable[Any, Any]) -> int:
-        """Supersteps of a run of the graph, or of one inside a Runnable, at most."""
-        own = (getattr(graph, "config", None) or {}).get("recursion_limit", _UNLIMITED)
-        return self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
+        """Most supersteps of a run of this graph, or of a Runnable around one."""
+        configured = (getattr(graph, "config", None) or {}).get("recursion_limit", _UNLIMITED)
+        return self._recursion_limit or (configured if configured < _UNLIMITED else RECURSION_LIMIT)
 
     def _create(self, graph: Pregel) -> Pregel:
         twin = copy.copy(graph)
@@ -117,15 +117,15 @@ class GraphTwins:
 
 
 def _copy_store(real: BaseStore) -> InMemoryStore:
-    """The episode's own store, with the items of an in-memory one. To read another would reach a server."""
+    """The episode's copied store, with a copy of the items of an in-memory one. Others, on servers, are not read."""
     index: Any = getattr(real, "index_config", None)
-    if index:  # texts are found by their words: no provider of embeddings is asked in a dream
+    if index:  # search by words: a dream calls no provider of embeddings
         index = {**index, "embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
-    own = InMemoryStore(index=index)
+    copied = InMemoryStore(index=index)
     if isinstance(real, InMemoryStore):
         items = [item for each in list(real._data.values()) for item in list(each.values())]
-        own.batch([PutOp(item.namespace, item.key, item.value) for item in items])
-    return own
+        copied.batch([PutOp(item.namespace, item.key, item.value) for item in items])
+    return copied
 
 
 def _update(name: str, answer: str, *_: bool) -> dict[str, Any]:

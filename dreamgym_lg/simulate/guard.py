@@ -1,7 +1,7 @@
-"""Stops what would touch the real world in a dreamed episode; it fails closed.
+"""Stops Python code of a dreamed episode that would touch the real world.
 
-Python raises an audit event before it happens; the few functions without one are wrapped. What the guard raises is no
-`Exception`, and what it stopped is kept, so that code which swallows even that still fails its episode. Not seen: native code.
+It checks Python's audit events, and wraps the few functions without one. Native code is not seen. The guard raises a
+`BaseException` and keeps what it stopped: an episode whose code swallows even that still fails.
 """
 
 import _posixsubprocess
@@ -45,14 +45,14 @@ from dreamgym_lg.user_code import frames, user_line, users_frame
 
 
 class Guard:
-    """The guard of one episode: what it allows, and what it stopped. Args: `on_blocked`, called with each access at once."""
+    """The guard of one episode. Args: `on_blocked`, called at once with each access that it stops."""
 
     def __init__(self, allow: Allow, on_blocked: Callable[[Blocked], object]) -> None:
         self.allow, self._on_blocked = allow, on_blocked
         self.blocked: list[Blocked] = []
 
     def check(self, event: str, args: Sequence[Any]) -> None:
-        """Raise `RealAccessBlocked` if this audit event would touch what is not allowed."""
+        """Raise `RealAccessBlocked` if an audit event would touch what is not allowed."""
         target = WATCHED[event](args, self.allow)
         if target is not None and (WATCHED[event] in NETWORK or not _is_of_the_process()):
             blocked = Blocked(event, target, user_line())
@@ -61,17 +61,17 @@ class Guard:
             raise RealAccessBlocked(blocked)
 
 
-_ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resource_tracker")
-"""Modules that start programs and write temporary files for Python itself. They learn about this machine, or clean up."""
+_MACHINE_MODULES = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resource_tracker")
+"""Modules that start programs and write temporary files for Python itself, to inspect the machine or to clean up."""
 
 
 def _is_of_the_process() -> bool:
-    """Tells if Python itself imports a package, caches bytecode or asks about the machine. Once, whoever comes first."""
+    """True if Python itself imports a package, caches bytecode or inspects the machine. It does so once."""
     for frame in frames():
         if users_frame(frame):
             return False
         module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if module in _ASKING or (module, name) == ("tempfile", "_get_default_tempdir"):
+        if module in _MACHINE_MODULES or (module, name) == ("tempfile", "_get_default_tempdir"):
             return True
         if frame.f_code.co_filename.startswith("<frozen importlib") and name == "_cache_bytecode":
             return True
@@ -80,14 +80,14 @@ def _is_of_the_process() -> bool:
     return False
 
 
-# --- targets: a check finds the file, address or process that an event would touch and may not --------------------------------
+# --- checks: each returns the forbidden file, address or process that an event would touch ------------------------------------
 
 Check = Callable[[Any, Allow], str | None]
-"""(an audit event's arguments, what is allowed) -> the target that is forbidden, or None."""
+"""(arguments of an audit event, what is allowed) -> the forbidden target; None if all is allowed."""
 
 
 def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
-    """The path, if it is not allowed. Args: `folder`, the number of an open folder that a relative path is meant in."""
+    """The path, if it is not allowed. Args: `folder`, descriptor of the folder to which the path is relative."""
     if path is None:
         return None
     if isinstance(path, int):
@@ -97,13 +97,13 @@ def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
     if folder is not None and folder >= 0:
         try:
             text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
-        except OSError:  # not Linux: where it lies is unknown
+        except OSError:  # not Linux: the folder is unknown
             return text
     return None if allow.path(text) else text
 
 
 def _path_of(number: int) -> str | None:
-    """The path of an open file or folder; None without one, and of the output."""
+    """The path of an open file or folder; None for other descriptors and standard output."""
     status = os.fstat(number)
     if number <= 2 or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or not status.st_nlink:
         return None
@@ -114,7 +114,7 @@ def _path_of(number: int) -> str | None:
 
 
 def _at(*places: tuple[int, int]) -> Check:
-    """Checks the paths at these places of the arguments. The second number is the folder's place, 0 for none."""
+    """A check of paths. Args: pairs of the positions of a path and its folder in the event's arguments; 0: no folder."""
 
     def check(args: Any, allow: Allow) -> str | None:
         paths = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
@@ -138,7 +138,7 @@ def _sqlite(args: Any, allow: Allow) -> str | None:
 
 
 def _peer(args: Any, allow: Allow) -> str | None:
-    """A socket first; its peer's address last, or None if it is connected."""
+    """Checks the peer. The first argument is a socket, the last its peer's address, None for a connected one."""
     address = args[-1]
     if address is None:
         try:
@@ -149,19 +149,19 @@ def _peer(args: Any, allow: Allow) -> str | None:
         host, port = str(address[0]), address[1]
         return None if allow.host(host, port) else f"{host}:{port}"
     address = address or args[0].getsockname()
-    if not address:  # a pair of sockets without a name, as event loops wake themselves with
+    if not address:  # an unnamed pair, by which event loops wake themselves
         return None
     text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
     return None if "\0" not in text and allow.path(text) else text
 
 
 def _listening(args: Any, allow: Allow) -> str | None:
-    """A listening socket's own address. One that is not bound gets a port at every address."""
+    """Checks the socket's own address; an unbound one listens at every address."""
     return _peer((args[0], args[0].getsockname()), allow)
 
 
 def _sent(args: Any, allow: Allow) -> str | None:
-    """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
+    """Checks a write to a descriptor: a file, a socket's peer, or another process's pipe."""
     mode = os.fstat(args[0]).st_mode
     if stat.S_ISFIFO(mode):
         return None if args[0] <= 2 or _is_own_pipe(args[0]) else "a pipe"
@@ -173,7 +173,7 @@ def _sent(args: Any, allow: Allow) -> str | None:
 
 
 def _is_own_pipe(number: int) -> bool:
-    """Tells if this process can read from the pipe itself."""
+    """True if this process holds the reading end of the pipe."""
     pipe = os.fstat(number)
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):  # closed by now
@@ -222,10 +222,10 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("shared_memory.open", "builtins.input", "syslog.syslog"), _anything),
     **dict.fromkeys(("socket.sethostname", "time.clock_settime", "time.clock_settime_ns"), _anything),
 }
-"""Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
+"""Audit event -> its check. `install_guard` adds events for functions without one."""
 
 NETWORK = (_peer, _listening, _name, _reverse_name)
-"""Those of what leaves this machine."""
+"""Checks of network access."""
 
 
 # --- watching the process ---------------------------------------------------------------------------------------------------
@@ -239,15 +239,15 @@ _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (socket.socket, "socket", ("listen", "send", "sendall", "sendfile")),
     (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
 )
-"""Owner, its name in events, and functions of which Python raises no audit event."""
+"""(owner, prefix of event names, functions) for which Python raises no audit event."""
 
 _installed = False
 
 
 def install_guard() -> None:
-    """Watch this process's audit events; idempotent, and for good: an audit hook cannot be removed.
+    """Install the audit hook and the wrappers; idempotent. An audit hook cannot be removed.
 
-    Outside of guarded episodes an event costs one dictionary look-up.
+    Outside of guarded episodes an event costs one look-up in a dictionary.
     """
     global _installed
     if _installed:
@@ -256,18 +256,18 @@ def install_guard() -> None:
     sys.addaudithook(_hook)
     for owner, event, names in _WITHOUT_EVENT:
         for name in names:
-            if original := getattr(owner, name, None):  # not every system has each
+            if original := getattr(owner, name, None):  # some systems lack some
                 setattr(owner, name, _with_event(f"{event}.{name}", original, connected=event == "socket"))
-    setattr(os, "open", _opening(os.open))  # noqa: B010
-    setattr(signal, "signal", _handling(signal.signal))  # noqa: B010
-    dispatch(BaseProcess, "start", _checking("process.start"))
-    dispatch(ProcessPoolExecutor, "submit", _checking("process.submit"))
-    dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
-    dispatch(SharedMemory, "__init__", _checking("shared_memory.open"))
+    setattr(os, "open", _wrap_os_open(os.open))  # noqa: B010
+    setattr(signal, "signal", _wrap_signal(signal.signal))  # noqa: B010
+    dispatch(BaseProcess, "start", _check_event("process.start"))
+    dispatch(ProcessPoolExecutor, "submit", _check_event("process.submit"))
+    dispatch(Pool, "_check_running", _submit_to_pool)  # called first by each of its methods
+    dispatch(SharedMemory, "__init__", _check_event("shared_memory.open"))
     dispatch(logging.FileHandler, "__init__", _create_log)
     dispatch(logging.FileHandler, "_open", _open_log)
     for kind in (RotatingFileHandler, TimedRotatingFileHandler):
-        dispatch(kind, "shouldRollover", lambda *_: False)  # a dream's records must not push out those of production
+        dispatch(kind, "shouldRollover", lambda *_: False)  # a dream's records must not rotate the logs of production
     patch_deferred()
 
 
@@ -287,8 +287,8 @@ def _with_event(event: str, original: Method, *, connected: bool) -> Method:
     return function
 
 
-def _opening(original: Method) -> Method:
-    """Python's event of `os.open` leaves out the folder that a relative path is meant in."""
+def _wrap_os_open(original: Method) -> Method:
+    """`os.open` with an event that has `dir_fd`, which Python's lacks."""
 
     @functools.wraps(original)
     def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -301,8 +301,8 @@ def _opening(original: Method) -> Method:
     return opened
 
 
-def _handling(original: Method) -> Method:
-    """A handler that an episode sets is the episode's, whenever the signal comes."""
+def _wrap_signal(original: Method) -> Method:
+    """`signal.signal` whose handlers run in the episode that set them."""
 
     @functools.wraps(original)
     def signal_(number: int, handler: Any) -> Any:
@@ -314,7 +314,7 @@ def _handling(original: Method) -> Method:
     return signal_
 
 
-def _checking(event: str) -> Handler:
+def _check_event(event: str) -> Handler:
     def check(episode: ContextEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
         _hook(event, args or (owner,))
         return original(owner, *args, **kwargs)
@@ -329,7 +329,7 @@ def _submit_to_pool(episode: ContextEpisode, original: Method, pool: Pool, args:
 
 
 _DREAMED_LOG = "_dreamgym_dreamed"
-"""Attribute of a log file's handler that an episode has created."""
+"""Attribute of a `FileHandler` that an episode created."""
 
 
 def _create_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> None:
@@ -338,5 +338,5 @@ def _create_log(episode: ContextEpisode, original: Method, handler: Any, args: A
 
 
 def _open_log(episode: ContextEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A log of production is opened at its first record: no doing of the agent's. What else a handler does is guarded."""
+    """Let production's handlers open their file at the first record. An episode's are guarded."""
     return run_in(episode if hasattr(handler, _DREAMED_LOG) else None, original, handler, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Lets an episode's policy answer calls of chat models, whatever their class."""
+"""Lets an episode's policy answer the calls of chat models of any class."""
 
 import contextlib
 import json
@@ -38,19 +38,19 @@ Handlers = list[BaseCallbackHandler]
 Messages = list[BaseMessage]
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
-"""All else that a chat model offers ends in one of these."""
+"""Every other method of a chat model calls one of these."""
 
 ENTRY_POINTS = (
     *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
     *("batch", "abatch", "stream_events", "astream_events"),
 )
-"""Methods of which LangChain's own runs inside an episode. A subclass's own would ask its model."""
+"""Methods whose base version runs in an episode, since a subclass's version might call its model directly."""
 
 _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
 
 def patch_models() -> None:
-    """Patch every chat-model class known by now. Classes come later too: each episode's start calls it anew."""
+    """Patch every chat-model class that exists now. Each episode's start repeats it for later ones."""
     for cls in subclasses(BaseChatModel):
         patch_model_class(cls)
     dispatch(manager, "handle_event", _handle_event, policy_call)
@@ -58,28 +58,29 @@ def patch_models() -> None:
 
 
 def _handle_event(call: PolicyCall, original: Method, handlers: Handlers, args: Args, kwargs: Kwargs) -> None:
-    """Run the agent's callbacks of a policy's reply inside the episode, where its guard stands."""
-    own, of_agent = _handlers_by_owner(call, handlers)
-    original(own, *args, **kwargs)
+    """Run the agent's callbacks for a policy's reply inside the episode, under its guard."""
+    of_policy, of_agent = _handlers_by_owner(call, handlers)
+    original(of_policy, *args, **kwargs)
     with in_episode(call.episode):
         original(of_agent, *args, **kwargs)
 
 
 async def _ahandle_event(call: PolicyCall, original: Method, handlers: Handlers, args: Args, kwargs: Kwargs) -> None:
     """As `_handle_event`."""
-    own, of_agent = _handlers_by_owner(call, handlers)
-    await original(own, *args, **kwargs)
+    of_policy, of_agent = _handlers_by_owner(call, handlers)
+    await original(of_policy, *args, **kwargs)
     with in_episode(call.episode):
         await original(of_agent, *args, **kwargs)
 
 
 def _handlers_by_owner(call: PolicyCall, handlers: Handlers) -> tuple[Handlers, Handlers]:
-    """The policy's handlers, and the agent's."""
-    is_own = [any(each is own for own in call.handlers) for each in handlers]
-    return list(compress(handlers, is_own)), list(compress(handlers, map(not_, is_own)))
+    """(handlers of the policy, handlers of the agent)."""
+    is_policy_handler = [any(each is handler for handler in call.handlers) for each in handlers]
+    return list(compress(handlers, is_policy_handler)), list(compress(handlers, map(not_, is_policy_handler)))
 
 
 def patch_model_class(cls: type[BaseChatModel]) -> None:
+    """Patch the methods that this class itself defines."""
     if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
         return
     is_base = cls is BaseChatModel
@@ -110,7 +111,7 @@ def _answer(name: str) -> Handler:
         kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
         bound = normalise({key: value for key, value in kwargs.items() if key not in kept})
         episode.register_tools(bound.get("tools", ()))
-        bound = _in_own_form(policy, bound)
+        bound = _bind_to(policy, bound)
         if episode.task is not None and args:
             args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
         prompt = _system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input")))
@@ -121,25 +122,25 @@ def _answer(name: str) -> Handler:
 
 
 def _prompts(task: Task, model: BaseChatModel, prompts: Any, *, whole: bool) -> Any:
-    """The prompts of a call with the agent's own system messages (`with_own_rules`). Args: `whole`, one prompt of any kind."""
+    """The prompts of a call by `with_own_rules`. Args: `whole`, `prompts` is a single prompt of any type."""
     if whole:
         return with_own_rules(task, model._convert_input(prompts).to_messages())
     return [with_own_rules(task, prompt) for prompt in prompts]
 
 
 def _system_prompt(model: BaseChatModel, value: Any) -> str:
-    """The system messages of a model's input; of several prompts, those of the first."""
+    """The text of the system messages in a model's input (of several, the first)."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
     try:
         messages = model._convert_input(value).to_messages()
-    except Exception:  # no input of a chat model: the call itself says so
+    except Exception:  # no valid input: the call itself raises
         return ""
     return "\n\n".join(message.text for message in messages if message.type == "system")
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
-    """The call as a route sees it."""
+    """Describe a call for a `Route`."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
     metadata |= kwargs.get("metadata") or {}
@@ -154,7 +155,7 @@ def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Ca
 
 
 def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
-    """A call of the policy. All handlers of a model that production keeps are the agent's."""
+    """The `PolicyCall` of a model. All handlers of a model other than the policy are the agent's."""
     callbacks = model.callbacks if episode.policy is model else None
     return PolicyCall(episode, callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ())
 
@@ -186,7 +187,7 @@ def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwarg
         for chunk in iterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
             chunks.append(chunk)
             yield chunk
-    finally:  # also if its reader stops early
+    finally:  # also if the reader stops early
         whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
@@ -205,7 +206,7 @@ async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args
 
 
 def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) -> Any:
-    """The whole streamed message, recorded; None if it is not the policy's."""
+    """Record the complete streamed message and return it; None if it is not the policy's."""
     if call is None or not chunks:
         return None
     whole = sum(chunks[1:], chunks[0])
@@ -214,32 +215,32 @@ def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) 
 
 
 def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The `parsed` form of a structured answer, for ChatOpenAI's parser, where the policy gave none."""
-    if "response_format" in kwargs and message.additional_kwargs.get("parsed") is None:  # ChatOpenAI may say None
+    """{"parsed": object} for ChatOpenAI's parser, if a structured answer lacks it; else {}."""
+    if "response_format" in kwargs and message.additional_kwargs.get("parsed") is None:  # ChatOpenAI may set None
         with contextlib.suppress(ValueError):
             return {"parsed": json.loads(message.text)}
     return {}
 
 
 _STYLES = {"agenerate": _agenerate, "stream": _stream, "astream": _astream, "_achat_model_stream_v3": _agenerate}
-"""How each of `CALLS` runs; the others return at once, as `generate` does."""
+"""Method of `CALLS` -> how it is run; the others run like `generate`."""
 
 
-# --- what production binds, in every provider's form --------------------------------------------------------------------------
+# --- tools and response formats, in every provider's form ---------------------------------------------------------------------
 
 
 def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a production model's call, as the policy takes them. A provider's settings are dropped.
+    """Convert keyword arguments of a production model's call for the policy; other settings are dropped.
 
-    `tools` and `response_format` are in OpenAI's form, `tool_choice` is `auto`, `none`, `required` or a tool's name.
+    `tools` and `response_format` get OpenAI's form; `tool_choice` becomes `none`, `required` or a tool's name.
     """
     bound: dict[str, Any] = {}
     config = kwargs.get("toolConfig") or {}
     if tools := tool_schemas(kwargs.get("tools") or kwargs.get("functions") or config.get("tools") or ()):
         bound["tools"] = tools
         choice = _tool_choice(kwargs)
-        if choice is None and len(tools) == 1 and _noted(kwargs).get("method") == "function_calling":
-            choice = tools[0]["function"]["name"]  # not every provider can be told so
+        if choice is None and len(tools) == 1 and _structured_output_options(kwargs).get("method") == "function_calling":
+            choice = tools[0]["function"]["name"]  # some providers cannot be told so
         if choice not in (None, "auto"):
             bound["tool_choice"] = choice
     if schema := _response_schema(kwargs):
@@ -249,11 +250,11 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_provider_tools(model: BaseChatModel) -> None:
-    """Raise `ConfigurationError` for a model with tools of its own that run at its provider."""
-    own = {"mcp_servers": getattr(model, "mcp_servers", None)}
+    """Raise `ConfigurationError` for a model with tools that run at its provider."""
+    fields = {"mcp_servers": getattr(model, "mcp_servers", None)}
     for holder in ("model_kwargs", "extra_body"):
-        own |= {f"{holder}[{name!r}]": (getattr(model, holder, None) or {}).get(name) for name in ("tools", "mcp_servers")}
-    for name, tools in own.items():
+        fields |= {f"{holder}[{name!r}]": (getattr(model, holder, None) or {}).get(name) for name in ("tools", "mcp_servers")}
+    for name, tools in fields.items():
         if tools:
             raise ConfigurationError(
                 f"{type(model).__name__} has tools in {name}: they really run at its provider, also in a dream; play a model "
@@ -261,16 +262,16 @@ def check_provider_tools(model: BaseChatModel) -> None:
             )
 
 
-def _in_own_form(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `normalise`, with tools in the form of the policy's own class."""
+def _bind_to(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `normalise` with tools in the form that the policy's `bind_tools` gives."""
     if not (tools := bound.get("tools")) or type(policy).bind_tools is BaseChatModel.bind_tools:
         return bound
     choice = bound.get("tool_choice")
     chosen = {"tool_choice": "any" if choice == "required" else choice} if choice else {}  # LangChain's word for it
-    own = policy.bind_tools(tools, **chosen)
-    if not isinstance(own, RunnableBinding):  # a model that takes no tools
+    binding = policy.bind_tools(tools, **chosen)
+    if not isinstance(binding, RunnableBinding):  # a model that takes no tools
         return bound
-    return {**{key: value for key, value in bound.items() if key not in ("tools", "tool_choice")}, **own.kwargs}
+    return {**{key: value for key, value in bound.items() if key not in ("tools", "tool_choice")}, **binding.kwargs}
 
 
 def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:
@@ -281,11 +282,11 @@ def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:
         calling = google.get("function_calling_config") or {}
         allowed = calling.get("allowed_function_names") or []
         choice = allowed[0] if len(allowed) == 1 else calling.get("mode")
-    return _named(choice)
+    return _normalise_choice(choice)
 
 
-def _named(choice: Any) -> str | None:
-    """`auto`, `none`, `required` or a name, from any provider's way to say so."""
+def _normalise_choice(choice: Any) -> str | None:
+    """`auto`, `none`, `required` or a tool's name, from any provider's form."""
     if choice is None or isinstance(choice, bool):
         return "required" if choice else None
     if isinstance(choice, str):
@@ -296,23 +297,25 @@ def _named(choice: Any) -> str | None:
     if "name" in choice:
         return str(choice["name"])
     kind = choice.get("type") or next(iter(choice), None)
-    return _named(str(kind)) if kind else None
+    return _normalise_choice(str(kind)) if kind else None
 
 
 def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Name and JSON schema of the answer that production asked for."""
-    if _noted(kwargs).get("method") == "json_schema":
+    """(name, JSON schema) of the requested structured answer; None without one."""
+    if _structured_output_options(kwargs).get("method") == "json_schema":
         return _schema(kwargs["ls_structured_output_format"]["schema"])
     formats = [kwargs.get("response_format"), (kwargs.get("output_config") or {}).get("format")]
     formats += [kwargs.get("response_json_schema"), kwargs.get("format")]
     return next((_schema(each) for each in formats if each is not None and not isinstance(each, str)), None)
 
 
-def _noted(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _structured_output_options(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of `with_structured_output`, which LangChain passes along for tracing."""
     return (kwargs.get("ls_structured_output_format") or {}).get("kwargs") or {}
 
 
 def _schema(response_format: Any) -> tuple[str, Any] | None:
+    """(name, JSON schema) of a response format in any provider's form; None without schema."""
     if not isinstance(response_format, Mapping) or "function" in response_format:
         function = convert_to_openai_tool(response_format)["function"]
         return str(function["name"]), function["parameters"]

@@ -1,4 +1,4 @@
-"""Follows the references of objects and code; tells which tools run in a dream too."""
+"""Searches an agent's objects and code, and decides which tools really run in a dream."""
 
 import contextlib
 import dis
@@ -26,33 +26,33 @@ from pydantic import BaseModel
 from dreamgym_lg.user_code import users, users_class
 
 MAX_OBJECTS = 20_000
-"""Ends a search that has gone astray."""
+"""Most objects that a search visits, in case it leaves the agent."""
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage, type, types.ModuleType)
-_OPENED = ("langchain", "langgraph", "deepagents")
-"""Packages whose objects are looked into all the same. Graphs, nodes, agents and tools are made of them."""
+_SEARCHED = ("langchain", "langgraph", "deepagents")
+"""Packages whose objects are searched although they are not the user's: graphs, nodes, agents and tools."""
 
 
 def reachable(root: Any) -> Iterator[Any]:
-    """Everything that `root` refers to, itself first, each object once."""
+    """`root` and all objects that it refers to, directly or not, each once."""
     return _walk([root], references)
 
 
 def _walk(roots: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    seen: dict[Any, Any] = {}  # kept alive: an id is used again once its object is gone
-    waiting = list(roots)
-    while waiting and len(seen) < MAX_OBJECTS:
-        item = waiting.pop()
-        # a bound method is made anew each time that it is looked up
+    seen: dict[Any, Any] = {}  # keeps objects alive: the id of a collected one is used again
+    pending = list(roots)
+    while pending and len(seen) < MAX_OBJECTS:
+        item = pending.pop()
+        # each access to a bound method creates a new object
         key = (id(item.__self__), id(item.__func__)) if isinstance(item, types.MethodType) else id(item)
         if key not in seen and not isinstance(item, _LEAVES):
             seen[key] = item
             yield item
-            waiting.extend(follow(item))
+            pending.extend(follow(item))
 
 
 def references(item: Any) -> Iterator[Any]:
-    """The objects that one refers to. Of an object of the user's that is also its class's methods and attributes."""
+    """The objects that one directly refers to. A user's class also counts with its members."""
     if isinstance(item, types.FunctionType):
         yield from function_references(item)
     elif isinstance(item, types.MethodType):
@@ -65,7 +65,7 @@ def references(item: Any) -> Iterator[Any]:
         yield from item.values()
     elif isinstance(item, list | tuple | set | frozenset):
         yield from item
-    elif type(item).__module__.startswith(_OPENED) or users_class(type(item)):
+    elif type(item).__module__.startswith(_SEARCHED) or users_class(type(item)):
         for owner in filter(users_class, type(item).__mro__):
             yield from map(_unwrapped, vars(owner).values())
         yield from vars(item).values() if hasattr(item, "__dict__") else ()
@@ -74,29 +74,29 @@ def references(item: Any) -> Iterator[Any]:
 
 
 def _unwrapped(member: Any) -> Any:
-    """The function of a property, static method or class method; another member as it is."""
+    """The function of a property, static method or class method; any other member unchanged."""
     member = member.fget if isinstance(member, property) else member
     return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
 def function_references(function: types.FunctionType) -> Iterator[Any]:
-    """A function's named values and what it wraps; globals only of the user's code."""
+    """A function's `named_values` and the function that it wraps; globals only for the user's code."""
     yield from named_values(function, globals=users(function))
     if (wrapped := getattr(function, "__wrapped__", None)) is not None:
         yield wrapped
 
 
 def named_values(function: types.FunctionType, *, globals: bool = True) -> Iterator[Any]:
-    """The closure's cells, the defaults and the globals named in the code, nested functions included."""
+    """A function's defaults, closure cells, and the globals that its code names, nested functions included."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not filled yet
+        with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
     if globals:
-        yield from (function.__globals__[name] for name in named(function) if name in function.__globals__)
+        yield from (function.__globals__[name] for name in code_names(function) if name in function.__globals__)
 
 
-def named(function: types.FunctionType) -> set[str]:
+def code_names(function: types.FunctionType) -> set[str]:
     """The names of globals and attributes in a function's code, nested functions included."""
     return {name for code in _codes(function) for name in code.co_names}
 
@@ -104,29 +104,29 @@ def named(function: types.FunctionType) -> set[str]:
 def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
     """The function's code, and that of the functions and classes inside of it."""
     parts = [function.__code__]
-    for code in parts:  # which grows
+    for code in parts:  # grows meanwhile
         yield code
         parts.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def body(tool: BaseTool) -> Any:
-    """The function that does a tool's work."""
+    """The function that a tool calls."""
     return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or type(tool)._run
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------------
 
 _ANSWERED = (BaseTool, BaseChatModel, Pregel)
-"""Classes that an episode answers for or replaces. Code behind them does not run, or is looked at by itself.
+"""Classes that an episode answers for or replaces, so that `run_by` does not enter them.
 
-Stores, checkpointers and caches are none: those of a graph are replaced, and those that code holds by itself are not.
+Not stores, checkpointers and caches: an episode replaces those of a graph, but not those that code holds by itself.
 """
 
 
 def run_by(roots: Iterable[Any]) -> Iterator[Any]:
-    """The functions that calls of `roots` run, and what they refer to. Models, tools and graphs are not opened.
+    """The functions that run if `roots` are called, and the objects they refer to. Models, tools and graphs are not entered.
 
-    Of an object of the user's class only the fields and methods count that the code names.
+    Of an object of a user's class, only fields and methods that the code names count.
     """
     return _walk(roots, _run_next)
 
@@ -153,7 +153,7 @@ def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
     is_class = isinstance(owner, type)
     if not users_class(owner if is_class else type(owner)) or (is_class and issubclass(owner, _ANSWERED)):
         return
-    names = set(function.__code__.co_names) if makes_tools(function) else named(function)  # inner ones may be tools' bodies
+    names = set(function.__code__.co_names) if makes_tools(function) else code_names(function)  # inner functions may be tools
     for name in sorted(names | {"__init__"} if is_class else names):
         value = _unwrapped(inspect.getattr_static(owner, name, None))
         if isinstance(value, types.MemberDescriptorType):
@@ -165,68 +165,68 @@ def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
 
 
 def makes_tools(function: types.FunctionType) -> bool:
-    """Tells if tools are made when this code runs."""
+    """True if this function may create tools when it runs."""
     values = function_references(function)
     return any(each is tool or (isinstance(each, type) and issubclass(each, BaseTool)) for each in values)
 
 
-_THREADED = (threading.Thread, Executor, ThreadPool)
-_THREADING = ("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ThreadPool", "run_in_executor")
-"""Names by which code starts threads or gives work to a pool."""
+_THREAD_CLASSES = (threading.Thread, Executor, ThreadPool)
+_THREAD_NAMES = ("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ThreadPool", "run_in_executor")
+"""Names in code that starts threads or submits work to a pool."""
 
 
 def nodes_with_own_threads(graph: Pregel) -> list[str]:
     """Names of the nodes whose own code starts threads or uses a pool, sorted."""
-    return sorted(name for name, node in graph.nodes.items() if any(map(_threaded, run_by([node.bound, *node.writers]))))
+    return sorted(name for name, node in graph.nodes.items() if any(map(_uses_threads, run_by([node.bound, *node.writers]))))
 
 
-def _threaded(value: Any) -> bool:
+def _uses_threads(value: Any) -> bool:
     if not users(value):
-        return isinstance(value, _THREADED)
+        return isinstance(value, _THREAD_CLASSES)
     kinds = [each for each in function_references(value) if isinstance(each, type)]
-    return not named(value).isdisjoint(_THREADING) or any(issubclass(each, _THREADED) for each in kinds)
+    return not code_names(value).isdisjoint(_THREAD_NAMES) or any(issubclass(each, _THREAD_CLASSES) for each in kinds)
 
 
 def has_synchronous_middleware(graph: Any) -> bool:
-    """Tells if some middleware has no asynchronous hook, so that the agent cannot be awaited."""
+    """True if middleware has only synchronous hooks, so that the agent cannot be awaited."""
     middleware = sys.modules.get("langchain.agents.middleware.types")
     base = middleware.AgentMiddleware if middleware is not None else ()
     kinds = {type(each) for each in reachable(graph) if isinstance(each, base)}
     pairs = (("wrap_model_call", "awrap_model_call"), ("wrap_tool_call", "awrap_tool_call"))
-    own = ([getattr(kind, hook) is not getattr(base, hook) for hook in pair] for kind in kinds for pair in pairs)
-    return [True, False] in own
+    overridden = ([getattr(kind, hook) is not getattr(base, hook) for hook in pair] for kind in kinds for pair in pairs)
+    return [True, False] in overridden
 
 
 def runs_in_dream(tool: BaseTool) -> str:
-    """ "a sub-agent" or "state only", if the tool runs in a dream too; else ""."""
+    """ "a sub-agent" or "state only" for a tool that runs in a dream; else ""."""
     return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
 
 
 def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[BaseTool], list[str]]:
-    """The tools of an agent that a dream plays; the names of the others."""
+    """The agent's tools that a dream answers, and the names of those that really run."""
     tools = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
     running = [name for name, tool in tools.items() if name in pass_through or runs_in_dream(tool)]
     return [tool for name, tool in tools.items() if name not in running], running
 
 
-_RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events"}
+_RUN_METHODS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events"}
 
 
 def runs_an_agent(tool: BaseTool) -> bool:
-    """Tells if the tool's body names a graph and a way to run it. Its own tools are then simulated."""
+    """True if the tool's code names a graph and a method that runs it. The graph's own tools are then simulated."""
     function = inspect.unwrap(body(tool))
-    if isinstance(function, types.MethodType):  # a tool made of `graph.invoke`
+    if isinstance(function, types.MethodType):  # a tool created from `graph.invoke`
         return _runs_graph(function.__self__)
     if not isinstance(function, types.FunctionType):
         return False
     if function.__module__ == "langchain_core.tools.convert":  # `Runnable.as_tool`
         return any(map(_runs_graph, function_references(function)))
-    names = named(function)
-    return bool(names & _RUNS) and any(_leads_to_graph(value, names) for value in (*function_references(function), tool))
+    names = code_names(function)
+    return bool(names & _RUN_METHODS) and any(_leads_to_graph(value, names) for value in (*function_references(function), tool))
 
 
 def _runs_graph(runnable: Any) -> bool:
-    """Tells if it is a graph, or a chain or binding of one."""
+    """True for a graph, and for a chain or binding of one."""
     if isinstance(runnable, RunnableBindingBase):
         return _runs_graph(runnable.bound)
     if isinstance(runnable, RunnableSequence):
@@ -235,6 +235,7 @@ def _runs_graph(runnable: Any) -> bool:
 
 
 def _leads_to_graph(value: Any, names: set[str]) -> bool:
+    """True for a graph, and an object with one in a value or named field."""
     if isinstance(value, Pregel):
         return True
     if isinstance(value, Mapping):
@@ -249,21 +250,21 @@ _HARMLESS = {
     *("langchain", "langchain_core", "langgraph", "langgraph_supervisor", "langgraph_swarm"),
     *("builtins", "typing", "types", "json", "re", "math", "uuid", "datetime", "time", "enum", "operator"),
 }
-"""Packages whose functions and classes touch nothing outside of the process by themselves."""
+"""Packages whose functions and classes do not touch anything outside of the process."""
 _ACTING = {
     *("open", "input", "print", "exec", "eval", "compile", "__import__", "setattr"),
     *("context", "config", "get_config", "get_runtime", "get_store", "ensure_config"),
 }
-"""Names by which a function may act all the same. A run's context and config hold whatever the user put there."""
-_HANDED_IN = re.compile(r"\b(RunnableConfig|InjectedToolArg)\b")
-"""Annotations of arguments that no model writes, and that hold whatever the user put there."""
+"""Names by which a function may act even so. A run's context and config may hold any object of the user's."""
+_INJECTED = re.compile(r"\b(RunnableConfig|InjectedToolArg)\b")
+"""Annotations of arguments that no model writes, and that may hold any object of the user's."""
 _CONSTANTS = (str, bytes, int, float, bool, type(None))
 
 
 def changes_state_only(tool: BaseTool) -> bool:
-    """Tells if a tool only changes the graph's state or hands over to another node.
+    """True if a tool only changes the graph's state or hands over to another node.
 
-    So does a function that makes a `Command` of nothing but its arguments. What refers to anything else may act on the world.
+    That is a known state tool, or a function that makes a `Command` from its arguments and harmless values alone.
     """
     function = body(tool)
     if str(getattr(function, "__module__", "")).startswith(_STATE_TOOLS):
@@ -271,19 +272,19 @@ def changes_state_only(tool: BaseTool) -> bool:
     if function is type(tool)._run or not isinstance(function, types.FunctionType):
         return False
     makes_command = any(value is Command for value in named_values(function))
-    return makes_command and not _is_handed_objects(function) and _is_harmless(function)
+    return makes_command and not _has_injected_arguments(function) and _is_harmless(function)
 
 
-def _is_handed_objects(function: types.FunctionType) -> bool:
-    """Tells if a parameter gets a run's config or another object of the user's."""
+def _has_injected_arguments(function: types.FunctionType) -> bool:
+    """True if a parameter gets a run's config or another object of the user's."""
     hints = function.__annotations__
-    with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text has to do
+    with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text is used instead
         hints = get_type_hints(function, include_extras=True)
-    return any(_HANDED_IN.search(str(hint)) for hint in hints.values())
+    return any(_INJECTED.search(str(hint)) for hint in hints.values())
 
 
 def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
-    """Tells if a value is a constant, harmless, or a function of such."""
+    """True for constants, members of `_HARMLESS` packages, and functions that use only such."""
     if isinstance(value, tuple | frozenset):
         return all(_is_harmless(each, seen) for each in value)
     if isinstance(value, types.FunctionType):
@@ -298,7 +299,7 @@ def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
 def _is_harmless_function(function: types.FunctionType, seen: tuple[Any, ...]) -> bool:
     steps = (step for code in _codes(function) for step in dis.get_instructions(code))
     imported = {str(step.argval).partition(".")[0] for step in steps if step.opname == "IMPORT_NAME"}
-    names = {*named(function), *(name for code in _codes(function) for name in code.co_varnames)}
+    names = {*code_names(function), *(name for code in _codes(function) for name in code.co_varnames)}
     if not imported <= _HARMLESS or names & _ACTING:
         return False
     return all(_is_harmless(each, (*seen, function)) for each in named_values(function))

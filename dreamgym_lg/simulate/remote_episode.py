@@ -1,16 +1,16 @@
-"""Plays an episode in another process, whose policy stays in this one, the parent.
+"""Plays an episode in a walled worker process. Policy and environment stay in this process, the parent.
 
-The other process is a walled worker. What comes up is lines of JSON, since to unpickle is to run what was sent.
-What goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, open at once:
+The worker sends lines of JSON, since unpickling could run code that it sent. The parent sends pickles. `N` numbers the
+episodes of the worker, `K` the requests of an episode, of which several may be open:
 
-    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", by its chunks
+    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}    or "stream", for chunks
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS, PROMPT]}
     down    ("chunk", N, K, CHUNK), then ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
     up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
-            {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
+            {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's error that caused it
 
-A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what was
-offered since the step before. `TYPE` is one of this library's own errors, or empty. The parent has reset the world.
+An item of `MESSAGES` is `[number, text]`, or the number alone if it was sent before. `TOOLS` and `PROMPT` are None if unchanged
+since the last step. `TYPE` is an error class of this library, or empty. The parent has reset the environment.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from dreamgym_lg.user_code import error_text
 
 
 class ParentFailed(Exception):
-    """The parent's policy or world raised; the parent keeps the error under this number."""
+    """The parent's policy or environment raised; the parent keeps the error under this number."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
@@ -54,53 +54,53 @@ class ParentFailed(Exception):
 
 
 class Parent:
-    """The other end, as one episode sees it: asked by any thread, answered by number. `write` takes a line to it."""
+    """The worker's connection to the parent for one episode, for any thread. Args: `write`, sends a line."""
 
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
-        self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
+        self._numbers, self._requests = itertools.count(1), dict[int, Future[Any]]()
         self._on_chunk = dict[int, Callable[[Any], object]]()
 
     def ask(self, kind: str, *args: Any, on_chunk: Callable[[Any], object] | None = None) -> "Future[Any]":
-        """Ask the parent. Args: `on_chunk`, called by the thread that reads with each part of a streamed reply.
+        """Send a request to the parent. Args: `on_chunk`, called by the reading thread with each chunk of a streamed reply.
 
-        Raises `RuntimeError` after the episode's end: its threads get no answers of the next one.
+        Raises `RuntimeError` after the episode's end.
         """
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
-        self._questions[number] = future
+        self._requests[number] = future
         if on_chunk is not None:
             self._on_chunk[number] = on_chunk
         self._write(to_line(ask=kind, episode=self.episode, number=number, args=args))
         return future
 
     def chunk(self, number: int, chunk: Any) -> None:
-        """Deliver a part of the parent's streamed reply."""
+        """Deliver a chunk of the parent's streamed reply."""
         if number in self._on_chunk:
             self._on_chunk[number](chunk)
 
     def answer(self, number: int, value: Any, error: str | None) -> None:
-        """Deliver the parent's answer to a question; dropped after the episode's end."""
-        future = self._questions.pop(number, None)
+        """Deliver the parent's answer to a request; dropped after the episode's end."""
+        future = self._requests.pop(number, None)
         self._on_chunk.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
 
     def end(self, **message: Any) -> None:
-        """Send the last message; nothing more is asked."""
+        """Fail all open requests, and send the last message."""
         self.ended = True
-        for number in list(self._questions):
+        for number in list(self._requests):
             self.answer(number, None, "the episode has ended")
         try:
             line = to_line(episode=self.episode, **message)
-        except Exception as error:  # it cannot be written: the parent waits all the same
+        except Exception as error:  # not JSON, but the parent waits for a last message
             line = to_line(episode=self.episode, **failure_of(error))
         self._write(line)
 
 
 def to_line(**message: Any) -> bytes:
-    """A message as a line of JSON. By the standard library, which also writes half of a surrogate pair."""
+    """A message as a line of JSON. The standard library also encodes lone surrogates."""
     return json.dumps(message, default=_as_json).encode() + b"\n"
 
 
@@ -109,11 +109,11 @@ def _as_json(value: object) -> object:
 
 
 class ParentPolicy(BaseChatModel):
-    """The policy, which is in the parent."""
+    """The worker's stand-in for the policy, which is in the parent."""
 
     parent: Any
     _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
-    """Messages that were sent, with their numbers: a history grows by its end."""
+    """JSON of each message that was sent -> its number: a growing history is not sent twice."""
     _sending: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
@@ -167,28 +167,28 @@ class ParentPolicy(BaseChatModel):
         options: dict[str, Any],
         on_chunk: Callable[[Any], object] | None = None,
     ) -> "Future[Any]":
-        sent = list[Any]()
+        items = list[Any]()
         with self._sending:
             numbers = self._numbers.copy()
             for message in messages:
                 text = to_line(message=message_to_dict(message)).decode()
                 number = numbers.setdefault(text, len(numbers))
-                sent.append((number, text) if number >= len(self._numbers) else number)
-            future: Future[Any] = self.parent.ask(kind, sent, stop, options, on_chunk=on_chunk)
+                items.append((number, text) if number >= len(self._numbers) else number)
+            future: Future[Any] = self.parent.ask(kind, items, stop, options, on_chunk=on_chunk)
             self._numbers = numbers
         return future
 
 
 class ParentEnvironment(Environment):
-    """The world, which is in the parent, and has been reset there."""
+    """The worker's stand-in for the environment, which is in the parent and already reset."""
 
-    def __init__(self, parent: Parent, first: str, has_user: bool) -> None:
-        self._parent, self._first, self.has_user = parent, first, has_user
+    def __init__(self, parent: Parent, first_observation: str, has_user: bool) -> None:
+        self._parent, self._first_observation, self.has_user = parent, first_observation, has_user
         self._tools: Sequence[Mapping[str, Any]] | None = None
         self._prompt: str | None = None
 
     def reset(self, task: Task) -> str:
-        return self._first
+        return self._first_observation
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
@@ -201,7 +201,7 @@ class ParentEnvironment(Environment):
         return result
 
     async def areset(self, task: Task) -> str:
-        return self._first
+        return self._first_observation
 
     async def astep(self, action: str) -> StepResult:
         result: StepResult = await asyncio.wrap_future(self._ask(action))
@@ -213,9 +213,9 @@ class ParentEnvironment(Environment):
 
 
 def failure_of(error: BaseException) -> Message:
-    """The part of an episode's last message that says what ended it.
+    """The fields of an episode's last message that describe the error that ended it.
 
-    An agent's own error may have the name of one of this library's: it is told as text.
+    Only errors of this library keep their class; an error of the agent is sent as text.
     """
     number = next((each.number for each in errors_behind(error) if isinstance(each, ParentFailed)), None)
     name = type(error).__name__
@@ -225,13 +225,13 @@ def failure_of(error: BaseException) -> Message:
 
 
 def errors_behind(error: BaseException) -> list[BaseException]:
-    """The error, and what it was raised from or while handling."""
-    behind: dict[int, BaseException] = {}
-    following: BaseException | None = error
-    while following is not None and id(following) not in behind:  # two may be each other's context
-        behind[id(following)] = following
-        following = following.__cause__ or following.__context__
-    return list(behind.values())
+    """The error and the chain of its causes and contexts."""
+    chain: dict[int, BaseException] = {}
+    current: BaseException | None = error
+    while current is not None and id(current) not in chain:  # a chain may be a circle
+        chain[id(current)] = current
+        current = current.__cause__ or current.__context__
+    return list(chain.values())
 
 
 async def play_episode(
@@ -241,7 +241,7 @@ async def play_episode(
     *,
     failure: Callable[[BaseException], Message],
 ) -> None:
-    """Play one episode, and send the parent its last message."""
+    """Play one episode in the worker, and send the parent its last message."""
     message: Message = {}
     try:
         agent, environment = create()
@@ -256,9 +256,9 @@ async def play_episode(
 
 
 class RemoteEpisode:
-    """An episode in another process. Its questions are answered in a copy of this context, and in its event loop.
+    """The parent's side of an episode in a worker. Requests are answered in a copy of this context, on this event loop.
 
-    Args: `send` takes a pickled answer to the other process.
+    Args: `send`, takes pickled bytes to the worker.
     """
 
     def __init__(self, send: Callable[[bytes], object], number: int, policy: BaseChatModel, environment: Environment) -> None:
@@ -273,6 +273,7 @@ class RemoteEpisode:
         self._actions = Counter[str]()
 
     def hear(self, message: Message) -> None:
+        """Handle a message of the worker. Raises `ValueError` if it is invalid."""
         message = read_message(message)
         if not self.ended.done() and "ask" in message:
             number, args = message["number"], message["args"]
@@ -287,34 +288,34 @@ class RemoteEpisode:
 
     async def _answer(self, number: int, answering: Awaitable[Any]) -> None:
         try:
-            order = pickle.dumps(("answer", self._number, number, await answering, None))
+            reply = pickle.dumps(("answer", self._number, number, await answering, None))
         except Exception as error:
             self._errors[number] = error
-            order = pickle.dumps(("answer", self._number, number, None, f"{type(error).__name__}: {error}"))
-        self._send(order)
+            reply = pickle.dumps(("answer", self._number, number, None, f"{type(error).__name__}: {error}"))
+        self._send(reply)
         self.unanswered.discard(number)
 
     async def _stream(self, number: int, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> None:
         messages, arguments = self._read_call(sent, options)
         async for chunk in self._policy.astream(messages, stop=stop, **arguments):
-            if not isinstance(chunk, AIMessageChunk):  # of a policy that does not stream
+            if not isinstance(chunk, AIMessageChunk):  # a policy that does not stream
                 chunk = AIMessageChunk(**chunk.model_dump(exclude={"type"}))
             self._send(pickle.dumps(("chunk", self._number, number, ChatGenerationChunk(message=chunk))))
 
     def _read_call(self, sent: list[Any], options: dict[str, Any]) -> tuple[list[BaseMessage], dict[str, Any]]:
-        texts: dict[int, str] = dict(each for each in sent if isinstance(each, tuple))
+        texts: dict[int, str] = dict(item for item in sent if isinstance(item, tuple))
         new = {number: clean(json.loads(text)["message"]) for number, text in texts.items()}
         self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
         arguments: dict[str, Any] = {name: options[name] for name in ("tool_choice", "response_format") if name in options}
-        if tools := tool_schemas(options.get("tools") or ()):  # the other process may ask for what runs at the provider
+        if tools := tool_schemas(options.get("tools") or ()):  # drops tools that would run at the provider
             arguments["tools"] = tools
-        return [self._messages[each[0] if isinstance(each, tuple) else each] for each in sent], arguments
+        return [self._messages[item[0] if isinstance(item, tuple) else item] for item in sent], arguments
 
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
         (messages, arguments), policy = self._read_call(sent, options), self._policy
         has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
         if not has_listeners and type(policy).agenerate is BaseChatModel.agenerate:
-            # `agenerate` did its work in the other process already, around its `ParentPolicy`
+            # the worker's `ParentPolicy` has already done what else `agenerate` does
             return await policy._agenerate_with_cache(messages, stop=stop, **arguments)
         result = await policy.agenerate([messages], stop=stop, **arguments)
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
@@ -329,13 +330,13 @@ class RemoteEpisode:
         return self._last
 
     def end(self) -> None:
-        """Answer nothing more."""
+        """Stop answering."""
         self.ended.cancel()
         for each in self._tasks:
             each.cancel()
 
     def result(self) -> tuple[AgentState | None, Exception | None]:
-        """The played state, and the error that ended the episode. The parent's own where one is behind."""
+        """The last state, and the error that ended the episode, if possible the parent's own."""
         message = self.ended.result()
         state: AgentState | None = message.get("state")
         if state is not None:
@@ -343,9 +344,9 @@ class RemoteEpisode:
         return state, None if "ended" in message else read_error(message, self._errors)
 
     def contradiction(self, state: AgentState, *, verified: bool) -> EnvironmentFailed | None:
-        """The error of an episode that claims calls or an outcome its world never gave.
+        """The error of an episode that claims more than its environment confirms; else None.
 
-        Args: `verified`, the other process judges the outcome, with a function that this one has not.
+        Args: `verified`, the worker judges the outcome, so that only calls are checked.
         """
         calls = Counter(step.action for step in state.get("steps", ()) if step.valid)
         if invented := [action for action in calls - self._actions if not is_answer(action)]:

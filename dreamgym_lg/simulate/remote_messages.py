@@ -1,4 +1,4 @@
-"""Messages of another process that plays an episode. Their types, their ranges, and the errors they name."""
+"""Validates messages of a worker that plays an episode, and recreates errors from them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class _Sent(TypedDict, total=False):
-    """The parts of every message, of which one asks, ends, or says what failed."""
+    """The fields of a message: exactly one of `ask`, `ended` and `failed` is set."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     episode: int
@@ -35,7 +35,7 @@ _NEEDED = {"ask": {"number", "args"}, "ended": set[str](), "failed": {"number", 
 
 
 def read_message(sent: Any) -> Message:
-    """A message of the other process, its types and ranges checked. Raises `ValueError` for what is none."""
+    """A message of the worker, validated. Raises `ValueError` for wrong types or ranges."""
     message: Message = _SENT.validate_python(clean(sent))
     if "ask" in message:
         message["args"] = _ARGUMENTS[message["ask"]].validate_python(message.get("args"))
@@ -48,7 +48,7 @@ def read_message(sent: Any) -> Message:
 
 
 def read_error(message: Message, own: Mapping[int, Exception]) -> Exception:
-    """The error of a message. By its number one of `own`, else this library's; but an agent alone stops no run."""
+    """The error of a message: one of `own`, or of this library. An agent cannot send a `RunStopped`."""
     if message["number"] in own:
         return own[message["number"]]
     kind = getattr(errors, message["failed"] or "-", None)

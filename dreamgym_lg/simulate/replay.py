@@ -1,6 +1,6 @@
-"""Plays recorded episodes of an agent through its graph as it is now.
+"""Replays recorded episodes of an agent in its current graph.
 
-Policy and environment say again what was recorded. That shows the prompts, the tools, and which calls reach the environment.
+Policy and environment repeat the recording. That shows the prompts, the tools, and which calls reach the environment.
 """
 
 import logging
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class Replayed(NamedTuple):
-    """A recorded episode in the graph of today."""
+    """The result of replaying a recorded episode in the current graph."""
 
     actions: Mapping[int, str]
-    """The actions that reach the environment, by their step's number from 0. A call that the graph refuses is missing."""
+    """Step number from 0 -> action that reached the environment. A call that the graph refuses is missing."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that the graph offered its policy, in OpenAI's form."""
     segments: Sequence[Segment]
     """The policy's tokens, if it reports any."""
     misfit: str | None
-    """Difference of today's graph from the recorded episode. None if it plays it to its end."""
+    """The first difference that keeps the graph from replaying the episode, in words; None if it replays to its end."""
     reworded: str | None
-    """A recorded tool answer that the policy reads otherwise. None: all are read as recorded."""
+    """The first tool answer that the graph shows the policy in other words than recorded, in words; None without one."""
     prompt: str = ""
     """The system prompt that the graph gave its policy."""
 
@@ -51,27 +51,27 @@ _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
 class Script:
-    """A recorded episode as it is played again, and what did not fit."""
+    """A recorded episode during its replay."""
 
     @staticmethod
     def current() -> "Script":
-        """The script of the replay that this code runs in. Raises `LookupError` outside of one."""
+        """The script of the running replay. Raises `LookupError` outside of one."""
         return _playing.get()
 
     def __init__(self, trajectory: Trajectory, say: Callable[[str], str] = str) -> None:
         self.steps, self.say = trajectory.steps, say
         self.position = 0
-        """Number of the actions that the policy has said."""
+        """Number of actions that the policy has replayed."""
         self.actions: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
         self.prompt = ""
         self.misfit: str | None = None
         self.reworded: str | None = None
         self.ended = False
-        """True once the graph asks its policy behind a tool's answer with which the recorded episode ended."""
+        """True once the graph calls its policy after the tool answer with which the recorded episode ended."""
 
     def next_action(self) -> str:
-        """The policy's next reply, one call or a final answer. Parallel calls come one after the other."""
+        """The policy's next reply: one call or a final answer. Parallel calls come one by one."""
         if self.position == len(self.steps):
             if not self.steps[-1].truncated:
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
@@ -83,7 +83,7 @@ class Script:
         return self.say(reply_text(self.steps[self.position - 1].action))
 
     def compare(self, messages: Sequence[BaseMessage]) -> None:
-        """Compare the tool's answer that the policy reads now with the recorded one."""
+        """Compare the last tool answer in the policy's prompt with the recorded one."""
         number, last = self.position - 1, messages[-1] if messages else None
         if isinstance(last, ToolMessage) and number in self.actions and self.reworded is None:
             recorded, read = self.steps[number].next_observation, last.text
@@ -93,23 +93,23 @@ class Script:
 
     @property
     def words(self) -> str:
-        """The policy's words beside its last action."""
+        """The text that accompanies the policy's last action."""
         return self.steps[self.position - 1].words
 
     def answer(self, action: str) -> StepResult:
-        """The environment's answer, as it was recorded."""
-        returned = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
-        if returned and is_answer(self.steps[self.position].action):
-            self.position += 1  # the graph ends with a tool's answer (`return_direct`): its policy says nothing more
+        """The recorded answer of the environment to an action."""
+        is_returned_directly = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
+        if is_returned_directly and is_answer(self.steps[self.position].action):
+            self.position += 1  # a tool answer ends the graph (`return_direct`): the policy is not called again
         number = self.position - 1
         step = self.steps[number]
-        if number in self.actions or not _same(step.action, action):
+        if number in self.actions or not _is_same_action(step.action, action):
             misfit = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
             is_unread_call = is_answer(action) and parse_call(step.action) is not None
             self.misfit = self.misfit or misfit + (_NO_TOOLS if is_unread_call and not self.tools else "")
         self.actions.setdefault(number, action)
         is_last = step.terminated or number == len(self.steps) - 1  # a user replies to any other message
-        ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # a tool ends nothing
+        ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # tool calls do not end it
         return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid, "decided_by": "recorded"})
 
 
@@ -135,7 +135,7 @@ class _RecordedAnswers(Environment):
 
 
 class RecordedPolicy(BaseChatModel):
-    """A chat model that says what was recorded."""
+    """A chat model that repeats the recorded replies of the running `Script`."""
 
     @property
     def _llm_type(self) -> str:
@@ -152,10 +152,10 @@ class RecordedPolicy(BaseChatModel):
 
 
 async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], str] = str) -> Replayed:
-    """Play a recorded episode through an agent again.
+    """Replay a recorded episode in an agent.
 
-    Args: `agent`, with a `RecordedPolicy`, or a `LocalChatModel` whose `RecordedEngine` reports the tokens; `say`, a recorded
-    action as the policy says it: the call of a tool that acts in text. Default: as it is.
+    Args: `agent`, with a `RecordedPolicy`, or a `LocalChatModel` whose `RecordedEngine` reports the tokens; `say`, converts a
+    recorded action to the policy's reply. Default: unchanged.
     """
     script = Script(trajectory, say)
     context = EpisodeContext(environment=_RecordedAnswers(script))
@@ -172,7 +172,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
 
 
 def warn_of(replayed: Sequence[Replayed]) -> None:
-    """Say what differs between recorded episodes and the graph of today."""
+    """Log warnings for recorded episodes that the current graph replays otherwise or not at all."""
     if misfits := [each.misfit for each in replayed if each.misfit is not None]:
         text = "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s"
         logger.warning(text, len(misfits), len(replayed), misfits[0])
@@ -185,9 +185,9 @@ def warn_of(replayed: Sequence[Replayed]) -> None:
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
-    """A recorded episode as a dream meets it. With the graph's tools and prompt, and the outcome as its only reward.
+    """A recorded episode as a dream records it: with tools, prompt, outcome as only reward.
 
-    Calls that the graph refuses by itself are left out; of an episode that it does not replay, the invalid ones.
+    Calls that did not reach the environment are left out; if the episode does not replay, the invalid ones.
     """
     actions = replayed.actions
     if replayed.misfit is not None:
@@ -202,7 +202,7 @@ def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
     return replace(trajectory, task=with_tools(trajectory.task, replayed.tools), steps=steps, prompt=replayed.prompt)
 
 
-def _same(recorded: str, action: str) -> bool:
+def _is_same_action(recorded: str, action: str) -> bool:
     try:
         one, other = parse_action(recorded), parse_action(action)
     except ValueError:

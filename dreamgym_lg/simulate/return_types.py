@@ -1,6 +1,6 @@
-"""Turns the world's answer into what a tool returns, and tells the world its structure.
+"""Converts the environment's answers to the return types of tools, and describes these by schemas.
 
-A tool that returns a `Command` is read: its code shows which state the answer is for, and what follows from the arguments.
+Of a tool that returns a `Command`, the code is analysed: which state keys the environment answers, which the arguments give.
 """
 
 import ast
@@ -30,7 +30,7 @@ from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.dream.schemas import STATE_UPDATE
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.simulate.object_graph import body, named, reachable
+from dreamgym_lg.simulate.object_graph import body, code_names, reachable
 
 UNKNOWN_UPDATE = (
     "its code does not show what its Command does: write Command(update={...}) there, with literal keys and one goto, name it "
@@ -47,11 +47,11 @@ def parse_answer(
     exact: bool = False,
     valid: bool = True,
 ) -> Any:
-    """The answer in the shape of the tool's own return value. Or as the message that a tool node makes of it.
+    """Convert the environment's answer to the tool's return value, or to its `ToolMessage`.
 
-    Args: `graph`, whose state a `Command` writes; `call_id`, None where the agent's code calls; `exact`, a text of a record or
-    an error, which a tool node has to write byte for byte; `valid`, False for an error, which graphs know by its status.
-    Raises `PredictionFailed` for another structure than promised.
+    Args: `graph`, whose state a `Command` writes; `call_id`, None for a call by the agent's code; `exact`, the answer is
+    recorded or an error, so that the policy must read it byte for byte; `valid`, False for an error, which gets that status.
+    Raises `PredictionFailed` for an answer of another structure than the annotated one.
     """
     update = state_update(tool) if (is_command := returns_command(tool)) else None
     if is_command and update is None:
@@ -60,10 +60,10 @@ def parse_answer(
         error = ToolMessage(answer, tool_call_id=call_id, name=tool.name, status="error")
         return (error, None) if tool.response_format == "content_and_artifact" else error
     if update is not None:
-        return _command(tool, update, _known(graph).state, arguments, call_id, answer)
+        return _command(tool, update, _types_of(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
     if structure is None:
-        answer = _as_returned(answer) if call_id is None else answer
+        answer = _unquote(answer) if call_id is None else answer
         return (answer, None) if tool.response_format == "content_and_artifact" else answer
     try:
         value = _validate(tool, structure, answer)
@@ -76,25 +76,21 @@ def parse_answer(
     return ToolMessage(answer, tool_call_id=call_id, name=tool.name)
 
 
-def _as_returned(answer: str) -> str:
-    """The text that a caller wrote as `answer`, if that is a JSON string (`json.dumps`)."""
+def _unquote(answer: str) -> str:
+    """The text in an answer that is a JSON string; any other answer unchanged."""
     with suppress(ValueError):
         return value if isinstance(value := json.loads(answer), str) else answer
     return answer
 
 
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools (in OpenAI's form) with the JSON schemas of the structures that they return."""
-    schemas = _known(graph).schemas
-    functions = [(each, each["function"]) for each in tools]
-    return [
-        {**each, "function": {**function, **({"returns": schemas[name]} if (name := function["name"]) in schemas else {})}}
-        for each, function in functions
-    ]
+    """Add `returns`, the JSON schema of the return type, to tools in OpenAI's form."""
+    returns = {name: {"returns": schema} for name, schema in _types_of(graph).schemas.items()}
+    return [{**tool, "function": {**tool["function"], **returns.get(tool["function"]["name"], {})}} for tool in tools]
 
 
 def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
-    with suppress(ValidationError):  # as its text: a date, a literal, a decimal number with its zeros
+    with suppress(ValidationError):  # plain text: a date, a literal, a decimal number with trailing zeros
         return structure.validate_strings(answer)
     try:
         return structure.validate_json(answer)
@@ -111,7 +107,7 @@ _TEXT = (str, Any, None, type(None), inspect.Signature.empty)
 
 
 def _returns(tool: BaseTool) -> Any:
-    """The type that a tool's body promises, `Command` for `Command[...]`; or None."""
+    """The annotated return type of a tool, `Command` for `Command[...]`; None if unknown."""
     try:
         kind = get_type_hints(inspect.unwrap(body(tool))).get("return")
     except Exception:  # a name that exists for type checkers only
@@ -120,7 +116,7 @@ def _returns(tool: BaseTool) -> Any:
 
 
 def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | None:
-    """The structure of the world's answer; None for text and for what has no JSON."""
+    """The type to which the answer is converted; None for text and types without JSON."""
     kind = _returned_type(tool)
     if returns_command(tool):
         kind = _state_type(update, state) if (update := state_update(tool)) is not None and update.answered else None
@@ -128,7 +124,7 @@ def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | N
 
 
 def _returned_type(tool: BaseTool) -> Any:
-    """The structure that a tool promises; None for text, unknown, or LangGraph's own."""
+    """The annotated return type; None for text, for LangGraph's types and if unknown."""
     kind = _returns(tool)
     custom = (tool.metadata or {}).get("type") == "custom_tool"  # OpenAI's: traces hold the text in the block that it returns
     if custom or kind in _TEXT or tool.response_format == "content_and_artifact":
@@ -141,7 +137,7 @@ def _returned_type(tool: BaseTool) -> Any:
 
 
 def _is_json(kind: Any) -> bool:
-    """False for a type that a tool node writes as Python's own text. So are an Enum, a model, a dataclass and a set."""
+    """True if a tool node writes the type as JSON. It writes an Enum, model, dataclass or set by `str`."""
     if is_typeddict(kind):
         return all(map(_is_json, get_type_hints(kind).values()))
     origin, parts = get_origin(kind) or kind, get_args(kind)
@@ -155,12 +151,12 @@ def _is_json(kind: Any) -> bool:
 def _adapter(kind: Any) -> TypeAdapter[Any] | None:
     try:
         return TypeAdapter(_readable(kind))
-    except Exception:  # of pydantic's or of the user's: a name that exists for type checkers only, say
+    except Exception:  # of pydantic or the user, such as a name for type checkers only
         return None
 
 
 def _readable(kind: Any) -> Any:
-    """The type with each `TypedDict` as of `typing_extensions`: before Python 3.12 pydantic needs it."""
+    """The type with each `TypedDict` replaced by one of `typing_extensions`, for pydantic before Python 3.12."""
     if is_typeddict(kind) and type(kind).__module__ == "typing":
         fields = {name: _readable(hint) for name, hint in get_type_hints(kind).items()}
         optional = {name: NotRequired[hint] for name, hint in fields.items() if name in kind.__optional_keys__}
@@ -171,37 +167,37 @@ def _readable(kind: Any) -> Any:
     return Union[parts] if origin in (Union, UnionType) else origin[parts]  # noqa: UP007  # made here, not written
 
 
-class _Known(NamedTuple):
-    """The state of a graph and the answers of its tools, by type."""
+class _GraphTypes(NamedTuple):
+    """Types of a graph's state and of its tools' return values."""
 
     state: Mapping[str, Any]
-    """The type of each key of its state, sub-graphs included."""
+    """State key -> type, sub-graphs included."""
     schemas: Mapping[str, dict[str, Any]]
-    """JSON schemas of the structures that its tools return, by tool name."""
+    """Tool name -> JSON schema of what it returns."""
 
 
-_graphs: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-"""Finding a graph's tools takes milliseconds."""
+_graphs: WeakKeyDictionary[Any, _GraphTypes] = WeakKeyDictionary()
+"""Cache of `_types_of`, which takes milliseconds."""
 
 
-def _known(graph: Any) -> _Known:
-    with suppress(TypeError):  # an object of the user's that is not hashed
+def _types_of(graph: Any) -> _GraphTypes:
+    with suppress(TypeError):  # an unhashable object of the user's
         if graph in _graphs:
             return _graphs[graph]
     parts = list(reachable(graph))
     channels = [channel for part in parts if isinstance(part, Pregel) for channel in part.channels.items()]
-    known = _Known({key: getattr(channel, "UpdateType", Any) for key, channel in channels}, schemas := {})
+    graph_types = _GraphTypes({key: getattr(channel, "UpdateType", Any) for key, channel in channels}, schemas := {})
     for part in parts:
-        if isinstance(part, BaseTool) and (structure := _structure(part, known.state)) is not None:
+        if isinstance(part, BaseTool) and (structure := _structure(part, graph_types.state)) is not None:
             with suppress(PydanticInvalidForJsonSchema):
                 schema = structure.json_schema()
-                if not returns_command(part) and not _is_json(_returned_type(part)):  # or a tool node's text of it
+                if not returns_command(part) and not _is_json(_returned_type(part)):  # a tool node writes it as text
                     defined = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
                     schema = {"anyOf": [schema, {"type": "string"}], **defined}
                 schemas[part.name] = schema
-    with suppress(TypeError):  # not weakly referable
-        _graphs[graph] = known
-    return known
+    with suppress(TypeError):  # it allows no weak references
+        _graphs[graph] = graph_types
+    return graph_types
 
 
 # --- Commands -----------------------------------------------------------------------------------------------------------------
@@ -213,16 +209,16 @@ class StateUpdate(NamedTuple):
     """The effect of a tool's `Command` on the graph that calls it."""
 
     answered: Mapping[str, bool]
-    """The keys whose values the world answers. False: some of the tool's Commands do not write it."""
+    """Keys whose values the environment answers -> True if all Commands of the tool write it."""
     computed: Mapping[str, types.CodeType]
-    """The keys whose values follow from the call's arguments alone."""
+    """Keys whose values the call's arguments determine -> expression, compiled."""
     has_message: bool
-    """It writes a message, the tool's answer."""
+    """True if it writes a message, which is the tool's answer."""
     goto: str | tuple[()]
     graph: str | None
 
     def values(self, function: types.FunctionType, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The computed values of one call. Args: `arguments`, by name."""
+        """The values of the `computed` keys for one call. Args: `arguments`, by name."""
         parameters = inspect.signature(function).parameters.values()
         names = {each.name: each.default for each in parameters if each.default is not each.empty} | dict(arguments)
         return {key: eval(code, {"__builtins__": {}}, names) for key, code in self.computed.items()}
@@ -236,7 +232,7 @@ def _command(
     call_id: str | None,
     answer: str,
 ) -> Command:
-    """The tool's `Command`, with the world's answer for the state. An answer without state is the message alone."""
+    """The tool's `Command` with the environment's answer. An answer that is no object becomes the message alone."""
     values = update.values(inspect.unwrap(body(tool)), arguments)
     if structure := _structure(tool, state):
         is_needed = any(update.answered.values())
@@ -249,7 +245,7 @@ def _command(
 
 
 def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
-    """The type of the state that a `Command` writes, and its message."""
+    """The type of the environment's answer for a `Command`: the answered keys, and its message."""
     kinds = {key: types.get(key, Any) for key in update.answered}
     kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
     fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
@@ -257,53 +253,54 @@ def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
 
 
 def returns_command(tool: BaseTool) -> bool:
-    """Tells if a tool returns, or makes, a `Command`."""
+    """True if a tool returns a `Command`, or its code names that class."""
     kinds = [kind := _returns(tool), *get_args(kind)]
     if any(kind is Command or get_origin(kind) is Command for kind in kinds):
         return True
     function = inspect.unwrap(body(tool))
-    return isinstance(function, types.FunctionType) and "Command" in named(function) | {*function.__code__.co_freevars}
+    return isinstance(function, types.FunctionType) and "Command" in code_names(function) | {*function.__code__.co_freevars}
 
 
 def state_update(tool: BaseTool) -> StateUpdate | None:
     """The effect of a tool's Commands; None if its code does not show it."""
     function = inspect.unwrap(body(tool))
-    return _read(function) if isinstance(function, types.FunctionType) else None
+    return _analyse(function) if isinstance(function, types.FunctionType) else None
 
 
 @lru_cache(500)
-def _read(function: types.FunctionType) -> StateUpdate | None:
+def _analyse(function: types.FunctionType) -> StateUpdate | None:
     try:
         tree = _parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # no file: typed into an interpreter
+    except (OSError, SyntaxError):  # entered in an interpreter
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
     commands = [command for call in calls if (command := _read_command(call)) is not None]
-    if not commands or len(commands) < len(calls) or len({command[1:] for command in commands}) > 1 or _in_list(tree):
+    targets = {command[1:] for command in commands}
+    if len(targets) != 1 or len(commands) < len(calls) or _makes_list_of_commands(tree):
         return None
     updates, (goto, graph) = [command[0] for command in commands], commands[0][1:]
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    unchanged = set(inspect.signature(function).parameters) - stored
+    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    unchanged = set(inspect.signature(function).parameters) - assigned
     answered, computed = dict[str, bool](), dict[str, types.CodeType]()
     for key in dict.fromkeys(key for update in updates for key in update if key != MESSAGES):
         values = [update[key] for update in updates if key in update]
         in_all = len(values) == len(updates)
-        if in_all and len(set(map(ast.dump, values))) == 1 and _follows(values[0], unchanged):
+        if in_all and len(set(map(ast.dump, values))) == 1 and _is_computable(values[0], unchanged):
             computed[key] = compile(ast.Expression(values[0]), f"<{key} of {function.__name__}>", "eval")
         else:
             answered[key] = in_all
     return StateUpdate(answered, computed, any(MESSAGES in update for update in updates), goto, graph)
 
 
-def _in_list(tree: ast.Module) -> bool:
-    """Tells if code makes Commands in a list. A tool node takes the tool's message from beside them."""
+def _makes_list_of_commands(tree: ast.Module) -> bool:
+    """True if code makes Commands in a list. A tool node expects the message beside them."""
     lists = (node for node in ast.walk(tree) if isinstance(node, ast.List | ast.ListComp))
     parts = (part for each in lists for part in ast.walk(each))
     return any(isinstance(part, ast.Call) and _name(part.func) == "Command" for part in parts)
 
 
 def _parse(source: str) -> ast.Module:
-    """`ast.parse`, again where another thread disturbed it, as before Python 3.12."""
+    """`ast.parse`, repeated if another thread disturbed it, which happens before Python 3.12."""
     for _ in range(20):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
         with suppress(SystemError):
             return ast.parse(source)
@@ -311,7 +308,7 @@ def _parse(source: str) -> ast.Module:
 
 
 def _read_command(call: ast.Call) -> tuple[dict[str, ast.expr], str | tuple[()], str | None] | None:
-    """Update, goto and graph of one `Command(...)` of the code."""
+    """Update, goto and graph of a `Command(...)` in code; None if not literal."""
     arguments = {keyword.arg: keyword.value for keyword in call.keywords}
     update = arguments.pop("update", ast.Dict([], []))
     goto, graph = arguments.pop("goto", None), arguments.pop("graph", None)
@@ -333,8 +330,8 @@ def _name(node: ast.expr) -> str:
 _CONSTRUCTIONS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.Load)
 
 
-def _follows(value: ast.expr, unchanged: set[str]) -> bool:
-    """Tells if a value is made of constants and arguments alone. Args: `unchanged`, arguments that the code does not set."""
+def _is_computable(value: ast.expr, unchanged: set[str]) -> bool:
+    """True if an expression consists of constants and `unchanged` arguments, which the code never assigns."""
     return all(
         isinstance(node, _CONSTRUCTIONS) or (isinstance(node, ast.Name) and node.id in unchanged) for node in ast.walk(value)
     )

@@ -1,4 +1,4 @@
-"""Runs an unmodified graph as an episode: policy and environment answer, nothing real runs."""
+"""Runs an unmodified graph as an episode: the policy and the environment answer its calls."""
 
 import asyncio
 import contextlib
@@ -55,6 +55,7 @@ from dreamgym_lg.types import StepResult, Task
 from dreamgym_lg.user_code import raising_line
 
 MAX_INTERRUPTS = 50
+"""Interrupts of one turn after which the episode is truncated."""
 
 
 class Invocable(Protocol):
@@ -89,12 +90,12 @@ class SimulatedEpisode(AgentEpisode):
             raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
-        """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
+        """True if cut short by the recursion limit, the environment's step limit, `max_turns` or endless interrupts."""
         self._context = context
         self.listener = self._environment if self._environment is not None and self._environment.has_user else None
-        """Replies to the agent's messages. None: nobody does, and the first message ends the episode."""
+        """Replies to the agent's messages. None: the first message ends the episode."""
         self.last_action = ""
-        """The message that the user answered no more; "" as long as the conversation goes on."""
+        """The message after which the user ended the conversation; "" before."""
         self._respond, self._max_turns = respond, max_turns
         self._next_payload, self._read_message = next_payload, read_message
         self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
@@ -126,7 +127,7 @@ class SimulatedEpisode(AgentEpisode):
     def _enter(self) -> "SimulatedEpisode":
         if self.guard is not None:
             self._exit.enter_context(episode_tracing("dream"))
-        self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
+        self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of a surrounding run
         self._exit.enter_context(in_episode(self))
         self.owns_threads, self.ended = True, False
         in_flight.add(self)
@@ -138,9 +139,9 @@ class SimulatedEpisode(AgentEpisode):
         in_flight.discard(self)
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
             return
-        if isinstance(error, Exception):  # the agent's own: what the world raised is none here
+        if isinstance(error, Exception):  # the agent's own; the environment's are `EpisodeBroken`
             self.add_act("raised", f"{type(error).__name__}: {error}", line=raising_line(error))
-        if self.blocked:  # asyncio's own transports swallow it, as users do
+        if self.blocked:  # users and asyncio's transports may have swallowed it
             raise RealAccessBlocked(*self.blocked) from error
         if self.cause is not None:
             raise self.cause
@@ -153,9 +154,9 @@ class SimulatedEpisode(AgentEpisode):
     # --- running ----------------------------------------------------------------------------------------------------------
 
     def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph until the user ends the conversation. Without a user, to its first end. Returns the last state.
+        """Run the graph until the user ends the conversation; without a user, once. Returns the last state.
 
-        Its interrupts are answered by `respond`, breakpoints passed. The recursion limit and `max_turns` truncate the episode.
+        `respond` answers interrupts; breakpoints are passed. The recursion limit and `max_turns` truncate the episode.
         """
         kwargs = self._with_context(kwargs)
         run = self._run(payload, config)
@@ -169,7 +170,7 @@ class SimulatedEpisode(AgentEpisode):
                     run.add_chunk(self.graph.invoke(run.input, run.config, **kwargs))
                 else:
                     run.state = self.graph.invoke(run.input)
-                if not run.proceed([self._hear(message) for message in run.messages()]):
+                if not run.proceed([self._reply_to(message) for message in run.messages()]):
                     break
         return run.state
 
@@ -189,7 +190,7 @@ class SimulatedEpisode(AgentEpisode):
                     run.state = await ainvoke(run.input)
                 else:
                     run.state = await asyncio.to_thread(self.graph.invoke, run.input)
-                if not run.proceed([await self._ahear(message) for message in run.messages()]):
+                if not run.proceed([await self._areply_to(message) for message in run.messages()]):
                     break
         return run.state
 
@@ -199,7 +200,7 @@ class SimulatedEpisode(AgentEpisode):
         return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
 
     def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
-        if isinstance(self.graph, Runnable):  # a real graph has no twin, and ends where the dream's does
+        if isinstance(self.graph, Runnable):  # real graphs too get the dream's recursion limit
             config = {"recursion_limit": self._twins.limit(self.graph), **(config or {})}
         return _Run(
             payload,
@@ -211,18 +212,18 @@ class SimulatedEpisode(AgentEpisode):
         )
 
     def read_action(self, state: Any) -> str:
-        """The agent's message in a state, as an action."""
+        """The agent's message in a state of the graph, as an action."""
         return final_action(state) if self._read_message is None else render_answer(self._read_message(state))
 
-    def _hear(self, action: str) -> str | None:
+    def _reply_to(self, action: str) -> str | None:
         """The user's reply to a message; None ends the conversation."""
         assert self.listener is not None
         with self._asking_environment():
             self._check_running()
             return self._record_reply(action, self.listener.step(action))
 
-    async def _ahear(self, action: str) -> str | None:
-        """As `_hear`."""
+    async def _areply_to(self, action: str) -> str | None:
+        """As `_reply_to`."""
         assert self.listener is not None
         with self._asking_environment():
             self._check_running()
@@ -250,9 +251,9 @@ class SimulatedEpisode(AgentEpisode):
 
 
 class _Run:
-    """The rounds of a graph on one thread, over its interrupts and the user's replies.
+    """A graph's run on one thread, over rounds of interrupts and user replies.
 
-    Each round: stream with `input`, `add_chunk` each chunk, put `messages` to the user, `proceed` with the replies.
+    Each round: stream with `input`, `add_chunk` each chunk, send `messages` to the user, `proceed` with the replies.
     """
 
     def __init__(
@@ -269,16 +270,16 @@ class _Run:
         self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
         self.input = self.state = payload
         self.gave_up = False
-        """It interrupted a turn `MAX_INTERRUPTS` times, or the user replied `max_turns` times and is not done."""
+        """True after `MAX_INTERRUPTS` interrupts in a turn, or `max_turns` replies of a user who has not finished."""
         self.paused = False
-        """It stands at a breakpoint (`interrupt_before`, `interrupt_after`), of which its stream tells nothing."""
+        """True at a breakpoint (`interrupt_before`, `interrupt_after`), which the stream does not show."""
         self._respond, self._next_payload, self._read_action = respond, next_payload, read_action
         self._converses, self._turns_left = max_turns > 0, max_turns
         self._interrupts: list[Interrupt] = []
-        self._interrupted = 0
+        self._interrupts_in_turn = 0
 
     def add_chunk(self, chunk: Any) -> None:
-        """A chunk of the stream mode "values"."""
+        """Take a chunk of the stream mode "values"."""
         if isinstance(chunk, dict) and "__interrupt__" in chunk:
             self._interrupts = [*self._interrupts, *chunk["__interrupt__"]]
             chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
@@ -287,41 +288,41 @@ class _Run:
         self.state = chunk
 
     def may_be_paused(self, graph: Pregel) -> bool:
-        """Tells if nodes may be left to run. Without a checkpointer none can."""
+        """True if the graph may be at a breakpoint, which needs a checkpointer."""
         return not self._interrupts and isinstance(graph.checkpointer, BaseCheckpointSaver)
 
     def messages(self) -> list[str]:
-        """Answers that wait for the user: the agent's last one, or its questions by interrupts. None at the turn limit."""
+        """The messages to the user: the agent's last one, or questions by interrupts. Empty at the turn limit."""
         if not self._converses or self.paused:
             return []
         waiting = [question(each) for each in self._interrupts if self._is_question(each)]
         if not self._interrupts and not malformed_call(self.state):
             waiting = [self._read_action(self.state)]
-            waiting = list(filter(parse_action, waiting))  # no user hears an empty message: it ends the conversation
+            waiting = list(filter(parse_action, waiting))  # an empty message ends the conversation
         self.gave_up = len(waiting) > self._turns_left
         self._turns_left -= len(waiting)
         return [] if self.gave_up else waiting
 
     def proceed(self, replies: Sequence[str | None]) -> bool:
-        """Set `input` for the next round. False: the run has ended."""
+        """Set `input` for the next round; False if the run has ended."""
         interrupts, self._interrupts = self._interrupts, []
-        self._interrupted = self._interrupted + 1 if (interrupts or self.paused) and not replies else 0
-        self.gave_up |= self._interrupted >= MAX_INTERRUPTS
-        heard = [reply for reply in replies if reply is not None]
-        if self.gave_up or len(heard) < len(replies) or not (interrupts or replies or self.paused):
+        self._interrupts_in_turn = self._interrupts_in_turn + 1 if (interrupts or self.paused) and not replies else 0
+        self.gave_up |= self._interrupts_in_turn >= MAX_INTERRUPTS
+        texts = [reply for reply in replies if reply is not None]
+        if self.gave_up or len(texts) < len(replies) or not (interrupts or replies or self.paused):
             return False
         if self.paused:
-            self.input = None  # LangGraph's way to go on behind a breakpoint
+            self.input = None  # continues after a breakpoint
         elif interrupts:
-            spoken = iter(heard)
-            answers = {each.id: next(spoken) if self._is_question(each) else self._respond(each) for each in interrupts}
+            next_text = iter(texts)
+            answers = {each.id: next(next_text) if self._is_question(each) else self._respond(each) for each in interrupts}
             self.input = Command(resume=answers)
         else:
-            self.input = self._next_payload(self.state, heard[0])
+            self.input = self._next_payload(self.state, texts[0])
         return True
 
     def _is_question(self, interrupt: Interrupt) -> bool:
-        """Tells if an interrupt is the user's to answer. There has to be a user, and it must ask for no approval."""
+        """True if the user answers an interrupt: without `respond`, and if it requests no approval."""
         return self._converses and self._respond is approve and approval(interrupt) is None
 
 
@@ -335,31 +336,31 @@ def simulated(
 ) -> SimulatedEpisode:
     """Run `graph` in the dream: `with simulated(...) as episode: state = episode.invoke(payload)`, or `async with`.
 
-    Inside the block `policy` answers the graph's chat models and `environment` its tool calls (an action is `render_call`'s
-    text). At anything real the guard raises `RealAccessBlocked`, and again at the block's end if that was swallowed. What the
-    environment raises ends the block too. Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
+    Inside the block `policy` answers the graph's chat models and `environment` its tool calls (actions as of `render_call`).
+    At a real access the guard raises `RealAccessBlocked`, again at the block's end in case that was swallowed. An error of the
+    environment also ends the block. Afterwards `episode` has `steps`, `calls`, `blocked` and `truncated`.
 
     Args:
         graph: A compiled graph, or any object with `invoke` that runs one.
         policy: The chat model that is trained; tools reach it in OpenAI's form.
-        environment: Plays the tools; one instance per concurrent episode.
-        task: What the environment is reset to; None if it has been.
+        environment: Answers the tool calls; one instance per concurrent episode.
+        task: The environment is reset to it; None if that is done already.
         route: The nodes whose models the policy answers for (`Route`); the others keep their production models. Default: all.
-        pass_through: Names of tools that really run, under the guard. State tools and sub-agents do by themselves.
+        pass_through: Names of tools that really run, under the guard, as state tools and sub-agents always do.
         simulate_nodes: Nodes of plain code that the environment answers instead.
         allow: Hosts and paths that may be touched.
-        respond: Answers interrupts. Default: every action is approved, and any other question is put to the environment's user,
-            or answered "yes" without one.
-        recursion_limit: Steps of the graph, at which the episode is truncated, a real one too. Default: what the graph's own
-            config says (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
+        respond: Answers interrupts. Default: requests for approval are approved, and the environment's user answers any other,
+            or without a user "yes".
+        recursion_limit: Supersteps of the graph after which the episode is truncated, also a real one. Default: the graph's own
+            (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
         context: The run's context, for a graph with a `context_schema`: a value, or a function of the task.
         next_payload: (last state, user's reply) -> the graph's next input. Default: the reply as a human message, behind the
             earlier ones where no checkpointer keeps the thread.
-        read_message: The agent's message in a state of the graph, which the user hears and judges read. Default: the last
-            message's text, else what the graph returned.
-        max_turns: Replies of the user, after which the episode is truncated.
+        read_message: State of the graph -> the agent's message for user and judges. Default: the last message's text, else what
+            the graph returned.
+        max_turns: Replies of the user after which the episode is truncated.
 
-    Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.
+    Raises `ConfigurationError` for a missing environment, unknown names, and options outside their range.
     """
     if environment is None:
         raise ConfigurationError("simulated(environment=None): a dream needs an Environment that plays the tools")
@@ -368,14 +369,14 @@ def simulated(
 
 
 def install_answering() -> None:
-    """Patch all chat-model and tool classes known by now, anew in each run. Production needs no more."""
+    """Patch all chat-model and tool classes that exist now; called in each run. Production needs no more."""
     patch_models()
     patch_tools()
     dispatch(Serializable, "__init__", _patch_new_class)
 
 
 def install_episode(*, guarded: bool) -> None:
-    """Patch what an episode needs. `guarded`: also the guard, whose audit hook stays for the life of the process."""
+    """Patch all that an episode needs. Args: `guarded`, also the guard, whose audit hook cannot be removed."""
     install_answering()
     patch_graphs()
     patch_threads()
@@ -384,7 +385,7 @@ def install_episode(*, guarded: bool) -> None:
 
 
 def _patch_new_class(episode: object, original: Method, created: Any, args: Args, kwargs: Kwargs) -> None:
-    """Patch the class of an object that an episode creates: it may be younger."""
+    """Patch the class of a new model or tool, which may be defined after `install_answering`."""
     original(created, *args, **kwargs)
     if isinstance(created, BaseChatModel | BaseTool):
         for cls in type(created).__mro__:

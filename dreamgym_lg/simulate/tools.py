@@ -1,6 +1,6 @@
-"""Lets an episode's environment answer tool calls in the place of the tools' bodies.
+"""Lets an episode's environment answer tool calls in place of the tools' functions.
 
-`_run` is patched, which LangChain calls after its own validation: a wrong argument gets the error of production.
+`_run` is patched, which LangChain calls after validation: wrong arguments get the same error as in production.
 """
 
 import json
@@ -40,7 +40,7 @@ ENTRY_POINTS = ("invoke", "ainvoke", "run", "arun")
 
 
 def patch_tools() -> None:
-    """Patch every tool class known by now, and the node that calls tools."""
+    """Patch every tool class that exists now, and LangGraph's `ToolNode`."""
     for cls in subclasses(BaseTool):
         patch_tool_class(cls)
     if (shells := sys.modules.get("langchain.agents.middleware.shell_tool")) is not None:
@@ -50,6 +50,7 @@ def patch_tools() -> None:
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:
+    """Patch the methods that this class itself defines."""
     for name, handler in (("_run", _body), ("_arun", _abody)):
         if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
             dispatch(cls, name, handler, answering_episode)
@@ -64,17 +65,17 @@ def patch_tool_class(cls: type[BaseTool]) -> None:
 
 
 def _start_shell(episode: AgentEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Start no shell before the agent where the environment answers the tool."""
+    """Start no shell if the environment answers its tool."""
     return original(middleware, *args, **kwargs) if all(map(episode.passes, middleware.tools)) else None
 
 
 def _ainvoke(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
-    """Answer on the loop, many at once. LangChain gives a sync function's call to a thread."""
+    """Answer on the event loop; LangChain would use a thread for a synchronous function."""
     return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
 
 
 def _entry_point(name: str) -> Handler:
-    """LangChain's method in the place of a subclass's own, unless the tool really runs."""
+    """LangChain's base method in place of a subclass's version, unless the tool really runs."""
 
     @contextmanager
     def recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
@@ -92,7 +93,7 @@ def _entry_point(name: str) -> Handler:
 
 
 def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) -> Handler:
-    """Runs the method inside `recorded`, which takes its result; async by the method's name."""
+    """A handler that runs the method inside `recorded`, whose value takes the result. It is async if `name` is."""
 
     def run(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
         with recorded(episode, owner, args, kwargs) as record:
@@ -109,19 +110,19 @@ def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) 
 
 
 class _Attempt:
-    """One tool call on its way to the tool's body."""
+    """A tool call in progress."""
 
     def __init__(self, call_id: str | None, *, by_node: bool = False, line: str = "") -> None:
         self.call_id, self.by_node, self.line = call_id, by_node, line
-        """`by_node`: a tool node calls, which words the errors that the tool raises."""
+        """`by_node`: called by a tool node, which writes the messages of the tool's errors."""
         self.tool: BaseTool | None = None
         self.action = ""
         self.ran = False
-        """The body was reached: let through, or answered by the environment."""
+        """True once the call passed validation: the tool's function runs, or the environment answers."""
         self.step: PendingStep | None = None
 
     def begin(self, tool: BaseTool, arguments: Any) -> None:
-        """Note the call. Its line is that of who calls by hand, else the tool's first."""
+        """Set tool, action and line: the tool's first, or the one that calls it."""
         self.tool, self.action = tool, action_of(tool, arguments)
         self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
 
@@ -132,7 +133,7 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default
 def action_of(tool: BaseTool, arguments: Any) -> str:
     """The call as an action, with the policy's arguments and without injected ones."""
     if not isinstance(arguments, dict):
-        arguments = {next(iter(tool.args), "input"): arguments}  # a tool of one text
+        arguments = {next(iter(tool.args), "input"): arguments}  # a tool with a single text argument
     return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(arguments), fallback=str))
 
 
@@ -157,7 +158,7 @@ async def _abody(episode: AgentEpisode, original: Method, tool: BaseTool, args: 
 
 
 def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
-    """The attempt that led to this body; a new one for calls by hand."""
+    """The current attempt at this tool, or a new one for calls past `run`."""
     attempt = _attempt.get()
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
@@ -169,14 +170,14 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
 
 @contextmanager
 def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
-    """Around `run`, or a subclass's `invoke`: `record` takes its result. What fails before the body was an invalid action."""
+    """Record a call of `run` or of a subclass's `invoke`. An error before the tool's function is an invalid action."""
     arguments = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
     call_id = kwargs.get("tool_call_id")
     if isinstance(arguments, dict) and arguments.get("type") == "tool_call":
         arguments, call_id = arguments["args"], arguments["id"]
     with _current_attempt(episode, tool, call_id) as attempt:
         attempt.begin(tool, arguments)
-        if attempt.step is None and episode.runs_anyway(tool):  # now, before what happens inside of it
+        if attempt.step is None and episode.runs_anyway(tool):  # before the acts inside of it
             attempt.step = episode.add_act("passed through", attempt.action, attempt.call_id, line=attempt.line)
 
         def record(result: Any) -> Any:
@@ -208,21 +209,21 @@ def _is_error(result: Any) -> bool:
 
 @contextmanager
 def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
-    """The attempt that the tool node began; a new one for calls by hand."""
+    """The attempt that a tool node began, or a new one for other calls."""
     attempt = _attempt.get()
-    begun = attempt is not None and (attempt.by_node or attempt.tool is tool) and not attempt.ran
-    if attempt is not None and begun and call_id in (None, attempt.call_id):
+    is_begun = attempt is not None and (attempt.by_node or attempt.tool is tool) and not attempt.ran
+    if attempt is not None and is_begun and call_id in (None, attempt.call_id):
         yield attempt
         return
-    again = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # a middleware's retry, say
-    attempt = _Attempt(call_id, line=attempt.line if attempt is not None and again else "")
+    is_retry = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # by a middleware, say
+    attempt = _Attempt(call_id, line=attempt.line if attempt is not None and is_retry else "")
     with set_var(_attempt, attempt), episode.call_order.running(call_id):
         yield attempt
 
 
 @contextmanager
 def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
-    """Around a tool node's call: records one that it answers itself with an error."""
+    """Record a tool node's call if the node itself answers it with an error."""
     call, runtime = args[0], args[2]
     episode.call_order.refuse(_refused(node, runtime.state))
     attempt = _Attempt(call["id"], by_node=True)
@@ -239,7 +240,7 @@ def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs:
 
 
 def _refused(node: ToolNode, state: Any) -> Iterator[str]:
-    """Ids of the last reply's calls that human-in-the-loop middleware has answered before any began."""
+    """Ids of the last reply's calls that human-in-the-loop middleware answered before any began."""
     key = node._messages_key
     messages = state if isinstance(state, list) else state.get(key) if isinstance(state, dict) else getattr(state, key, ())
     for message in reversed(messages or ()):
@@ -250,7 +251,7 @@ def _refused(node: ToolNode, state: Any) -> Iterator[str]:
 
 
 def as_text(result: Any) -> str:
-    """The text that the policy reads of a tool's result, as LangChain writes it."""
+    """A tool's result as the text that the policy reads, as LangChain writes it."""
     if isinstance(result, Command):
         messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
         return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")

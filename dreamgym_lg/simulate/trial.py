@@ -1,4 +1,4 @@
-"""One tried episode of an agent: each tool is called once and answers as its types say."""
+"""Plays one trial episode: each tool is called once and returns a minimal value."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from dreamgym_lg.types import Act, StepResult, Task
 
 
 async def try_out(agent: Agent) -> tuple[list[Part], dict[str, str]]:
-    """Play one dreamed episode with a `TrialPolicy`: what the agent really did, its system prompts.
+    """Play one trial episode of an agent with a `TrialPolicy`. Returns its problems and its system prompts by node.
 
-    Each tool is called once and answers as its types say. Code that this does not reach is not reported. Raises
+    Each tool is called once and returns a minimal value of its type. Code that this does not reach is not checked. Raises
     `ConfigurationError` if the agent cannot be loaded.
     """
     acts, prompts, error = list[Act](), dict[str, str](), None
@@ -33,15 +33,14 @@ async def try_out(agent: Agent) -> tuple[list[Part], dict[str, str]]:
         raise
     except Exception as failure:
         error = failure
-    stopped = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
-    if isinstance(error, AccessBlocked) and not stopped:
-        stopped = [Part("code", "the tried episode", "stopped", str(error))]
-    elif error is not None and not stopped:
+    problems = [Part("code", act.line, "stopped", f"{act.text}: {_FIX}") for act in acts if act.kind == "blocked"]
+    if isinstance(error, AccessBlocked) and not problems:
+        problems = [Part("code", "the tried episode", "stopped", str(error))]
+    elif error is not None and not problems:
         raising = next((act for act in acts if act.kind == "raised"), None)
         place, text = (raising.line or "the tried episode", raising.text) if raising else ("the tried episode", str(error))
-        said = f"{text}; the agent was given a message alone, and tools that say nothing"
-        stopped = [Part("code", place, "raised", said)]
-    return stopped, prompts
+        problems = [Part("code", place, "raised", f"{text}; the agent was given a message alone, and tools that say nothing")]
+    return problems, prompts
 
 
 _TASK = Task(id="doctor", instruction="Help me.", environment="doctor")
@@ -49,7 +48,7 @@ _FIX = "move it into a tool, allow its hosts and paths, or name the node in simu
 
 
 class TrialPolicy(BaseChatModel):
-    """Calls each tool once, and then answers."""
+    """Calls each tool once, then gives a final answer."""
 
     _called: set[str] = PrivateAttr(default_factory=set)
 
@@ -70,7 +69,7 @@ class TrialPolicy(BaseChatModel):
 
 
 class _TrialEnvironment(Environment):
-    """Answers each call with the smallest value that its tool may return."""
+    """Answers each call with a minimal value of the tool's return type."""
 
     def reset(self, task: Task) -> str:
         self._returns = dict[str, Any]()
@@ -87,7 +86,7 @@ class _TrialEnvironment(Environment):
 
 
 def example(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, within: Sequence[str] = ()) -> Any:
-    """A small value of a JSON schema. Args: `within`, names of the definitions that it is a part of; trees end there."""
+    """A minimal value of a JSON schema. Args: `within`, the enclosing definitions, where recursion ends."""
     definitions = definitions or schema.get("$defs", {})
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]

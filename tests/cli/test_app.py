@@ -310,7 +310,7 @@ def test_a_factory_gets_the_arguments_that_it_names(folder: Path) -> None:
     assert open_experiment("factories.py:seeded", seed=3).settings.seed == 3
     assert open_experiment("factories.py:configured").world.name == "house/doors"
     shown = refused("collect", "factories.py:needy", "--seed", "2")
-    assert "needs store, runtime; a function gets what it names of: config, seed" in shown
+    assert "needs store, runtime; a factory's parameters may be named config, seed" in shown
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Surroundings, Text
+from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Scope, Text
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay
@@ -267,8 +267,8 @@ def test_a_date_is_so_many_months_and_days_later(day: str, months: int, days: in
 
 
 def test_only_dates_are_moved() -> None:
-    around = Surroundings({"months": 2, "slot": "2026-03-25 13:00", "day": "2026-02-31", "far": "9999-12-01"}, {})
-    assert around.later == [("9999-12-03", Later(Ref("args", ("far",)), "days", Ref("args", ("months",))))]
+    scope = Scope({"months": 2, "slot": "2026-03-25 13:00", "day": "2026-02-31", "far": "9999-12-01"}, {})
+    assert scope.later == [("9999-12-03", Later(Ref("args", ("far",)), "days", Ref("args", ("months",))))]
 
 
 def test_a_world_needs_calls_and_a_folder(buffer: ReplayBuffer, tmp_path: Path) -> None:
@@ -680,8 +680,8 @@ def test_a_tool_that_was_wrong_about_what_nobody_looked_up_answers_only_about_wh
 
 
 def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:
-    def shut(status: str, color: str) -> tuple[Surroundings, int]:
-        return Surroundings({}, {"order": {"status": status, "color": color}}), int(status == "open")
+    def shut(status: str, color: str) -> tuple[Scope, int]:
+        return Scope({}, {"order": {"status": status, "color": color}}), int(status == "open")
 
     few = [shut("open", "red"), shut("open", "red"), shut("sent", "blue"), shut("lost", "blue")]
     more = [*few, shut("open", "blue"), shut("sent", "red")]
@@ -894,9 +894,9 @@ def test_a_sum_or_product_is_compared_with_a_limit_and_never_guessed(by_price: b
 
 
 def test_what_is_no_number_is_not_computed_with() -> None:
-    around = Surroundings({"one": True, "two": "2", "three": 3}, {})
-    assert around.numbers == [(Ref("args", ("three",)), 3)]
-    large = Surroundings({"a": 10**400, "b": 1.5, "c": float("nan"), "d": float("inf")}, {})
+    scope = Scope({"one": True, "two": "2", "three": 3}, {})
+    assert scope.numbers == [(Ref("args", ("three",)), 3)]
+    large = Scope({"a": 10**400, "b": 1.5, "c": float("nan"), "d": float("inf")}, {})
     assert large.numbers == [(Ref("args", ("b",)), 1.5)]
     assert generalize([f"it is {10**400}", "9" * 5000], [large, large], arithmetic=True) is None
     for wrong in ("2", True, None, [1]):
@@ -990,7 +990,7 @@ def test_two_records_of_one_kind_have_two_names() -> None:
     assert (rule := rules["sell"]) is not None
     wallets = {binding.name: {"user": "S100", "state": "open"} for binding in rule.bindings}
     with pytest.raises(LookupError, match="the same one"):
-        rule.answer(Surroundings(oneself, {**wallets, MENTIONED: {"buyer.user": True, "seller.user": True}}))
+        rule.answer(Scope(oneself, {**wallets, MENTIONED: {"buyer.user": True, "seller.user": True}}))
 
 
 def test_a_document_may_be_the_id_of_another() -> None:
@@ -1007,7 +1007,7 @@ def test_a_document_may_be_the_id_of_another() -> None:
 def test_a_text_holds_numbers_that_are_there_rather_than_computed_ones() -> None:
     documents = [{"a": a, "b": a + 100, "p": p, "q": p + 50} for a, p in ((1.5, 2.5), (3.5, 7.75), (8.5, 9.0))]
     texts = [f"left {each['b']:.2f} of {each['q']:.2f}." for each in documents]
-    found = generalize(texts, [Surroundings({}, {"card": each}) for each in documents], arithmetic=True)
+    found = generalize(texts, [Scope({}, {"card": each}) for each in documents], arithmetic=True)
     assert found == Text(("left ", Fixed(Ref("card", ("b",)), 2), " of ", Fixed(Ref("card", ("q",)), 2), "."))
 
 
@@ -1026,7 +1026,7 @@ def test_a_field_is_tested_by_its_name_where_an_argument_says_that_name() -> Non
     rule = rules["approve"]
     assert rule is not None
     documents = {"mentioned": {"claim": True}, rule.bindings[0].name: record}
-    assert rule.answer(Surroundings(arguments, documents)) == "ok"
+    assert rule.answer(Scope(arguments, documents)) == "ok"
 
 
 def test_an_answer_may_say_whether_its_entity_was_looked_up() -> None:
@@ -1076,9 +1076,9 @@ def tied() -> ReplayBuffer:
 
 def test_what_is_left_out_shares_no_entity_even_where_all_traces_are_tied(tied: ReplayBuffer) -> None:
     recordings = Recordings.of(tied, tools=(), writes=["give_back"], environment=None)
-    halves = list(recordings.halves())
-    assert sum(len(held_out) for _, held_out in halves) == 80
-    for rest, held_out in halves:
+    folds = list(recordings.folds())
+    assert sum(len(held_out) for _, held_out in folds) == 80
+    for rest, held_out in folds:
         looked_up = [{str(call[1]) for trace in traces for call in trace.calls[:2]} for traces in (rest.traces, held_out)]
         assert len(rest.traces) > 40 and not looked_up[0] & looked_up[1]
 

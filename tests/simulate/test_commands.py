@@ -204,7 +204,7 @@ def test_threads_that_read_code_at_once_do_not_disturb_each_other() -> None:
 
     def read(_: int) -> None:
         for made in (find, move, close):
-            return_types._read.__wrapped__(made.func or made.coroutine)
+            return_types._analyse.__wrapped__(made.func or made.coroutine)
 
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.callbacks.append(yielding := lambda *_: sum(range(50)))  # Python code in the middle of a parse lets another thread run

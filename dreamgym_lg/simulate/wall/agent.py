@@ -1,6 +1,6 @@
 """Plays dreamed episodes of an agent, given by its path, in processes behind the wall.
 
-The simulation runs in the worker, the guard included. Policy, world, `TokenRecorder` and replay buffer stay in the parent.
+Simulation and guard run in the workers. Policy, environment, `TokenRecorder` and replay buffer stay in this process.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker
 
 RENEWED_AFTER = 200
-"""Episodes of a worker: what an agent leaves in its process, threads above all, does not grow for ever."""
+"""Episodes after which a worker is replaced, so that what agents leave behind (threads, mostly) does not accumulate."""
 
 
 class Workers:
-    """The worker processes of an agent. Each plays many episodes at once, as an event loop does.
+    """The worker processes of an agent. Each plays many episodes at once, on an event loop.
 
-    One is started when all others play: it imports the agent, which takes seconds. One that has begun `RENEWED_AFTER` episodes,
-    had one cancelled, or may read a replay buffer that was opened since, ends with its last. They end with this object.
+    A new one is started if all are busy; it imports the agent, which takes seconds. A worker ends after its running episodes if
+    it began `RENEWED_AFTER`, one was cancelled, or it could read a replay buffer opened later. All end with this object.
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
-        count: The most processes that take episodes. Default: one for each core of this process.
-        allow: What may be touched, as of `start_walled`.
-        options: `payload`, `verify` and those of `simulated`. They are pickled: functions of a module, no lambdas.
+        count: Most workers that take new episodes. Default: the number of cores of this process.
+        allow: As of `start_walled`.
+        options: `payload`, `verify` and those of `simulated`, all picklable: functions of a module, no lambdas.
 
-    Raises `ConfigurationError` if this machine cannot build the wall, or an option cannot be sent.
+    Raises `ConfigurationError` if this machine cannot build the wall, or an option cannot be pickled.
     """
 
     def __init__(self, path: str, *, count: int | None = None, allow: Allow | None = None, **options: Any) -> None:
@@ -52,16 +52,16 @@ class Workers:
         remove_stale_scratch()
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
-        self._options, self._allow = _pickled(options | {"allow": allow}), allow
+        self._options, self._allow = _pickle_options(options | {"allow": allow}), allow
         self.verifies = options.get("verify") is not None
-        """The outcome of an episode is judged in the worker, not by the environment."""
+        """True if the worker judges the outcome, and not the environment."""
         self._count = count or len(os.sched_getaffinity(0))
         self._workers, self._lock = list[Worker](), threading.Lock()
         weakref.finalize(self, _close, self._workers)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Worker]:
-        """The worker that plays the fewest episodes, for one more. Raises `ConfigurationError` as `start_walled` does."""
+        """The worker with the fewest episodes, for one episode. Raises `ConfigurationError` as `start_walled`."""
         with self._lock:
             self._workers[:], hidden = [each for each in self._workers if not each.gone], hidden_files()
             for each in self._workers:
@@ -69,9 +69,9 @@ class Workers:
                     each.retired = True
                     if not each.playing:
                         each.end()
-            able = [each for each in self._workers if not each.retired]
-            worker = min(able, key=lambda each: each.playing, default=None)
-            if worker is None or (worker.playing and len(able) < self._count):
+            active = [each for each in self._workers if not each.retired]
+            worker = min(active, key=lambda each: each.playing, default=None)
+            if worker is None or (worker.playing and len(active) < self._count):
                 worker = Worker(self._path, self._options, self._allow, hidden)
                 self._workers.append(worker)
             worker.playing += 1
@@ -80,7 +80,7 @@ class Workers:
         try:
             yield worker
         except (asyncio.CancelledError, GeneratorExit):
-            worker.retired = True  # what the episode began goes on there
+            worker.retired = True  # its code may still be running there
             raise
         finally:
             with self._lock:
@@ -89,7 +89,7 @@ class Workers:
                     worker.end()
 
     def check(self) -> None:
-        """Start a first worker, and wait until it has loaded the agent. Raises `ConfigurationError` if it cannot."""
+        """Wait until a worker has loaded the agent. Raises `ConfigurationError` if that fails."""
         with self.lease() as worker:
             worker.check_loaded()
 
@@ -106,7 +106,7 @@ def _close(workers: list[Worker]) -> None:
     workers.clear()
 
 
-def _pickled(options: dict[str, Any]) -> bytes:
+def _pickle_options(options: dict[str, Any]) -> bytes:
     fix = "give functions of a module that can be imported, such as the agent's own, or isolation='guard'"
     for name, option in options.items():
         try:
@@ -122,16 +122,16 @@ def _pickled(options: dict[str, Any]) -> bytes:
 
 
 class WalledAgent:
-    """Plays an agent for `rollout`, in worker processes that cannot touch the real world. Policies may share them.
+    """Plays an agent for `rollout` in worker processes, which several policies may share.
 
-    Raises `ConfigurationError` for a policy that is no chat model. It stays in this process.
+    Raises `ConfigurationError` for a policy that is no chat model. The policy stays in this process.
     """
 
     def __init__(self, workers: Workers, policy: BaseChatModel) -> None:
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
         self.policy = policy if policy.cache is False else copy.copy(policy)
-        self.policy.cache = False  # as of an episode in process
+        self.policy.cache = False  # as in `AgentEpisode`
         self._workers = workers
 
     async def astream(
@@ -148,5 +148,5 @@ class WalledAgent:
         with self._workers.lease() as worker:
             playing = worker.play(state["task"], self.policy, context.environment, verified=self._workers.verifies)
             async with contextlib.aclosing(playing) as states:
-                async for each in states:
-                    yield each
+                async for played in states:
+                    yield played

@@ -1,8 +1,8 @@
-"""Puts a process behind a wall of the Linux kernel. It writes only to named folders, and reads no hidden file.
+"""Puts a process behind a wall of the Linux kernel. It writes only named folders, and reads no hidden file.
 
-The standard library alone, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall and becomes the command,
-whose children are behind it too. No root is needed. Landlock guards what has a path, TCP ports and signals; a seccomp filter
-what has none, and what this kernel's Landlock leaves out.
+It needs only the standard library, since it runs as a script: `kernel.py OPTIONS COMMAND...` builds the wall and executes the
+command, whose children are behind it too, without root. Landlock restricts paths, TCP ports and signals; a seccomp filter
+all else, and what this kernel's Landlock lacks.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 LANDLOCK_PORTS, LANDLOCK_SCOPES = 4, 6
-"""The Landlock versions that know TCP ports (Linux 6.7), and signals (Linux 6.12). The first one is of Linux 5.13."""
+"""First Landlock versions with TCP ports (Linux 6.7) and signals (Linux 6.12). Version 1 is of Linux 5.13."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(what: str, function: str, *args: object) -> int:
-    """A function of the C library. Raises `OSError`, which names `what`, if it fails."""
+    """Call a function of the C library. Raises `OSError`, which names `what`, if it fails."""
     values = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
     result: int = getattr(_libc, function)(*values)
     if result < 0:
@@ -40,10 +40,10 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every 
 _WRITE_FILE, _READ_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 14
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _WRITES = sum(1 << bit for bit in (1, *range(4, 16)))
-"""Write, remove, make of every kind, move between folders, truncate, and commands to devices; not execute and read."""
+"""All rights but execute and read: write, remove, create, move between folders, truncate, device commands."""
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _SCOPES = 1 | 2
-"""No abstract unix sockets and no signals to processes outside."""
+"""No abstract unix sockets of, and no signals to, processes outside."""
 
 
 def landlock_abi() -> int:
@@ -73,15 +73,15 @@ def _landlock(writable: Sequence[str], hidden: Sequence[str], ports: Sequence[in
 
 
 def _readable(hidden: Sequence[str]) -> Iterator[int]:
-    """Allow reading of all that lies beside a hidden file and the folders above it. Not of links and other names of these."""
-    ways = {path[:end] or "/" for path in hidden for end, letter in enumerate(path) if letter == "/"}
-    closed = {os.stat(path)[1:3] for path in (*hidden, *ways) if os.path.exists(path)}  # inode and device
-    for folder in ways:
+    """Descriptors of what may be read: siblings of hidden files and of their parents. No links."""
+    parents = {path[:end] or "/" for path in hidden for end, letter in enumerate(path) if letter == "/"}
+    closed = {os.stat(path)[1:3] for path in (*hidden, *parents) if os.path.exists(path)}  # inode and device
+    for folder in parents:
         for name in os.listdir(folder) if os.access(folder, os.R_OK) else ():
-            with contextlib.suppress(OSError):  # it is gone, or its folder cannot be entered
+            with contextlib.suppress(OSError):  # removed meanwhile, or not accessible
                 number = os.open(os.path.join(folder, name), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-                found = os.fstat(number)
-                if not stat.S_ISLNK(found.st_mode) and found[1:3] not in closed:  # a rule is an inode's, and of all below
+                status = os.fstat(number)
+                if not stat.S_ISLNK(status.st_mode) and status[1:3] not in closed:  # a rule covers all below
                     yield number
                 os.close(number)
 
@@ -91,28 +91,28 @@ def _readable(hidden: Sequence[str]) -> Iterator[int]:
 _LOAD, _AND, _EQUAL, _GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _NEWEST_CALL = 469
-"""`file_setattr` of Linux 6.17. Later calls do not exist behind the wall, as on an older kernel: nobody has judged them."""
+"""`file_setattr` of Linux 6.17. Later, unreviewed calls fail behind the wall as on an older kernel."""
 _NAMESPACES, _THREAD = 0x7E020000, 0x10000
 _FAST_OPEN = 0x20000000
-"""MSG_FASTOPEN: sends to an address without connecting first, past Landlock."""
+"""MSG_FASTOPEN, which sends without `connect` and so bypasses Landlock."""
 _TYPE = 0xF
-"""The bits of a socket's type that are no flags."""
+"""Mask of a socket's type without flags."""
 _COMMANDS = {
     **{"TCGETS": 0x5401, "TCGETS2": 0x802C542A, "TIOCGPGRP": 0x540F, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B},
     **{"FIONBIO": 0x5421, "FIONCLEX": 0x5450, "FIOCLEX": 0x5451, "FIOASYNC": 0x5452},
     **{"FS_IOC_GETFLAGS": 0x80086601, "FS_IOC_FIEMAP": 0xC020660B},
     **{"FICLONE": 0x40049409, "FICLONERANGE": 0x4020940D},  # into a file that is open for writing
 }
-"""The `ioctl` commands that only ask, or change no more than a descriptor."""
+"""Allowed `ioctl` commands, which only read or change a descriptor."""
 _FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, *range(1030, 1036), 1037, 1039, 1040)
-"""Those of `fcntl`, but leases (1024), notes of changes (1026), hints for a file (1036, 1038), and signals (8, 10, 15)."""
+"""Allowed `fcntl` commands: not leases (1024), change notices (1026), file hints (1036, 1038) and signals (8, 10, 15)."""
 
 Unless = tuple[tuple[int, int, Collection[int]], ...]
-"""(number of an argument, mask, values): the call is let through if every argument, masked, is one of its values."""
+"""((argument number, mask, values), ...): the call is allowed if each argument, masked, is one of its values."""
 
 
 class Rule(NamedTuple):
-    """System calls that fail with `error` unless their arguments are harmless. At 0 they do nothing."""
+    """System calls that fail with `error`, `unless` their arguments are harmless. With error 0 they do nothing."""
 
     calls: str
     error: int = errno.EPERM
@@ -120,28 +120,28 @@ class Rule(NamedTuple):
 
 
 _OWN = ((0, 0xFFFFFFFF, (0,)),)
-"""Of the process itself: a process is named by its number, 0 is the one that asks."""
+"""The calling process, whose id may be given as 0."""
 
 RULES = (
-    Rule("chmod fchmod fchmodat fchmodat2", 0),  # nothing is done, and `shutil.copy` goes on
+    Rule("chmod fchmod fchmodat fchmodat2", 0),  # ignored, so that `shutil.copy` works
     Rule("chown fchown lchown fchownat utime utimes utimensat futimesat file_setattr"),
     Rule("setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"),
     Rule("shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"),
     Rule("add_key request_key keyctl unshare setns bpf open_by_handle_at"),
-    Rule("io_uring_setup io_uring_enter io_uring_register", errno.ENOSYS),  # does what the other rules forbid
-    Rule("io_setup", errno.EAGAIN),  # the machine has few
-    Rule("inotify_init inotify_init1 fanotify_init", errno.EMFILE),  # a user has few, in all processes together
-    Rule("clone3", errno.ENOSYS),  # its flags cannot be seen here; the C library then takes `clone`
+    Rule("io_uring_setup io_uring_enter io_uring_register", errno.ENOSYS),  # would bypass the other rules
+    Rule("io_setup", errno.EAGAIN),  # limited per machine
+    Rule("inotify_init inotify_init1 fanotify_init", errno.EMFILE),  # limited per user
+    Rule("clone3", errno.ENOSYS),  # a filter cannot read its flags; the C library then uses `clone`
     Rule("clone", unless=((0, _NAMESPACES, (0,)),)),
     Rule("ioctl", unless=((1, 0xFFFFFFFF, _COMMANDS.values()),)),
     Rule("fcntl", unless=((1, 0xFFFFFFFF, _FCNTL_COMMANDS),)),
     Rule("setpriority", unless=((0, 0xFFFFFFFF, (0,)), (1, 0xFFFFFFFF, (0,)))),
     Rule("ioprio_set", unless=((0, 0xFFFFFFFF, (1,)), (1, 0xFFFFFFFF, (0,)))),
     Rule("prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr", unless=_OWN),
-    Rule("socketpair", errno.EACCES, ((1, _TYPE, (1, 5)),)),  # SOCK_STREAM, SOCK_SEQPACKET: joined for good
+    Rule("socketpair", errno.EACCES, ((1, _TYPE, (1, 5)),)),  # SOCK_STREAM, SOCK_SEQPACKET: only connected pairs
 )
 
-_NO_CHILDREN = (  # a limit of their number is not root's
+_NO_CHILDREN = (  # RLIMIT_NPROC does not apply to root
     Rule("fork vfork", errno.EAGAIN),
     Rule("clone", errno.EAGAIN, ((0, _NAMESPACES | _THREAD, (_THREAD,)),)),
 )
@@ -156,20 +156,20 @@ _TCP_CLIENTS = (
 
 _WITHOUT_TRUNCATE = (
     Rule("truncate"),
-    Rule("open", unless=((1, 0o1003, (0, 1, 2, 3, 0o1001, 0o1002)),)),  # O_TRUNC, and not for writing
+    Rule("open", unless=((1, 0o1003, (0, 1, 2, 3, 0o1001, 0o1002)),)),  # O_TRUNC without writing
     Rule("openat", unless=((2, 0o1003, (0, 1, 2, 3, 0o1001, 0o1002)),)),
     Rule("openat2", errno.ENOSYS),
 )
 
 
 def _without_scopes() -> tuple[Rule, ...]:
-    """Signals to this process alone, and to its group."""
+    """Rules that allow signals only to this process and its group."""
     own = (0, 0xFFFFFFFF, (0, os.getpid(), 2**32 - os.getpid()))
     return (Rule("kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo", unless=(own,)), Rule("tkill pidfd_send_signal"))
 
 
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""Machine -> its number in linux/audit.h, and its column in `NUMBERS`."""
+"""Machine -> (architecture in linux/audit.h, column in `NUMBERS`)."""
 
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
@@ -193,7 +193,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"setns": (308, 268), "socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
     **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
 }
-"""System call -> its number on each of `MACHINES`; None where that one never had it."""
+"""System call -> its number on each of `MACHINES`; None if the machine lacks it."""
 
 
 class _Program(ctypes.Structure):
@@ -201,12 +201,12 @@ class _Program(ctypes.Structure):
 
 
 def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-    """One step of the filter: `then` and `otherwise` are how many steps a comparison skips."""
+    """One instruction of the filter. Args: `then` and `otherwise`, instructions that a comparison skips."""
     return struct.pack("HBBI", code, then, otherwise, value)
 
 
 def _rule(number: int, rule: Rule) -> list[bytes]:
-    """The steps of one rule for one call; another call skips them."""
+    """The instructions of a rule for one system call, which other calls skip."""
     fail, body = _step(_RETURN, _FAIL | rule.error), list[bytes]()
     for argument, mask, values in rule.unless:
         body += [_step(_LOAD, 16 + 8 * argument), _step(_AND, mask)]
@@ -219,7 +219,7 @@ def _rule(number: int, rule: Rule) -> list[bytes]:
 def _seccomp(rules: Sequence[Rule]) -> None:
     audit, column = MACHINES[platform.machine()]
     refuse = _step(_RETURN, _FAIL | errno.ENOSYS)
-    steps = [_step(_LOAD, 4), _step(_EQUAL, audit, then=1), refuse]  # 32-bit programs name calls by other numbers
+    steps = [_step(_LOAD, 4), _step(_EQUAL, audit, then=1), refuse]  # 32-bit programs have other call numbers
     steps += [_step(_LOAD, 0), _step(_GREATER, _NEWEST_CALL, otherwise=1), refuse]
     for rule in rules:
         for call in rule.calls.split():
@@ -231,7 +231,7 @@ def _seccomp(rules: Sequence[Rule]) -> None:
 
 
 def has_seccomp() -> bool:
-    """Tells if this kernel takes filters: it then finds no program at address 0."""
+    """True if this kernel has filters; it then complains about the program at address 0."""
     _libc.prctl(*map(ctypes.c_long, (22, 2, 0, 0, 0)))
     return ctypes.get_errno() == errno.EFAULT
 
@@ -240,7 +240,7 @@ def has_seccomp() -> bool:
 
 
 def _drop_capabilities() -> None:
-    """Keep the two by which root reads and writes files where Landlock lets it."""
+    """Drop all but the two capabilities by which root reads and writes files, within Landlock."""
     header = struct.pack("Ii", 0x20080522, 0)
     held = ctypes.create_string_buffer(24)
     _call("capabilities", "capget", header, held)
@@ -249,17 +249,17 @@ def _drop_capabilities() -> None:
 
 
 def _limit_resources(writable: Sequence[str]) -> None:
-    """Limit a process to half the memory, a file to half the free disk. No core dump."""
+    """Limit memory to half of the machine's, files to half of the free disk. No core dumps."""
     limits = {
-        resource.RLIMIT_CORE: 1,  # of a crashed process nothing is written, nor piped, as with 0
+        resource.RLIMIT_CORE: 1,  # unlike 0, this also disables dumps to a pipe
         resource.RLIMIT_DATA: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
     }
     for folder in writable[:1]:
         limits[resource.RLIMIT_FSIZE] = (disk := os.statvfs(folder)).f_frsize * disk.f_bavail // 2
-    for kind, most in limits.items():
+    for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def build_wall(
@@ -270,16 +270,16 @@ def build_wall(
     children: bool = True,
     abi: int | None = None,
 ) -> None:
-    """Put this process, its future threads and children behind the wall, for ever. Only the standard descriptors stay open.
+    """Put this process and its future threads and children behind the wall, for ever. Only standard descriptors stay open.
 
     Args:
-        writable: Folders, with all they hold, and files that may be written; they have to exist.
-        hidden: Real paths of files that cannot be opened, nor anything that comes later into a folder on the way to one.
-        ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
-        children: Whether it may start processes. Threads it may always.
-        abi: The Landlock version to build with. Default: the kernel's.
+        writable: Existing files, and folders with all in them, that may be written.
+        hidden: Real paths of files that cannot be opened, nor can files that are created later in a folder above one.
+        ports: TCP ports that may be connected to, at any address. Empty: no sockets at all. None: every port.
+        children: True if it may start processes. Threads are always allowed.
+        abi: The Landlock version to use. Default: the kernel's.
 
-    Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside.
+    Raises `OSError` if the kernel refuses or lacks a part, and if the process has other threads, which would stay outside.
     """
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise OSError(errno.EBUSY, f"the process has {threads} threads, and the wall is built around one: build it earlier")
@@ -288,7 +288,7 @@ def build_wall(
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     os.closerange(3, 2**31 - 1)
     _limit_resources(writable)
-    _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
+    _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by the other parts
     _drop_capabilities()
     _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], hidden, ports, abi)
     rules = (() if children else _NO_CHILDREN) + RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS)
@@ -297,7 +297,7 @@ def build_wall(
 
 
 def main() -> None:
-    """Build the wall by the first argument, JSON of `build_wall`'s, and become the command."""
+    """Build the wall by the first argument (`build_wall`'s in JSON), then execute the command."""
     options, *command = sys.argv[1:]
     build_wall(**json.loads(options))
     os.execv(command[0], command)

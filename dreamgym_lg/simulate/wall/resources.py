@@ -1,4 +1,4 @@
-"""The processes and the scratch folder of a walled worker. Limited while it runs, cleared away after it."""
+"""Limits a walled worker's processes and scratch folder while it runs, and removes them afterwards."""
 
 import contextlib
 import fcntl
@@ -9,17 +9,17 @@ import tempfile
 from pathlib import Path
 
 MAX_PROCESSES, MAX_FILES = 500, 100_000
-"""Processes of a worker; files and folders in its scratch folder, which may also take half of the free disk."""
+"""Most processes of a worker, and most files and folders in scratch, which may also use half of the free disk."""
 WATCHED_EVERY = 0.5
-"""Seconds between two looks at what a worker uses; more where a look takes long."""
+"""Seconds between two checks of a worker's resources; more if a check takes long."""
 
 _SCRATCH = "dreamgym-scratch-"
 _locks: dict[str, int] = {}
-"""The open, locked scratch folders of this process, by path."""
+"""Path -> descriptor of this process's scratch folders, which it keeps locked."""
 
 
-class Use:
-    """Resources of the machine that a worker uses."""
+class ResourceUse:
+    """The resources that a worker uses, and their limits."""
 
     def __init__(self, worker: int, scratch: str) -> None:
         disk = os.statvfs(scratch)
@@ -27,35 +27,35 @@ class Use:
         self._tasks = _count_tasks()
 
     def excess(self) -> str:
-        """The resource that is over its limit, in words; else "".
+        """The resource over its limit, in words; else "".
 
-        Its processes are counted where the machine has many new ones."""
+        The worker's processes are only counted if the machine has many new tasks."""
         tasks = _count_tasks()
         self._tasks = min(self._tasks, tasks)
         if tasks - self._tasks > MAX_PROCESSES:
             self._tasks = tasks
             if len(_family(self._scratch, self._worker)) > MAX_PROCESSES:
                 return f"it had more than {MAX_PROCESSES} processes"
-        size, number, folders = 0, 0, [self._scratch]
-        while folders and number <= MAX_FILES:
+        size, count, folders = 0, 0, [self._scratch]
+        while folders and count <= MAX_FILES:
             with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    number += 1
+                    count += 1
                     with contextlib.suppress(FileNotFoundError):
                         size += 512 * entry.stat(follow_symlinks=False).st_blocks
                         folders += [entry.path] if entry.is_dir(follow_symlinks=False) else []
-        if number > MAX_FILES:
+        if count > MAX_FILES:
             return f"it had more than {MAX_FILES:,} files in its scratch folder"
         return "its scratch folder had more than half of the free disk" if size > self._max_bytes else ""
 
 
 def _count_tasks() -> int:
-    """Processes and threads of the whole machine."""
+    """Number of processes and threads on the machine."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
 
 
 def _family(scratch: str, worker: int | None = None) -> list[int]:
-    """Processes whose environment names the scratch folder, or of the group of `worker`."""
+    """Ids of processes with this scratch folder in their environment, or in group `worker`."""
     mark, family = f"TMPDIR={scratch}\0".encode(), list[int]()
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
@@ -66,7 +66,7 @@ def _family(scratch: str, worker: int | None = None) -> list[int]:
 
 
 def kill_family(scratch: str) -> None:
-    """Kill processes that the worker started in other sessions, and those that they start meanwhile."""
+    """Kill processes that the worker started in other sessions, until none is left."""
     for _ in range(100):
         for number in (family := _family(scratch)):
             with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ def kill_family(scratch: str) -> None:
 
 
 def create_scratch() -> str:
-    """A folder whose name holds this process's number, locked by it."""
+    """Create a folder with this process's id in its name, and lock it."""
     folder = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
     _locks[folder] = os.open(folder, os.O_RDONLY)
     fcntl.flock(_locks[folder], fcntl.LOCK_EX)
@@ -84,14 +84,14 @@ def create_scratch() -> str:
 
 
 def remove_scratch(folder: str | Path) -> None:
-    """By `rm`, which does not recurse: it may be deeper than Python's stack."""
+    """Remove a scratch folder by `rm`, since it may be deeper than Python's recursion limit."""
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
     if (lock := _locks.pop(str(folder), None)) is not None:
         os.close(lock)
 
 
 def remove_stale_scratch() -> None:
-    """Remove the folders of processes that were killed. The lock of one in another container tells that it runs."""
+    """Remove scratch folders of dead processes. A lock shows that one in another container is alive."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
         if not Path(f"/proc/{folder.name.removeprefix(_SCRATCH).partition('-')[0]}").exists():
             with contextlib.suppress(OSError):  # locked, another user's, or gone

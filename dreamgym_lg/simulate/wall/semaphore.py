@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Semaphore:
-    """An event of the kernel in place of `_multiprocessing.SemLock`, which is a file in /dev/shm."""
+    """Replaces `_multiprocessing.SemLock`, which needs a file in /dev/shm, by an eventfd."""
 
     SEM_VALUE_MAX = 2**31 - 1
 

@@ -1,8 +1,8 @@
-"""Starts programs behind the wall of `kernel.py`, or says what this machine lacks for it.
+"""Starts programs behind the wall of `kernel.py`, and checks if this machine can build it.
 
-Nothing outside the scratch folder and what `Allow` names is written, made, removed or changed; no socket is opened; no signal,
-message or shared memory reaches a process outside. All but hidden databases may be read, and locked while the process lives.
-In scratch, calls that change modes do nothing; those for owners, times and attributes fail. No GPU can be used.
+Outside of the scratch folder and what `Allow` names, nothing is written, created, removed or changed. No socket is opened, and
+no signal, message or shared memory reaches other processes. All files but hidden databases can be read, and locked while the
+process lives. In scratch, changing modes does nothing; changing owners, times and attributes fails. No GPU can be used.
 """
 
 import json
@@ -19,7 +19,7 @@ from dreamgym_lg.simulate.allow import Allow, host_and_port
 from dreamgym_lg.simulate.wall import kernel
 
 Isolation = Literal["process", "guard"]
-"""How dreamed episodes are kept from the real world: by the kernel, in processes of their own, or by a guard in this one."""
+"""What keeps dreamed episodes from the real world: the kernel, in worker processes, or a guard in this process."""
 
 GUARD_LIMITS = (
     "stops Python code in this process, but not native code (pyarrow, torch.save, duckdb, grpc, psycopg, ctypes, uvloop), nor "
@@ -31,7 +31,7 @@ _DNS = 53
 
 
 def missing_for_wall() -> list[str]:
-    """The needs of the wall that this machine lacks, in words."""
+    """Requirements of the wall that this machine lacks, in words."""
     if sys.platform != "linux":
         return [f"Linux (this is {sys.platform})"]
     missing = []
@@ -46,7 +46,7 @@ def missing_for_wall() -> list[str]:
 
 
 def limits_of_wall() -> list[str]:
-    """The limits that the wall has on this kernel beside its usual ones, in words."""
+    """Additional limits of the wall on this kernel, in words."""
     abi, limits = kernel.landlock_abi(), []
     if abi < kernel.LANDLOCK_PORTS:
         limits.append("before Linux 6.7, native code can connect to every port once allow= names a host")
@@ -58,7 +58,7 @@ def limits_of_wall() -> list[str]:
 
 
 def promises_of(isolation: Isolation) -> str:
-    """The promises of an isolation on this machine, in a sentence."""
+    """A sentence on what an isolation guarantees on this machine."""
     if isolation == "guard":
         return f"Dreamed episodes run under a guard, which {GUARD_LIMITS}."
     but = "".join(f"; {each}" for each in limits_of_wall())
@@ -69,7 +69,7 @@ def promises_of(isolation: Isolation) -> str:
 
 
 def check_wall() -> None:
-    """Raise `ConfigurationError`, which names what is lacking, if this machine cannot build the wall."""
+    """Raise `ConfigurationError`, which names what is missing, if this machine cannot build the wall."""
     if missing := missing_for_wall():
         raise ConfigurationError(
             f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or choose isolation='guard' by "
@@ -87,43 +87,43 @@ def start_walled(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program behind the wall; its children are behind it too. It costs some 50 ms.
+    """Start a program behind the wall, as are its children. This takes about 50 ms.
 
     Args:
-        command: The program by its whole path, then its arguments.
-        scratch: The folder that it may write, which is its `TMPDIR`. None: it writes nothing.
-        allow: Paths that may be written too; and hosts, whose ports TCP clients may connect to (of every host: the kernel knows
-            no names; without a port all ports), and port 53 for their names. Nothing listens.
+        command: The program's absolute path, then its arguments.
+        scratch: The folder that it may write, its `TMPDIR`. None: it writes nothing.
+        allow: More paths that may be written; and hosts. TCP clients may connect to their ports (at any address, since the
+            kernel knows no names; without a port to all) and to port 53 to resolve names. Nothing may listen.
         hidden: SQLite files that it cannot open.
-        children: Whether it may start processes.
+        children: True if it may start processes.
         env, options: As of `subprocess.Popen`.
 
-    Raises `ConfigurationError` if this machine cannot build the wall, and for what cannot be allowed. If the kernel refuses all
-    the same, the process ends with status 1 and its standard error says why.
+    Raises `ConfigurationError` if this machine cannot build the wall, and for an invalid `allow`. If the kernel still refuses,
+    the process ends with status 1 and the reason on its standard error.
     """
     check_wall()
     allow = allow or Allow()
-    own = [] if scratch is None else [os.path.realpath(scratch)]
-    environment = {**(os.environ if env is None else env), **({"TMPDIR": own[0]} if own else {})}
+    scratch_paths = [] if scratch is None else [os.path.realpath(scratch)]
+    environment = {**(os.environ if env is None else env), **({"TMPDIR": scratch_paths[0]} if scratch_paths else {})}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    writable = [*own, *_writable(allow, hidden)]
+    writable = [*scratch_paths, *_writable(allow, hidden)]
     unreadable = [f"{os.path.realpath(path)}{end}" for path in hidden for end in ("", "-wal", "-shm", "-journal")]
-    walls: dict[str, Any] = {"writable": writable, "hidden": unreadable, "ports": _ports(allow)}
-    walls |= {"children": children, "abi": kernel.landlock_abi()}
-    launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
+    arguments: dict[str, Any] = {"writable": writable, "hidden": unreadable, "ports": _ports(allow)}
+    arguments |= {"children": children, "abi": kernel.landlock_abi()}
+    launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(arguments), *map(str, command)]
     return subprocess.Popen(launcher, env=environment, **options)
 
 
 def check_allowed(allow: Allow) -> None:
-    """Raise `ConfigurationError` for a missing path, and a port that is none."""
+    """Raise `ConfigurationError` for a path that does not exist, and an invalid port."""
     _writable(allow), _ports(allow)
 
 
 def _writable(allow: Allow, hidden: Collection[Path] = ()) -> list[str]:
     for path in allow.paths:
-        if held := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
-            raise ConfigurationError(f"{str(path)!r} holds {held}, which no agent may read: allow a folder beside it")
+        if database := next((each for each in hidden if each.resolve().is_relative_to(os.path.realpath(path))), None):
+            raise ConfigurationError(f"{str(path)!r} holds {database}, which no agent may read: allow a folder beside it")
         if not os.path.exists(path):
             raise ConfigurationError(
                 f"{str(path)!r} does not exist, and the kernel allows only what does: create it, or allow its folder"

@@ -1,7 +1,7 @@
-"""A walled process that plays episodes, many at once. Its handle in the parent, and its program.
+"""A walled process that plays many episodes: its handle in the parent, and its program.
 
-The episode is a `SimulatedAgent` whose policy and environment are the parent's (`remote_episode`). The parent sends agent and
-options first; `{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes.
+Its agent is a `SimulatedAgent` whose policy and environment are the parent's (`remote_episode`). The parent first sends the
+agent's path and options; `{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
 from dreamgym_lg.simulate.allow import Allow
-from dreamgym_lg.simulate.context import serve_givers
+from dreamgym_lg.simulate.context import serve_producers
 from dreamgym_lg.simulate.remote_episode import (
     Parent,
     ParentEnvironment,
@@ -50,7 +50,7 @@ from dreamgym_lg.simulate.remote_episode import (
     to_line,
 )
 from dreamgym_lg.simulate.remote_messages import Message, read_error
-from dreamgym_lg.simulate.wall.resources import WATCHED_EVERY, Use, create_scratch, kill_family, remove_scratch
+from dreamgym_lg.simulate.wall.resources import WATCHED_EVERY, ResourceUse, create_scratch, kill_family, remove_scratch
 from dreamgym_lg.simulate.wall.semaphore import Semaphore
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.text import printable
@@ -60,17 +60,17 @@ from dreamgym_lg.user_code import load_agent
 logger = logging.getLogger(__name__)
 
 SILENCE = 600.0
-"""Seconds without a message from a worker, while nothing that it asked for is unanswered, after which it hangs."""
+"""A worker hangs after so many seconds without a message and without an open request to the parent."""
 LONGEST_LINE = 64 * 2**20
-"""Bytes of a message: an episode's steps, or all that a policy is shown."""
+"""Largest message in bytes, for an episode's steps or a policy's prompt."""
 
 _CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
 
 
 class Worker:
-    """A walled process with its pipes and its scratch folder. It starts in the background, which takes some seconds.
+    """A walled process with its pipes and scratch folder. It starts in the background, in some seconds.
 
-    Args: `path`, the agent, as `load_agent` takes it; `options`, of its `SimulatedAgent`, pickled; `allow` and `hidden`, as of
+    Args: `path`, of the agent, for `load_agent`; `options`, pickled ones of its `SimulatedAgent`; `allow` and `hidden`, as of
     `start_walled`.
     """
 
@@ -92,12 +92,12 @@ class Worker:
             remove_scratch(self._scratch)
             raise
         self.playing = self.taken = 0
-        """Episodes that it has to play, now and in all: of `Workers`."""
+        """Episodes that `Workers` gave it: running ones, and all."""
         self.retired = False
-        """Takes no more episodes, and ends with its last."""
-        self._why, self._last_words, self._numbers = "", deque[str](maxlen=20), itertools.count(1)
+        """True if it takes no more episodes and ends after its last one."""
+        self._end_reason, self._last_output, self._numbers = "", deque[str](maxlen=20), itertools.count(1)
         self._gone: Message | None = None
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._episodes: dict[int, RemoteEpisode] = {}
         self._started, self._lock, self._reaped = Future[Message](), threading.Lock(), False
         self._orders = SimpleQueue[bytes | None]()
@@ -116,37 +116,37 @@ class Worker:
     def gone(self) -> bool:
         return self._gone is not None
 
-    def end(self, why: str = "") -> None:
-        """Kill the process and its children; `why` is told to the episodes that it plays."""
+    def end(self, reason: str = "") -> None:
+        """Kill the process and its children. `reason` is part of the error of its episodes."""
         with self._lock, contextlib.suppress(ProcessLookupError):
-            self._why = self._why or why
+            self._end_reason = self._end_reason or reason
             if not self._reaped:
-                os.killpg(self._process.pid, signal.SIGKILL)  # but children that left the group
+                os.killpg(self._process.pid, signal.SIGKILL)  # children that left the group survive
 
     def close(self) -> None:
-        """As `end`; waits until nothing of it is left."""
+        """As `end`, and wait until the process is cleaned up, 10 seconds at most."""
         self.end()
         self._waiter.join(timeout=10)
 
     def send(self, order: bytes) -> None:
-        """Takes no time, whatever the process does."""
+        """Queue an order for the process, without blocking."""
         self._orders.put(order)
-        self._heard = time.monotonic()  # it has something to do again
+        self._last_message_at = time.monotonic()  # restarts the time limit of `SILENCE`
 
     # --- an episode -------------------------------------------------------------------------------------------------------
 
     async def play(
         self, task: Task, policy: BaseChatModel, environment: Environment, *, verified: bool = False
     ) -> AsyncGenerator[AgentState]:
-        """Play one episode, answering in a copy of the caller's context. Args: `verified`, its outcome is judged there.
+        """Play one episode; requests are answered in a copy of the caller's context. Args: `verified`, the worker judges.
 
-        Raises what policy or world raised; `AccessBlocked` for what was stopped; `EnvironmentFailed` for what else the agent
-        raised, and a worker that died or hangs; `ConfigurationError` for an agent that cannot be loaded.
+        Raises the errors of policy and environment; `AccessBlocked` for a real access; `EnvironmentFailed` for other errors of
+        the agent, and for a worker that died or hangs; `ConfigurationError` for an agent that cannot be loaded.
         """
         await asyncio.to_thread(self.check_loaded)
         first = await environment.areset(task)
         number = next(self._numbers)
-        with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
+        with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # parent of calls
             episode = RemoteEpisode(self.send, number, policy, environment)
             with self._lock:
                 self._episodes[number] = episode
@@ -170,25 +170,26 @@ class Worker:
         """Wait until the agent is loaded. Raises `ConfigurationError` if it cannot be."""
         if not wait([self._started], timeout=SILENCE).done:
             self.end(f"the agent was not loaded within {SILENCE:g} s")
-        if "ready" not in (started := self._started.result()):
+        if "ready" not in (message := self._started.result()):
             self.retired = True
-            raise read_error(started, {})
+            raise read_error(message, {})
 
     async def _await_end(self, episode: RemoteEpisode) -> None:
-        """Wait for the last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
+        """Wait for the episode's last message. A worker that hangs is ended."""
         while not episode.ended.done():
-            left = self._heard + SILENCE - time.monotonic()
+            left = self._last_message_at + SILENCE - time.monotonic()
             if left <= 0 and not episode.unanswered:
                 self.end(f"it hung: no sign for {SILENCE:g} s, and nothing that it waited for")
                 left = SILENCE
             await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
 
     def _hear(self, episode: RemoteEpisode, message: Message) -> None:
-        with self._ending_unreadable():
+        with self._ending_on_error():
             episode.hear(message)
 
     @contextlib.contextmanager
-    def _ending_unreadable(self) -> Iterator[None]:
+    def _ending_on_error(self) -> Iterator[None]:
+        """End the worker if the block cannot read a message."""
         try:
             yield
         except Exception as error:
@@ -198,14 +199,14 @@ class Worker:
 
     def _read(self) -> None:
         pipe = cast(IO[bytes], self._process.stdout)
-        with self._ending_unreadable():
+        with self._ending_on_error():
             while line := pipe.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-                self._heard = time.monotonic()
+                self._last_message_at = time.monotonic()
                 message = json.loads(line)
                 if (number := message.get("episode")) is None:
-                    self._started.set_result(message)  # of a second one: InvalidStateError
+                    self._started.set_result(message)  # a second one raises InvalidStateError
                 elif episode := self._episodes.get(number):  # else the episode has ended
                     with contextlib.suppress(RuntimeError):  # its loop is closed
                         episode.loop.call_soon_threadsafe(self._hear, episode, message)
@@ -213,8 +214,8 @@ class Worker:
     def _read_errors(self) -> None:
         with contextlib.suppress(ValueError, OSError):
             while line := cast(IO[bytes], self._process.stderr).readline(10_000):
-                self._last_words.append(printable(redact_environment(line.decode(errors="replace").rstrip())))
-                logger.info("worker: %s", self._last_words[-1])
+                self._last_output.append(printable(redact_environment(line.decode(errors="replace").rstrip())))
+                logger.info("worker: %s", self._last_output[-1])
 
     def _write(self) -> None:
         pipe = cast(IO[bytes], self._process.stdin)
@@ -224,8 +225,8 @@ class Worker:
                 pipe.flush()
 
     def _wait(self) -> None:
-        """Watch what the process uses until it has ended. Then clear away, and tell every episode."""
-        use, ending, pause = Use(self.pid, self._scratch), select.poll(), 0.0
+        """Watch the resources of the process until it has ended. Then clean up, and end every episode."""
+        use, ending, pause = ResourceUse(self.pid, self._scratch), select.poll(), 0.0
         ending.register(number := os.pidfd_open(self.pid), select.POLLIN)
         while not ending.poll(1000 * pause):
             began = time.monotonic()
@@ -240,15 +241,15 @@ class Worker:
         try:
             kill_family(self._scratch)
             for thread in self._readers:
-                thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
+                thread.join(timeout=1)  # a child that left the group may keep the pipe open
             remove_scratch(self._scratch)
-        finally:  # whatever cannot be cleared away, no episode waits for ever
-            self._tell_gone(status)
+        finally:  # even if the clean-up fails, no episode may wait for ever
+            self._end_episodes(status)
 
-    def _tell_gone(self, status: int) -> None:
-        words = " | ".join(self._last_words) or "nothing"
-        why = f": {self._why}" if self._why else " (-9 may be a lack of memory)"
-        text = f"the walled worker has ended with status {status}{why}; it said: {words}"
+    def _end_episodes(self, status: int) -> None:
+        output = " | ".join(self._last_output) or "nothing"
+        why = f": {self._end_reason}" if self._end_reason else " (-9 may be a lack of memory)"
+        text = f"the walled worker has ended with status {status}{why}; it said: {output}"
         gone = {"failed": "EnvironmentFailed", "text": text, "number": None}
         with self._lock:
             self._gone, episodes = gone, list(self._episodes.values())
@@ -263,20 +264,20 @@ class Worker:
 
 
 def main() -> None:
-    """Load the agent, then obey the parent until its orders end."""
+    """Load the agent, then follow the parent's orders until they end."""
     orders, write = os.fdopen(os.dup(0), "rb"), _writer(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the agent prints is no answer
+    os.dup2(2, 1)  # what the agent prints is no message
     path, options = pickle.load(orders)
-    serve_givers()
+    serve_producers()
     multiprocessing.synchronize._multiprocessing.SemLock = Semaphore  # type: ignore[attr-defined]
     try:
-        graph, options = load_agent(path), _unpickled(options)
+        graph, options = load_agent(path), _unpickle(options)
         allow = options["allow"] or Allow()
         options["allow"] = replace(allow, paths=[*allow.paths, os.environ["TMPDIR"]])  # the scratch folder of `start_walled`
     except Exception as error:
         failure = _failure(error)
-        if _is_of_the_wall(error) or "unable to open database file" in str(error):
+        if _is_refusal(error) or "unable to open database file" in str(error):
             failure["text"] += (
                 "; behind the wall nothing is written but what allow= names: do it in a tool, allow it (allow= of DreamGym or "
                 "AgentWorld), or take the guard (isolation='guard' there, --isolation guard of a command), which refuses an "
@@ -286,13 +287,13 @@ def main() -> None:
     write(to_line(ready=True))
     loop = asyncio.new_event_loop()
     arguments = orders, write, loop, partial(SimulatedAgent, graph, **options)  # type: ignore[arg-type]
-    threading.Thread(target=_obey, args=arguments, name="dreamgym-orders", daemon=True).start()
+    threading.Thread(target=_follow_orders, args=arguments, name="dreamgym-orders", daemon=True).start()
     while True:
         with contextlib.suppress(BaseException):  # SystemExit of an agent ends its episode alone
             loop.run_forever()
 
 
-def _unpickled(options: bytes) -> dict[str, Any]:
+def _unpickle(options: bytes) -> dict[str, Any]:
     try:
         return dict(pickle.loads(options))
     except Exception as error:
@@ -304,7 +305,7 @@ def _unpickled(options: bytes) -> dict[str, Any]:
 
 
 def _writer(pipe: BinaryIO) -> Callable[[bytes], None]:
-    """Writes lines, by any thread."""
+    """A function that writes a line, callable from any thread."""
     lock = threading.Lock()
 
     def write(line: bytes) -> None:
@@ -315,7 +316,7 @@ def _writer(pipe: BinaryIO) -> Callable[[bytes], None]:
     return write
 
 
-def _obey(
+def _follow_orders(
     orders: BinaryIO,
     write: Callable[[bytes], None],
     loop: asyncio.AbstractEventLoop,
@@ -337,21 +338,21 @@ def _obey(
             elif number in parents:
                 deliver = parents[number].chunk if order == "chunk" else parents[number].answer
                 deliver(*rest)
-    os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
+    os.killpg(0, signal.SIGKILL)  # ends children and threads of the agent too
 
 
 def _failure(error: BaseException) -> Message:
-    """`failure_of`, which tells the wall's refusals from others."""
-    failure, refused = failure_of(error), any(map(_is_of_the_wall, errors_behind(error)))
-    if failure["number"] is None and not isinstance(error, DreamGymError) and refused:
+    """As `failure_of`, with `AccessBlocked` for refusals of the wall."""
+    failure, is_refused = failure_of(error), any(map(_is_refusal, errors_behind(error)))
+    if failure["number"] is None and not isinstance(error, DreamGymError) and is_refused:
         text = f"the wall stopped {type(error).__name__}: {error}; allow it with allow=, or simulate it"
         failure |= {"failed": "AccessBlocked", "text": text}
     return failure
 
 
-def _is_of_the_wall(error: BaseException) -> bool:
-    """Tells if the kernel refused something; native libraries say so in the text alone."""
-    if isinstance(error, PermissionError):  # the agent's own has no number
+def _is_refusal(error: BaseException) -> bool:
+    """True for a refusal by the kernel. Errors of native libraries show it only as text."""
+    if isinstance(error, PermissionError):  # one that the agent raises itself has no errno
         return error.errno in (errno.EACCES, errno.EPERM)
     refusals = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), "readonly database")  # the last is SQLite's
     return any(text.lower() in str(error).lower() for text in refusals)
