@@ -17,7 +17,7 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
-from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
+from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _tell_shared_entities
 from dreamgym_lg.production.provenance import provenance
@@ -372,9 +372,9 @@ def test_what_held_out_tasks_show_chooses_no_policy() -> None:
         return {"validation": rates(validation), "real": rates(test), "filtered": 0, "offline_rl": ""}
 
     better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
-    assert _chosen(result(better, worse))[0] == "trained" and _chosen(result(worse, better))[0] == "base"
-    assert _chosen(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
-    assert [_chosen(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
+    assert _choose_policy(result(better, worse))[0] == "trained" and _choose_policy(result(worse, better))[0] == "base"
+    assert _choose_policy(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
+    assert [_choose_policy(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:
