@@ -142,7 +142,7 @@ class BestPolicy:
         return self.work.record(f"best/{self.name}")
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
-        """Keep this policy unless an earlier one has more successes, or as many and more reward.
+        """Keep this policy unless an earlier one has more successes or, as successful, more reward.
 
         Args: `successes`, their number or, where evaluations differ in their number of tasks, their share.
         """
@@ -299,7 +299,7 @@ def _temperature(work: Workspace) -> float:
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
-    """Play one policy in every mode, in reality and in the `dream` at the same time."""
+    """Play one policy in every mode, in reality and, meanwhile, in the `dream`."""
     loaded: Any = work.policy_at(path)
     held_out = work.tasks("test")[: work.settings.proof_tasks]
     modes = ({} if name == "start" else {"greedy": 0.0}) | {DREAMED: _temperature(work)}

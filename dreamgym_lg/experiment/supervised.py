@@ -133,7 +133,7 @@ def _edited(work: Workspace, train: Sequence[Trajectory], write_reasoning: Annot
 def _rows(
     work: Workspace, start: str | Path, recorded: Sequence[Trajectory], edited: Sequence[Trajectory] = ()
 ) -> list[TrainingRow]:
-    """Training rows: as many answers as verdicts, and as many successes as failures among the verdicts.
+    """Training rows: as many answers as verdicts, as many verdicts of success as of failure.
 
     Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
