@@ -95,9 +95,9 @@ def is_measured(work: Workspace) -> bool:
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
-    If a part lies, all are measured again on up to `_LARGE` episodes of each kind. Nothing is measured where `max_false_success`
-    is None, nor where neither judges of the dream decide (`Settings.references_only`, `World.judged_by_dream`) nor a language
-    model plays its user, nor where training is `resumed` and the parts have the versions that were measured before.
+    If a part lies, all are measured again on up to `_LARGE` episodes of each kind. Nothing is measured if `max_false_success`
+    is None, if neither judges of the dream decide (`Settings.references_only`, `World.judged_by_dream`) nor a language model
+    plays its user, or if training is `resumed` and the parts have the versions that were measured before.
 
     With `Workspace.force` the errors are only reported.
     """
