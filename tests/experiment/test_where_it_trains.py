@@ -19,7 +19,7 @@ from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.training import _tell_shared_entities
+from dreamgym_lg.experiment.training import _warn_of_shared_entities
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
@@ -512,7 +512,7 @@ def test_training_says_how_many_tasks_name_what_a_held_out_one_names() -> None:
         split: [Task(id=f"{split} {number}", instruction=text, environment="desk") for number, text in enumerate(each)]
         for split, each in texts.items()
     }
-    _tell_shared_entities(SimpleNamespace(tasks=tasks.__getitem__, say=said.append))  # type: ignore[arg-type]
+    _warn_of_shared_entities(SimpleNamespace(tasks=tasks.__getitem__, say=said.append))  # type: ignore[arg-type]
     assert len(said) == 1 and said[0].startswith("1 of 2 training tasks name an id, amount or name that a held-out task names")
     assert "such as 'train 0'" in said[0]
 
