@@ -154,7 +154,7 @@ def _prompt_length(segment: Segment) -> int:
 
 
 def is_collapsed(rows: Sequence[Row]) -> bool:
-    """True if the mean reward of the last `WINDOW` iterations has fallen below a quarter.
+    """True if the last `WINDOW` iterations' mean reward dropped below a quarter of the best.
 
     Compares only iterations of the same place as the last one (dream or reality). False for a best below 0.1.
     """

@@ -91,7 +91,7 @@ def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
 
 
 def world_seed(task: Task) -> int:
-    """The seed of what the task leaves open: its `seed`, else a digest of its id."""
+    """The seed of what a task leaves open: its `seed`, else its hashed id."""
     return task.seed if task.seed is not None else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
 
 

@@ -130,7 +130,7 @@ class Step:
 
 
 class Act(NamedTuple):
-    """An event of the agent's code that is no step: a tool really ran, for example."""
+    """An event of the agent's code that is no step (`ActKind`)."""
 
     kind: ActKind
     after: int

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
-from dreamgym_lg.dream.relative import compared
+from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
@@ -171,7 +171,7 @@ class Training:
             recursion_limit=2 * self.max_steps + 5,
             on_episode=played.append,
         )
-        return await compared(self.dream, episodes, self.replay_buffer)
+        return await compare_groups(self.dream, episodes, self.replay_buffer)
 
     def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
         """Estimate once what the rest of the run costs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dreamgym_lg.actions import parse_call
 from dreamgym_lg.dream import Dream
-from dreamgym_lg.dream.relative import compared
+from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
@@ -90,7 +90,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{policy_version(policy)}/dream@{dream.version}"
         played = work.play(run, policy, sample, dream=judged, num_generations=n)
-        played = run_lasting(compared(judged, played, work.replay_buffer))
+        played = run_lasting(compare_groups(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
     by_learner: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
     useful = by_learner.get(s.learner, has_learning_signal)
