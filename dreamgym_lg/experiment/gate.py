@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.goals import has_user_turns
@@ -30,41 +30,41 @@ from dreamgym_lg.fidelity.users import AGAINST, EARLY, EVADED, INVENTED, LATE, U
 from dreamgym_lg.progress import counter
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import is_tool_task
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
 MAX_ERROR = 0.5
-"""Largest share of real successes that a judge may miss, and of one kind of cases that a responder may get wrong."""
+"""Share of the real successes that a judge may miss. And of a responder's cases of one kind that it may get wrong."""
 MAX_USER_ERROR = 0.2
-"""Largest share of one kind of cases (`fidelity.users`) that a user may get wrong."""
+"""Share of a user's cases of one kind (`fidelity.users`) that it may get wrong."""
 LIMIT = 50
-"""Maximum episodes of each kind that a dream is measured on."""
+"""Episodes of each kind that a dream is measured on, at most."""
 RUN = "fidelity"
 _KINDS = 4
 """Kinds of episodes: recorded failures and successes, edits, and the policy's own."""
 _LARGE = 200
-"""Maximum episodes of each kind in the second measurement, which checks errors that may be chance."""
+"""Episodes of each kind at most where 50 do not tell an error from chance."""
 
 
 def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
-    """The dream's verdicts on recorded episodes. Measured anew only for another dream or other episodes.
+    """The dream's verdicts on recorded episodes. Measured anew for another dream or other episodes.
 
-    The episodes, at most `limit` of each kind, are recorded failures, recorded successes, edits of these (`edited_successes`)
-    and the policy's own real episodes. The experience model was trained on none of them. In a text world each step of a failure
-    is a question, about 4 x `limit` questions in all.
+    Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
+    policy's own real episodes, all of which its model was not trained on. A text world is asked about each step of a failure,
+    about 4 x `limit` questions in all.
     """
     models = [part for part in dream.responders if isinstance(part, Model)]
     if any(part.model is None for part in models):
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _sample_episodes(work, writes, limit)
-    # raise the number in `parts-6` when the stored figures change
-    key = f"{keys_of(episodes)}/{_goals_digest(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
+    episodes = _drawn_episodes(work, writes, limit)
+    # one stored with other figures, or with other writing tools, is measured again
+    key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
-    if _has_same_versions(dream, stored) and stored.get("key") == key:
+    if _is_same(dream, stored) and stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
     if dream.hosted:
-        work.say(f"the gate asks the hosted models of the dream about {_count_calls(dream, episodes, writes):,} questions")
+        work.say(f"the gate asks the hosted models of the dream about {_calls(dream, episodes, writes):,} questions")
     for model in models:
         model.retrieve(episodes)
     count = counter(work.progress, "fidelity of the dream", len(episodes))
@@ -73,13 +73,13 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     return judgement
 
 
-def _has_same_versions(dream: Dream, stored: Mapping[str, Any]) -> bool:
-    """True if the record is of this dream. False for a part without a version, such as the user's code, which may change."""
+def _is_same(dream: Dream, stored: Mapping[str, Any]) -> bool:
+    """True of a record of this very dream. A part without a version, such as code of the user's own, may have been mended."""
     return dream.versions is not None and stored.get("versions") == json.dumps(dream.versions)
 
 
-def _goals_digest(dream: Dream, episodes: Sequence[Trajectory]) -> str:
-    """A digest of the users' goals, which `write_goals` or the user's own function may change."""
+def _goals(dream: Dream, episodes: Sequence[Trajectory]) -> str:
+    """A digest of the users' goals. `write_goals` or a function of one's own may change them."""
     user = model_user(dream.user)
     goals = sorted(
         repr((each.task.id, user.goal(each.task).side)) for each in episodes if user is not None and has_user_turns(each)
@@ -88,29 +88,30 @@ def _goals_digest(dream: Dream, episodes: Sequence[Trajectory]) -> str:
 
 
 def is_measured(work: Workspace) -> bool:
-    """True if the gate measures something: judges of the dream, or a language model's user."""
+    """True where a judge of the dream or a language model's user decides anything."""
     return work.world.judged_by_dream or model_user(work.world.user) is not None
 
 
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
-    If a part lies, all are measured again on up to `_LARGE` episodes of each kind. Nothing is measured if `max_false_success`
-    is None, if neither judges of the dream decide (`Settings.references_only`, `World.judged_by_dream`) nor a language model
-    plays its user, or if training is `resumed` and the parts have the versions that were measured before.
+    Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
+    `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
+    none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream that was measured
+    before and whose parts all name the same versions as then.
 
-    With `Workspace.force` the errors are only reported.
+    With `Workspace.force` the errors are only said.
     """
     limit = work.settings.max_false_success
-    judges_decide = work.world.judged_by_dream and not work.settings.references_only
-    if limit is None or not (judges_decide or model_user(work.world.user) is not None):
+    dreamt = work.world.judged_by_dream and not work.settings.references_only
+    if limit is None or not (dreamt or model_user(work.world.user) is not None):
         return
-    if judges_decide:
+    if dreamt:
         work.check_outcomes("the gate measures the dream's verdicts by theirs")
     dream = work.dream()
-    if resumed and _has_same_versions(dream, work.record(RUN)):
+    if resumed and _is_same(dream, work.record(RUN)):
         return
-    judgement, roles = measure(work, dream), () if judges_decide else ("user",)
+    judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):
         judgement = measure(work, dream, limit=_LARGE)
     work.say(summary(judgement))
@@ -123,37 +124,35 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
         return
     tasks = work.tasks("train")
     decided = sum(map(dream.decides_by_traces, tasks))
-    alternative = (
+    only = (
         f"train with references_only=True (`dreamgym train --references-only`) on the {decided} of {len(tasks)} tasks that "
         "recorded successes judge; "
     )
     raise UntruthfulDream(
         f"{'; '.join(causes)}. {examples(judgement)}A policy learns what it is wrongly rewarded for. Import more real "
         "episodes, failures among them, train the experience model longer (experience_steps=) or take a better one; "
-        f"{alternative if decided else ''}or train nonetheless with force=True (`dreamgym train --force`)"
+        f"{only if decided else ''}or train nonetheless with force=True (`dreamgym train --force`)"
     )
 
 
 def refusals(judgement: Judgement, limit: float, roles: Collection[str] = ()) -> Iterator[str]:
-    """The reasons against training in a dream, each about one part.
+    """The reasons against training in a dream, each of one part.
 
-    * A judge must not reward more than `limit` of any kind of failure, nor miss more than `MAX_ERROR` of the real successes. A
-      language model has to be measured on `MIN_CASES` of both.
-    * A responder must not err in more than `MAX_ERROR` of the cases of any kind, nor answer everything alike.
-    * A language model's user must not err in more than `MAX_USER_ERROR` of any kind, and be measured on `MIN_CASES` replies.
+    Args: `limit`, of `Settings.max_false_success`; `roles`, of the parts that count; empty: all.
 
-    With fewer than `MIN_CASES` cases of a kind, the lower end of the interval is compared.
-
-    Args: `limit`, as `Settings.max_false_success`; `roles`, of the parts that count; empty: all.
+    A judge must not reward more than `limit` of any kind of failure nor miss more than `MAX_ERROR` of the real successes, and
+    has to be measured on `MIN_CASES` of both if it is a language model. A responder must not err in more than `MAX_ERROR`
+    of any kind, nor answer everything alike. A language model's user must not err in more than `MAX_USER_ERROR` of any kind,
+    of `MIN_CASES` replies at least. Of fewer than `MIN_CASES` cases the lower end of the interval counts.
     """
     for part in (part for part in judgement.parts if not roles or part.role in roles):
         name = f"the {part.role} {part.name!r}"
         for kind, rate in part.errors.items():
-            largest, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
-            largest = MAX_USER_ERROR if part.role == "user" else largest
-            if (rate.value if rate.episodes >= MIN_CASES else rate.low) > largest:
-                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{largest:g}"
-                yield f"{name} {error.format(_count(rate))}: {rate}, above {above}"
+            most, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
+            most = MAX_USER_ERROR if part.role == "user" else most
+            if (rate.value if rate.episodes >= MIN_CASES else rate.low) > most:
+                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{most:g}"
+                yield f"{name} {error.format(_of(rate))}: {rate}, above {above}"
         if part.role == "user" and (replies := part.cases(EARLY, LATE)) < MIN_CASES:
             yield f"{name} was measured on {replies} replies; fewer than {MIN_CASES} prove nothing: import conversations"
         if part.alike:
@@ -178,23 +177,23 @@ _ERRORS = {
     AGAINST: "gives {} " + AGAINST,
     EVADED: "does not answer {} " + EVADED,
 }
-"""Wording of the kinds of errors that `max_false_success` does not limit. `{}` is a count, such as `3 of 20`."""
+"""Errors that `max_false_success` does not limit, in words."""
 
 
-def _count(rate: Rate) -> str:
+def _of(rate: Rate) -> str:
     return f"{rate.successes} of {rate.episodes}"
 
 
 def summary(judgement: Judgement) -> str:
-    def sentence(part: PartJudgement) -> str:
-        errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_count(rate)) for kind, rate in part.errors.items())
+    def said(part: PartJudgement) -> str:
+        errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_of(rate)) for kind, rate in part.errors.items())
         return f"the {part.role} {part.name!r} {', '.join(errors)}"
 
-    return "; ".join(sentence(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
+    return "; ".join(said(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
 
 
 def examples(judgement: Judgement) -> str:
-    """An example of each of the three most frequent kinds of errors."""
+    """The first example of each part's worst errors."""
     worst = (
         (rate.value, part.examples[kind][0])
         for part in judgement.parts
@@ -205,7 +204,7 @@ def examples(judgement: Judgement) -> str:
     return f"For example: {'; '.join(examples)}. " if examples else ""
 
 
-def _count_calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]) -> int:
+def _calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collection[str]) -> int:
     """Number of calls of hosted models that measuring the dream takes."""
     counts = [questions(each, writes) for each in episodes]
     roles = (dream.responders, dream.judges, [dream.user])
@@ -216,10 +215,9 @@ def _count_calls(dream: Dream, episodes: Sequence[Trajectory], writes: Collectio
 def trainable_tasks(work: Workspace, *, real: bool = False) -> list[Task]:
     """The tasks to train on: the split `train`; with `references_only` those that recorded successes judge.
 
-    Learner `rft` plays only tasks without a recorded success. With `real`, drawn tasks are left out: no real environment knows
-    their entities.
+    Of learner `rft` those without a recorded success. `real` ones are never drawn: no real environment knows their entities.
 
-    Raises `ConfigurationError` if no task is left.
+    Raises `ConfigurationError` if there is none of these.
     """
     tasks = work.tasks("train")
     if work.settings.learner == "rft":
@@ -241,30 +239,30 @@ def trainable_tasks(work: Workspace, *, real: bool = False) -> list[Task]:
 
 
 def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> list[Task]:
-    """The tasks without a recorded success. With `real`, also without a dreamed one, as long as some are left."""
+    """Those without a recorded success. In the `real` part of S2R, without a dreamed one either, as long as there are some."""
 
-    def solved_ids(episodes: Iterable[Trajectory]) -> set[str]:
+    def solved(episodes: Iterable[Trajectory]) -> set[str]:
         return {each.task.id for each in episodes if each.success and not each.invalid_actions}
 
-    recorded = solved_ids(work.offline())
+    recorded = solved(work.offline())
     if not (unsolved := [task for task in tasks if task.id not in recorded]):
         raise ConfigurationError(
             f"learner='rft' plays tasks without a recorded success, and each of the {len(tasks)} training tasks has one: "
             "import failures too, or take another learner"
         )
-    dreamed = solved_ids(work.replay_buffer.trajectories(run=work.run_name(TRAIN), source="synthetic")) if real else set()
+    dreamed = solved(work.replay_buffer.trajectories(run=work.run_name(TRAIN), source="synthetic")) if real else set()
     return [task for task in unsolved if task.id not in dreamed] or unsolved
 
 
-def _sample_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
-    held_out, environments = work.held_out_offline(), work.environments()
+    held_out, own = work.held_out_offline(), {task.environment for split in get_args(Split) for task in work.tasks(split)}
     for split in ("validation", "test"):
         recorded = buffer.trajectories(source="offline", split=split, errors=False)
-        held_out += [each for each in recorded if each.task.environment in environments]
+        held_out += [each for each in recorded if each.task.environment in own]
     keys = {_key(each) for each in held_out}
-    # edits are made from all successes, as an edit must not equal any of them; then those of unseen tasks are kept
+    # an edit is told from a success by all of them, those that the model was trained on too
     successes = world.as_dreamed([each for each in {_key(t): t for t in [*work.offline(), *held_out]}.values() if each.success])
     unseen = [each for each in successes if _key(each) in keys]
     tasks = {each.task.id for each in unseen}
@@ -274,10 +272,10 @@ def _sample_episodes(work: Workspace, writes: Collection[str], limit: int) -> li
     played: Iterable[Trajectory] = buffer.trajectories(source="real", errors=False)
     played = [t for t in played if t.steps and t.run.startswith(work.run_name(""))]
     real = world.as_dreamed([*_sample(failures, limit, rng), *_sample(played, limit, rng)])
-    sample = [*real, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
-    rng.shuffle(sample)
-    totals = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in sample)
-    return [each for each, total in zip(sample, totals, strict=True) if total <= _KINDS * limit]
+    chosen = [*real, *_sample(unseen, limit, rng), *_sample(edits, limit, rng)]
+    rng.shuffle(chosen)
+    totals = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
+    return [each for each, total in zip(chosen, totals, strict=True) if total <= _KINDS * limit]
 
 
 def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:

@@ -209,9 +209,6 @@ class Workspace:
         """The world's real tasks of a split."""
         return self.world.stored_tasks(self.replay_buffer, split)
 
-    def environments(self) -> set[str]:
-        return {task.environment for split in get_args(Split) for task in self.tasks(split)}
-
     def validation_tasks(self) -> list[Task]:
         """The validation tasks of every evaluation during training."""
         return self.tasks("validation")[: self.settings.evaluate_tasks]
@@ -223,7 +220,7 @@ class Workspace:
         """
         load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(load(run=self.run_name(OFFLINE))) or list(load())
-        environments = self.environments()
+        environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}
         episodes = [episode for episode in episodes if episode.task.environment in environments]
         earlier = episodes[: (count := self._count_at_training(len(episodes)))]
         Random(self.settings.seed).shuffle(earlier)
