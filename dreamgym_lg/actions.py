@@ -1,4 +1,4 @@
-"""A tool agent's actions as text: one JSON object a call."""
+"""A tool agent's actions as text: one JSON object per call."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from langchain_core.messages import InvalidToolCall
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
-"""Keys of which a tool's schema has one, whatever its provider. A tool that runs at the provider has none."""
+"""A tool's schema has at least one of these keys, whatever its provider. A tool that runs at the provider has none."""
 
 FREE_TEXT = "__arg1"
 """LangChain's name for the text that a tool of one text gets, such as an OpenAI custom tool."""
 _FREE_TEXT = {"type": "object", "properties": {FREE_TEXT: {"type": "string"}}, "required": [FREE_TEXT]}
 
 STRUCTURED_RESPONSE = "Returning structured response:"
-"""Beginning of LangChain's tool message behind a call that is the agent's answer (`ToolStrategy`)."""
+"""Beginning of LangChain's tool message after a call that is the agent's answer (`ToolStrategy`)."""
 
 
 class ToolCall(NamedTuple):
@@ -32,7 +32,7 @@ def render_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
-    """The action text of unreadable tool calls: `{"name": ..., "arguments": TEXT}`. It is neither a call nor an answer."""
+    """The action text of malformed calls. `{"name": ..., "arguments": TEXT}` is neither a call nor an answer."""
     text = "\n".join(call["args"] or "" for call in calls)
     return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
@@ -41,22 +41,22 @@ def render_answer(text: str, *, call: str = "", tool: str = "") -> str:
     """The action text with which an agent ends its episode: `{"answer": ...}`.
 
     Args:
-        call: The name of the schema that the policy called to give its answer, whose arguments `text` holds as JSON.
-        tool: The name of the tool whose answer `text` is: the policy said nothing behind it.
+        call: Name of the schema that the policy called to give its answer; `text` holds the arguments as JSON.
+        tool: Name of the tool whose answer `text` is, where the policy wrote no message after it.
     """
     source = {"call": call} if call else {"tool": tool} if tool else {}
     return json.dumps({"answer": text, **source}, ensure_ascii=False)
 
 
 def reply_text(action: str) -> str:
-    """An action as the policy wrote it. An answer that a call gave (`render_answer`) is that call."""
+    """An action as the policy wrote it. An answer given by a call (`render_answer`) becomes that call."""
     if not is_answer(action) or "call" not in (fields := json.loads(action)):
         return action
     return render_call(fields["call"], json.loads(fields["answer"]))
 
 
 def is_returned(action: str) -> bool:
-    """True for an answer that is a tool's, which no policy said."""
+    """True for an answer that a tool returned and no policy wrote."""
     return is_answer(action) and "tool" in json.loads(action)
 
 
@@ -72,7 +72,7 @@ def parse_action(action: str) -> ToolCall | str:
 
 @lru_cache(100_000)
 def parse_call(action: str) -> ToolCall | None:
-    """The call that an action is; None for anything else. Do not change its arguments: they are remembered."""
+    """The tool call in an action; None for anything else. Results are cached: do not change their arguments."""
     try:
         parsed = parse_action(action)
     except ValueError:
@@ -96,10 +96,10 @@ def is_answer(action: str) -> bool:
 
 
 def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
-    """Tools as function schemas in OpenAI's form. Of LangChain's tools, functions, or any provider's schemas.
+    """Function schemas in OpenAI's form, of LangChain's tools, functions, or any provider's schemas.
 
     A custom tool of OpenAI is a function of one text. Tools that run at the provider, such as a web search, are left out.
-    Raises what LangChain raises for what is no tool.
+    Raises as LangChain does for an object that is no tool.
     """
     schemas = []
     for tool in tools:
@@ -120,11 +120,10 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_line(function: Mapping[str, Any]) -> str:
-    """A tool's schema on one line.
+    """A tool's schema on one line, in a third of its tokens as JSON.
 
-    Such as `get_order(order_id, note?: {"type": "integer"}) Look up an order.`, a third of the JSON schema's tokens.
-    Args: `function`, of a tool's schema in OpenAI's form; without parameters its name alone. Its
-    `returns`, the JSON schema of the answer, follows `->`.
+    For example `get_order(order_id, note?: {"type": "integer"}) Look up an order.`; the name alone without parameters. The
+    schema of the answer (`returns`) follows `->`. Args: `function`, of a tool's schema in OpenAI's form.
     """
     parameters = function.get("parameters")
     if parameters is None:

@@ -11,13 +11,13 @@ from dreamgym_lg.errors import ContractBroken
 from dreamgym_lg.types import Step, StepResult, Task
 
 RULES = "rules"
-"""`Step.decided_by` of an action that an environment's own rules refused. Its world was not asked: no real step."""
+"""`Step.decided_by` of an action that an environment's own rules refused. It does not count as a real step."""
 
 
 class Environment(ABC):
     """A world that plays one episode at a time, in text.
 
-    An instance serves one episode at once; concurrent episodes need an instance each.
+    An instance serves one episode at a time; concurrent episodes need an instance each.
     """
 
     has_user: bool = False
@@ -31,17 +31,17 @@ class Environment(ABC):
     def step(self, action: str) -> StepResult:
         """Play one action. Raises `RuntimeError` before `reset` and after the episode's end.
 
-        An action that makes no sense is no error: it is answered as the world answers it, with `info["valid"]` False.
+        An action that makes no sense is no error: the result holds the world's answer, and `info["valid"]` is False.
         """
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (a real world knows its own tools)
-        """Receive the agent's function schemas (OpenAI's form) before its first action, and new ones."""
+        """Receive the agent's function schemas (OpenAI's form), before its first action and when they change."""
 
     def show_prompt(self, text: str) -> None:  # noqa: B027 (a real world judges by its state)
         """Receive the agent's system prompt, before its first action."""
 
     def close(self) -> None:  # noqa: B027 (nothing to release is a fine default)
-        """Release what the instance holds; an instance may be closed twice."""
+        """Release resources; may be called twice."""
 
     async def areset(self, task: Task) -> str:
         return await asyncio.to_thread(self.reset, task)
@@ -59,25 +59,25 @@ class EpisodeContext:
     """The run context of an agent's graph."""
 
     environment: Environment | None = None
-    """The environment that actions go to. None for a graph that was built with its environment (a server makes an empty
-    context), and for an agent that acts on its own real tools."""
+    """Receives the agent's actions. None for a graph that was built with its environment (a server creates an empty context),
+    and for an agent that acts on its own real tools."""
 
 
 class PlayedAction(NamedTuple):
-    """One action of an episode, played."""
+    """The step of one action."""
 
     step: Step
     success: bool
-    """The task ended with this step, in success."""
+    """True if the task ended with this step, in success."""
 
 
 def record_action(action: str, observation: str, result: StepResult, *, last: bool = False) -> PlayedAction:
-    """An action that was played, as a `Step`.
+    """Build the `Step` of an action that was played.
 
     Args:
         observation: The text before the action.
-        result: Of `Environment.step`.
-        last: No further action is allowed: the step is marked `truncated` unless it ends the task.
+        result: The result of `Environment.step`.
+        last: True if no further action is allowed: the step is `truncated` unless it ends the task.
     """
     step = Step(
         observation=observation,
@@ -100,10 +100,10 @@ def refused(observation: str) -> StepResult:
 
 
 def check_environment(environment: Environment, task: Task, actions: Sequence[str]) -> None:
-    """Check that `environment` keeps the contract on this task, in the tests of its adapter.
+    """Check that `environment` keeps the contract on this task. For the tests of its adapter.
 
-    Plays `actions` twice, takes a step too many if they end the task, and plays one action that makes no sense. Raises
-    `ContractBroken` with the first rule that is broken and what was seen.
+    Plays `actions` twice, one more step if they end the task, and one action that makes no sense. Raises `ContractBroken`
+    with the first broken rule and the observed values.
     """
     first, results = played = _play(environment, task, actions)
     _require(isinstance(first, str) and first.strip(), f"reset must return a non-empty text, got {first!r}")

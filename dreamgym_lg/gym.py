@@ -43,30 +43,30 @@ if TYPE_CHECKING:
 
 
 _FEW_TASKS = 10
-"""Tasks of traces below which none is held out."""
+"""Number of traced tasks below which none is held out."""
 _OF_EXPERIMENT = ("policy", "create_learner", "engine", "report_to", "progress")
 
 
 class DreamGym:
     """Trains the policy of an unmodified LangGraph agent in a dream.
 
-    It puts an `Experiment` on an `AgentWorld`; `gym.experiment` is that experiment, with its folder, models and stages.
+    It runs an `Experiment` (`gym.experiment`, with its folder, models and stages) on an `AgentWorld` (`gym.world`).
 
     Args:
-        graph: The compiled graph of production, or where it is written: `"my_app.py:graph"` (`AgentWorld`).
+        graph: The compiled graph of production, or its path, `"my_app.py:graph"` (`AgentWorld`).
         replay_buffer: Real traces (`load_traces`); they ground the dream.
-        experience_model: The language model that plays the tools where traces do not know the answer, and judges: a `Model`,
-            any chat model, or a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
+        experience_model: The language model that answers calls that no trace answers, and judges: a `Model`, any chat model, or
+            a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
         dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
-        tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
-            trained on, or drawn ones alone, the buffer's real training tasks of these environments are too. Default: all of its
-            real tasks. If none of these is held out, a fifth is for validation (`split_tasks`) and, without `dream` and drawn
-            tasks, a fifth for the proof.
+        tasks: Tasks to train on, and evaluation tasks of the splits `validation` and `test`. If there is no training task but
+            drawn ones, the buffer's real training tasks of the same environments are added. Default: all real tasks of the
+            buffer. If none is an evaluation task, a fifth is kept for validation (`split_tasks`) and, without `dream` and
+            drawn tasks, a fifth for the proof.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        say: Called with every warning and result of one line. Default: a logged warning.
-        options: `policy`, `create_learner`, `engine`, `report_to`, `progress` of `Experiment`; of `AgentWorld`
-            `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `task_generator`, `isolation` and its options.
+        say: Called with every warning and one-line result. Default: a logged warning.
+        options: Arguments of `Experiment`: `policy`, `create_learner`, `engine`, `report_to`, `progress`. All others are of
+            `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `task_generator`, `isolation`, ...
 
     Raises `ConfigurationError` as `AgentWorld` does, and for an `experience_model` beside a `dream`.
     """
@@ -99,29 +99,29 @@ class DreamGym:
         self.experiment = Experiment(self.world, out, settings, **arguments)
         traced = _traced_tasks(self.world.all_tasks, stored, say)
         if self.experiment.stored_settings() is None:
-            own = self.world.all_tasks
-            # what was drawn or compiled from all traces knows their tasks: nothing can be proven on them
-            proof = dream is None and not any(task.drawn for task in own)
-            traced = _with_held_out(own, traced, replay_buffer, say, proof=proof)
+            tasks = self.world.all_tasks
+            # a compiled dream and drawn tasks come from all traces: a proof on tasks of these would not be held out
+            proof = dream is None and not any(task.drawn for task in tasks)
+            traced = _with_held_out(tasks, traced, replay_buffer, say, proof=proof)
         self.world.add_traced(traced)
         self._store_tasks(stored)
         if experience_model is not None:
-            self.experiment.experience()  # a wrong one is said now
+            self.experiment.experience()  # report a wrong one now
 
     def _store_tasks(self, stored: Sequence[Task]) -> None:
-        """Store the tasks with the agent's tools. Traces name tools at best, and text games in the buffer have none."""
-        own = {task.id for task in self.world.all_tasks}
-        traced = (self.world.with_tools(task) for task in stored if is_tool_task(task) and task.id not in own)
+        """Store all tool tasks with the agent's tool schemas, which traces lack."""
+        ids = {task.id for task in self.world.all_tasks}
+        traced = (self.world.with_tools(task) for task in stored if is_tool_task(task) and task.id not in ids)
         self.replay_buffer.add_tasks([*self.world.all_tasks, *traced])
         if self.world.writes is not None:
-            self.world.writing_tools(self.replay_buffer)  # a name that no tool has is said now
+            self.world.writing_tools(self.replay_buffer)  # raises for a name that no tool has
         dream = self.world.dream
         for part in (*dream.responders, *dream.judges) if dream is not None else ():
             if isinstance(index := getattr(part, "index", None), TraceIndex):
                 index.refresh()  # likewise
 
     def tasks(self, split: Split) -> list[Task]:
-        """The tasks of a split: those given, and those of the traces. Raises `ConfigurationError` for another name."""
+        """The tasks of a split, from `tasks=` and the traces. Raises `ConfigurationError` for an unknown split."""
         if split not in get_args(Split):
             raise ConfigurationError.unknown("split", split, get_args(Split))
         return self.experiment.tasks(split)
@@ -153,9 +153,9 @@ class DreamGym:
         return self.experiment.advise(learner)
 
     def train(self, policy: "BaseChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any) -> Any:
-        """Train the policy in the dream, or where `Settings.environment` says, and return it.
+        """Train the policy in the place that `Settings.environment` names, and return it.
 
-        The policy decides the learner, and a line says why: `tinker:MODEL` is trained on Tinker, local weights here. Any other
+        The policy decides the learner, which is reported: `tinker:MODEL` is trained on Tinker, local weights here. Any other
         hosted model, the agent's own for instance, needs `reflection=`: its prompts are improved.
 
         Args: `options`, of `Experiment.train`; with `learner="gepa"`, of `improve_prompts`, whose result is returned.
@@ -177,10 +177,10 @@ class DreamGym:
         Args:
             reflection: The chat model that reads episodes and writes new texts, or its name.
             policy: The chat model that acts, or its name. Default: the agent's only one.
-            episodes: Dreamed episodes at most, default 300. Those that are read again from the replay buffer count.
-            hosted: Limits and prices of both models, and of a `Model` that shares it. Calls under way may pass one of tokens.
+            episodes: Maximum dreamed episodes, default 300. Those read from the replay buffer on resumption count.
+            hosted: Limits and prices of both models, and of a `Model` that shares it. Calls under way may exceed a token limit.
             texts: The texts to improve, by name. Default: those that `dreamgym doctor` lists.
-            force: Only say what the gate finds wrong with the dream.
+            force: Continue even if the gate refuses the dream; its reasons are only reported.
 
         Raises `ConfigurationError` without one model, texts or tasks, and `BudgetExceeded` if the original prompts spend it.
         """
@@ -193,14 +193,14 @@ class DreamGym:
         return self.experiment.fidelity(limit=limit)
 
     def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
-        """Every policy of the folder on held-out tasks, real and dreamed (`Experiment.prove`). Says the claims."""
+        """Evaluate every policy on held-out tasks, real and dreamed (`Experiment.prove`). Reports the claims."""
         result = self.experiment.prove(baselines)
         for claim in claims(result):
             self.experiment.say(f"{claim['sentence']}. {claim['verdict']}")
         return result
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
-        """As `aevaluate`, waited for."""
+        """`aevaluate` for synchronous code."""
         return run_lasting(self.aevaluate(policy, **settings))
 
     async def aevaluate(
@@ -216,38 +216,37 @@ class DreamGym:
     ) -> tuple[Rate, list[Trajectory]]:
         """Success with its 95 % interval, and the episodes. In the dream or, with `real`, on the graph's own tools.
 
-        The rate is over all episodes, those of one task taken for alike (`clustered_rate`): one that could not be played is
-        played again, twice at most, unless the guard or the wall stopped it (`AccessBlocked`): mend that first. In a dream, an
-        episode that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no
-        success.
+        The rate is over all episodes, clustered by task (`clustered_rate`). A failing episode is played again, twice at most,
+        unless the guard or the wall stopped it (`AccessBlocked`). A dreamed episode that ended in an unreadable answer of the
+        experience model (its `error` begins with `PredictionFailed`) counts as no success.
 
         Args:
-            policy: Any chat model; default: the trained policy.
+            policy: Any chat model. Default: the trained policy.
             tasks: Default: those of the split `test`, or of `validation` if there are none.
-            run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
+            run: Name that the episodes are stored under; with the same name an evaluation resumes. Default: a new one.
 
-        Raises `ConfigurationError` without a policy or tasks, for what is no `Task`, and with `real` if nothing verifies the
-        outcome; `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
+        Raises `ConfigurationError` without a policy or tasks, for an object that is no `Task`, and with `real` if nothing
+        verifies the outcome; `EpisodesMissing` if episodes could not be played: the error says how to play only these again.
         """
         work = self.experiment
         work.check_settings()
-        played = policy or work.trained_policy()
-        if played is None:
+        acting = policy or work.trained_policy()
+        if acting is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         check_tasks(tasks or ())
         held_out = self.tasks("test") or self.tasks("validation")
-        chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
-        if not chosen:
+        tasks = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
+        if not tasks:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
         kind, dream = ("real", None) if real else ("dream", work.dream())
-        name = run or f"evaluate-{_label(played)}-{uuid4().hex[:8]}"
-        agent, create_environment = work.players(played, dream)
+        name = run or f"evaluate-{_label(acting)}-{uuid4().hex[:8]}"
+        agent, create_environment = work.players(acting, dream)
         episodes = await rollout(
             agent,
-            chosen,
+            tasks,
             create_environment,
             num_generations=num_generations,
             source="real" if real else "synthetic",
@@ -256,7 +255,7 @@ class DreamGym:
             attempts=3,
             run=work.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
-            policy_version=policy_version(played),
+            policy_version=policy_version(acting),
             experience_version=dream.version if dream is not None else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
@@ -269,13 +268,13 @@ class DreamGym:
         """The graph for production, its own tools and the trained policy in it (`with_policy`).
 
         Args:
-            path: A new folder that the policy is written to as well (`export_policy`): weights, manifest, model card, and a
-                project that `langgraph dev` starts, of the agent if it was given by its path.
+            path: A new folder to write the policy to (`export_policy`): weights, manifest, model card, and a project that
+                `langgraph dev` starts, which serves the agent if it has a path.
             policy: Default: the trained one, or the baseline that `prove` found to be as good.
             overwrite: Replace an exported policy in that folder.
 
-        Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object and no graph:
-        make that one anew with the policy as its model.
+        Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object but no graph:
+        create that one again with the policy as its model.
         """
         served: Any = policy or self.experiment.kept_policy()
         if served is None:
@@ -295,10 +294,10 @@ def _label(policy: BaseChatModel) -> str:
 
 
 def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
-    """The tasks of the traces that a gym takes.
+    """The tasks of the traces that a gym adds to `tasks`.
 
-    All where it has no others, the training tasks where none of the others but drawn ones is to be trained on."""
-    if all(task.drawn for task in tasks):  # also where there are none
+    All without other tasks than drawn ones. The training tasks if no other task than drawn ones is to be trained on."""
+    if all(task.drawn for task in tasks):  # true of no tasks
         return list(stored)
     ids, environments = {task.id for task in tasks}, {task.environment for task in tasks}
     traced = [task for task in stored if task.id not in ids]
@@ -318,9 +317,9 @@ def _traced_tasks(tasks: Sequence[Task], stored: Sequence[Task], say: Callable[[
 def _with_held_out(
     tasks: Sequence[Task], traced: list[Task], replay_buffer: ReplayBuffer, say: Callable[[str], None], *, proof: bool
 ) -> list[Task]:
-    """The traces' tasks, some of them held out where none is. Those are in the replay buffer too.
+    """The traces' tasks. Some become evaluation tasks, also in the buffer, unless there are any.
 
-    Args: `proof`, as of `_split`.
+    Args: `proof`, as for `_split`.
     """
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
@@ -341,7 +340,7 @@ def _with_held_out(
 
 
 def _split(tasks: Sequence[Task], proof: bool) -> list[Task]:
-    """A fifth for validation. With `proof` another for that, where more than half are left to train on."""
+    """Hold out a fifth for validation. With `proof`, another fifth if more than half are left to train on."""
     if proof:
         with suppress(ConfigurationError):
             split = split_tasks(tasks, validation=0.2, test=0.2)

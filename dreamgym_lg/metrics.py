@@ -1,4 +1,4 @@
-"""Metrics of training iterations: computed, judged by one-sentence alarms, and named for trackers."""
+"""Metrics of training iterations, alarms about them, and their names for trackers."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +14,7 @@ Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
 
 WINDOW = 3
-"""Iterations over whose mean a figure is judged: a single one says little."""
+"""Number of iterations whose mean an alarm looks at, as a single iteration is noisy."""
 
 
 def describe(
@@ -22,7 +22,7 @@ def describe(
 ) -> dict[str, float | int | str | None]:
     """The metrics of an iteration's episodes. Failed rollouts are counted, and left out of every mean.
 
-    Args: `max_new_tokens`, after which the policy's replies are cut off; None where that is unknown.
+    Args: `max_new_tokens`, length at which the policy's replies are cut off; None if unknown.
     """
     episodes = [trajectory for group in groups for trajectory in group]
     played = [trajectory for trajectory in episodes if trajectory.error is None]
@@ -32,9 +32,9 @@ def describe(
     synthetic = sum(group[0].task.origin == "synthetic" for group in groups)
     segments = [segment for trajectory in episodes for segment in trajectory.segments]
     rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
-    sampled = (groupby(segment.sampled) for trajectory in played for segment in trajectory.segments)
-    replies = [len(list(part)) for parts in sampled for is_reply, part in parts if is_reply]
-    cut = sum(length >= max_new_tokens for length in replies) if max_new_tokens else 0
+    runs = (run for trajectory in played for segment in trajectory.segments for run in groupby(segment.sampled))
+    reply_lengths = [len(list(tokens)) for is_reply, tokens in runs if is_reply]
+    cut = sum(length >= max_new_tokens for length in reply_lengths) if max_new_tokens else 0
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
@@ -46,7 +46,7 @@ def describe(
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": synthetic / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
-        "cut_reply_share": cut / max(len(replies), 1),
+        "cut_reply_share": cut / max(len(reply_lengths), 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": len(segments),
         "rewritten_segments": len(rewritten),
@@ -91,14 +91,14 @@ LIMITS = (
     ("clipped", "clip_ratio/region_mean", 0.3, "{:.0%} of the tokens are clipped: a lower learning_rate or fewer updates"),
     ("sampler", "sampling/sampling_logp_difference/mean", 0.1, SAMPLER),
 )
-"""Alarms of a metric that is too large: name, metric, limit, text."""
+"""Alarms for metrics above a limit: name, metric, limit, text."""
 
 
 def check_health(rows: Sequence[Row]) -> list[Alarm]:
     """The alarms at the last of these iterations, which are of one run, in order.
 
-    Each figure is the mean of the last `WINDOW` iterations, before which there is no alarm but for split episodes; the entropy
-    is held against that of the first `WINDOW`.
+    They look at means of the last `WINDOW` iterations, so there are none before; only split episodes raise one at once. The
+    entropy is compared with that of the first `WINDOW` iterations.
     """
     alarms = _splits(rows[-1:])
     if len(rows) < WINDOW:
@@ -120,7 +120,7 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
 
 
 def _splits(rows: Sequence[Row]) -> list[Alarm]:
-    """Said at the first iteration already: further ones cost as much."""
+    """An alarm if segments repeat tokens of earlier ones. Raised in the first iteration already."""
     rewritten, segments, episodes, share = (
         _mean(rows, name) or 0 for name in ("rewritten_segments", "segments", "episodes", "reread_share")
     )
@@ -136,10 +136,10 @@ def _splits(rows: Sequence[Row]) -> list[Alarm]:
 
 
 def rewritten_segments(episode: Trajectory) -> list[Segment]:
-    """Segments that repeat an earlier one in other tokens than were sampled."""
+    """Segments that repeat an earlier segment's text in other tokens than were sampled."""
 
     def repeats(segment: Segment, earlier: Segment) -> bool:
-        # the tokens before a reply may be encoded in another way where the whole conversation is
+        # the last prompt tokens before a reply may differ when the whole conversation is encoded again
         shared = max(_prompt_length(earlier) - 2, 1)
         longer = _prompt_length(segment) > shared + 4
         return longer and list(segment.token_ids[:shared]) == list(earlier.token_ids[:shared])
@@ -149,24 +149,24 @@ def rewritten_segments(episode: Trajectory) -> list[Segment]:
 
 
 def _prompt_length(segment: Segment) -> int:
-    """Tokens before the first sampled one."""
+    """Number of tokens before the first sampled one."""
     return list(segment.sampled).index(1)
 
 
 def is_collapsed(rows: Sequence[Row]) -> bool:
-    """True if the last `WINDOW` iterations' mean reward is below a quarter of the best.
+    """True if the last `WINDOW` iterations' mean reward dropped below a quarter of the best.
 
-    Only iterations that were played where the last one was (dream or reality) are compared; a best below 0.1 says nothing.
+    Compares only iterations of the same place as the last one (dream or reality). False for a best below 0.1.
     """
-    alike = [row for row in rows if ("real_steps" in row) == ("real_steps" in rows[-1])]
-    rewards = [float(row.get("reward_mean") or 0) for row in alike]
+    same_place = [row for row in rows if ("real_steps" in row) == ("real_steps" in rows[-1])]
+    rewards = [float(row.get("reward_mean") or 0) for row in same_place]
     means = [sum(rewards[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(rewards) + 1)]
     before = means[:-WINDOW]
     return bool(before) and max(before) >= 0.1 and means[-1] < max(before) / 4
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
-    """Over the iterations that have the figure: a skipped update has none."""
+    """The mean over the iterations that have this metric; a skipped update lacks some. None without any."""
     values = [float(value) for row in rows if (value := row.get(name)) is not None]
     return sum(values) / len(values) if values else None
 
@@ -209,14 +209,14 @@ METRICS: Mapping[str, str] = {
         for name in ("invalid", "cut", "kl", "clipped", "entropy", "noise", "collapsed", "split", "sampler")
     },
 }
-"""All others; docs/how-to/metrics.md says what each is. What an iteration does not have is not shown at its step."""
+"""All other metrics (docs/how-to/metrics.md). One that an iteration lacks is not reported at its step."""
 
 RATES: Mapping[str, str] = {"validation/dream_success": "eval_dream", "validation/real_success": "eval_real"}
-"""Success rates, by the beginning of their two names in the replay buffer."""
+"""Success rates; the prefix of their counts in the replay buffer, `PREFIX_successes` and `PREFIX_episodes`."""
 
 
 def reported_metrics(row: Row, source: Source) -> dict[str, float]:
-    """The metrics of one iteration as trackers show them. Args: `source`, who played its training episodes."""
+    """The metrics of one iteration by their names in trackers. Args: `source`, of its training episodes."""
     place = "dream" if source == "synthetic" else "real"
     values = {f"{place}/{name}": row.get(recorded) for name, recorded in ROLLOUTS.items()}
     values |= {name: row.get(recorded) for name, recorded in METRICS.items()}
@@ -242,9 +242,9 @@ def iteration_line(metrics: Mapping[str, float], iteration: int, total: int) -> 
 
 
 def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> str:
-    """A sentence with the estimated cost of the episodes left. Args: `spent`, on the `played` ones."""
+    """A sentence that estimates the cost of the `left` episodes. Args: `spent`, usage of the `played` ones."""
     rest = {name: value * left / played for name, value in spent.limited.items()}
-    ends = [
+    exceeded = [
         f"max_{name}={limit:g}"
         for name, limit in hosted.limits.items()
         if limit is not None and hosted.usage.limited[name] + rest[name] > limit
@@ -253,12 +253,12 @@ def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> st
     return (
         f"{played} episodes took {spent.calls:,} calls of the hosted experience model; the {left:,} that are left, evaluations "
         f"included, will take about {rest['calls']:,.0f} calls and {rest['tokens']:,.0f} tokens, and {money}"
-        + (f". The run will reach {' and '.join(ends)} before its end" if ends else "")
+        + (f". The run will reach {' and '.join(exceeded)} before its end" if exceeded else "")
     )
 
 
 def add_totals(earlier: Sequence[Row], now: Row) -> dict[str, float]:
-    """The totals of a run. They sum the recorded metrics of `earlier` iterations and those of this one."""
+    """The run's totals: sums over the `earlier` iterations and this one."""
 
     def total(*names: str) -> float:
         return sum(float(row.get(name) or 0) for row in (*earlier, now) for name in names)

@@ -25,7 +25,7 @@ from dreamgym_lg.user_code import error_text
 
 logger = logging.getLogger(__name__)
 
-_COLLECTED_AFTER = 50_000
+_GC_THRESHOLD = 50_000
 """New objects between two garbage collections while episodes play. Python's own default is 700 to 2,000."""
 
 
@@ -56,23 +56,23 @@ async def rollout(
 ) -> list[Trajectory]:
     """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
 
-    Each episode has a context and a sampling seed of its own, and is stored the moment it ends, without secrets of the
-    environment (`environment_secrets`). An exception is a trajectory with an `error`. What is stored under the same (run,
-    iteration, task, index) is read instead of played, but for those that could not be played (`missing_episodes`).
+    Each episode has its own context and sampling seed, and is stored as soon as it ends, without secrets of the environment
+    (`environment_secrets`). An exception becomes a trajectory with an `error`. An episode that is stored under the same (run,
+    iteration, task, index) is read instead of played, unless it could not be played (`missing_episodes`).
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
-        source: Who answers: `synthetic` for the experience model, `real` for the real environment.
-        run: Name under which the episodes are stored; needed with `replay_buffer`.
-        attempts: Rounds at most: failed episodes are played again after all others have ended, but for those that would end the
-            same (`AccessBlocked`, `ConfigurationError`, `ContextExceeded`).
+        source: Who answers: `synthetic` for a dream, `real` for the real environment.
+        run: Name that the episodes are stored under; needed with `replay_buffer`.
+        attempts: Maximum rounds. Failed episodes are played again after all others have ended, except those that would fail
+            again (`AccessBlocked`, `ConfigurationError`, `ContextExceeded`).
         on_episode: Called with each episode as soon as it has been played and stored.
 
     Raises:
         ConfigurationError: A count below 1, no `run` for the `replay_buffer`, or stored episodes of another source,
             `policy_version` or `experience_version` under the same run and iteration.
-        RunStopped: No episode can be played on. Raised once the others have ended; those that were stopped are not stored,
-            and played next time.
+        RunStopped: No episode can continue, say because a budget is spent. Raised once the others have ended. Stopped episodes
+            are not stored; the next call plays them.
     """
     _check_counts(num_generations=num_generations, concurrency=concurrency, attempts=attempts)
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
@@ -81,9 +81,9 @@ async def rollout(
     stored_as = {"run": run, "iteration": iteration, **played_by}
     slots = asyncio.Semaphore(concurrency)
     playing = _Episodes(graph, create_environment, recursion_limit, seed, stored_as, replay_buffer, on_episode, slots)
-    with _seldom_collected():
+    with _rare_garbage_collection():
         for _ in range(attempts):
-            todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
+            todo = [key for key in keys if key not in episodes or _can_retry(episodes[key])]
             episodes |= await _round({key: partial(playing.play, keys[key], key[1]) for key in todo})
     if playing.outgrown:
         logger.warning(
@@ -99,44 +99,44 @@ def _check_counts(**counts: int) -> None:
             raise ConfigurationError(f"{name}={count}: at least 1")
 
 
-def _may_end_otherwise(trajectory: Trajectory) -> bool:
-    """True for a failed episode that needs no change before another try."""
-    same = (AccessBlocked.__name__, ConfigurationError.__name__, ContextExceeded.__name__)
-    return is_missing(trajectory.error) and str(trajectory.error).partition(":")[0] not in same
+def _can_retry(trajectory: Trajectory) -> bool:
+    """True for a failed episode that may succeed when it is played again unchanged."""
+    permanent = (AccessBlocked.__name__, ConfigurationError.__name__, ContextExceeded.__name__)
+    return is_missing(trajectory.error) and str(trajectory.error).partition(":")[0] not in permanent
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
-    """Episodes without which there is no verdict. Those that could not be played, or all if every one failed."""
+    """Episodes that an evaluation lacks. Those that could not be played, or all if every one failed."""
     failed = [episode for episode in episodes if episode.error]
     return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode.error)]
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
-    """The episodes of an evaluation; `EpisodesMissing` unless a verdict may be based on them (`missing_episodes`).
+    """Return the episodes of an evaluation. Raises `EpisodesMissing` if any is missing (`missing_episodes`).
 
-    Args: `again`, names what the user has to do to have the missing ones played.
+    Args: `again`, for the message: the command that plays the missing ones again.
     """
     if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
-        mend = "Train the experience model longer or on more traces, or take another one"
+        advice = "Train the experience model longer or on more traces, or take another one"
         if any(is_missing(episode.error) for episode in missing):
-            mend = "Mend that"
+            advice = "Mend that"
         elif all(is_unanswered(episode.error) for episode in missing):
-            mend = "Take tasks about what the traces looked up, play these in reality (real=True), or add an experience model"
+            advice = "Take tasks about what the traces looked up, play these in reality (real=True), or add an experience model"
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
-            f"without them; the first causes: {causes}. {mend}; then {again} plays only these {len(missing)} again"
+            f"without them; the first causes: {causes}. {advice}; then {again} plays only these {len(missing)} again"
         )
     return episodes
 
 
 def real_steps(episodes: Iterable[Trajectory]) -> int:
-    """The number of steps that reached the environment. All but those that its own rules refused."""
+    """Number of steps that reached the environment, not refused by its own rules."""
     return sum(step.decided_by != RULES for episode in episodes for step in episode.steps)
 
 
 def _without_secrets(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without the environment's keys."""
+    """The trajectory with secrets of the environment variables replaced."""
     if not (keys := environment_secrets()):
         return trajectory
     clean = partial(without_keys, keys=keys)
@@ -161,7 +161,7 @@ Key = tuple[str, int]
 def _stored(
     replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: Mapping[str, str]
 ) -> dict[Key, Trajectory]:
-    """Those of these episodes that were played before and count in a verdict."""
+    """The stored episodes among these keys, except missing ones (`missing_episodes`)."""
     if not run:
         raise ConfigurationError(
             "run='' with a replay_buffer: episodes are stored under a run's name and read back by it; give run='...', "
@@ -172,25 +172,25 @@ def _stored(
     for missing in missing_episodes(list(episodes.values())):
         del episodes[missing.task.id, missing.rollout_index]
     for each in episodes.values():
-        for name, own in played_by.items():
-            if (before := getattr(each, name)) != own:
+        for name, value in played_by.items():
+            if (before := getattr(each, name)) != value:
                 raise ConfigurationError(
-                    f"run {run!r} holds episodes of iteration {iteration} with {name}={before!r}, and {name}={own!r} is "
+                    f"run {run!r} holds episodes of iteration {iteration} with {name}={before!r}, and {name}={value!r} is "
                     "given now; they are not the same episodes: give another run name, or what they were played with"
                 )
     return episodes
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Spare the cyclic garbage collector what exists by now."""
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage less often, and never look through objects that exist already."""
     threshold = gc.get_threshold()
-    # set by the caller or by another rollout; the threshold first, for the count goes through all that is frozen
-    if not 0 < threshold[0] < _COLLECTED_AFTER or gc.get_freeze_count():
+    # the caller or another rollout may have done this; the threshold is checked first, as counting frozen objects is slow
+    if not 0 < threshold[0] < _GC_THRESHOLD or gc.get_freeze_count():
         yield
         return
     gc.freeze()
-    gc.set_threshold(_COLLECTED_AFTER, *threshold[1:])
+    gc.set_threshold(_GC_THRESHOLD, *threshold[1:])
     try:
         yield
     finally:
@@ -199,15 +199,15 @@ def _seldom_collected() -> Iterator[None]:
 
 
 async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
-    """Play these episodes at once, each with nothing of its caller's context.
+    """Play these episodes concurrently, each in an empty context.
 
-    If one raises, the others are ended first: nothing plays on behind an error.
+    If one raises, the others are cancelled before the error is passed on.
     """
     playing: list[asyncio.Task[Any]] = []
     try:
         for play in todo.values():
             playing.append(asyncio.create_task(play(), context=contextvars.Context()))
-            await asyncio.sleep(0)  # the first are answered while the last begin
+            await asyncio.sleep(0)  # let the first ones run while the last ones begin
         ended = await asyncio.gather(*playing)
     finally:
         for task in playing:
@@ -228,12 +228,12 @@ class _Episodes:
     recursion_limit: int
     seed: int
     stored_as: Mapping[str, Any]
-    """Run, iteration, source and versions of all of them."""
+    """Run, iteration, source and versions, the same for all episodes."""
     replay_buffer: ReplayBuffer | None
     on_episode: Callable[[Trajectory], None] | None
     slots: asyncio.Semaphore
     outgrown: list[str] = field(default_factory=list)
-    """Why episodes were truncated that outgrew the policy's context."""
+    """Error messages of episodes that were truncated because they exceeded the policy's context."""
     tracing: Mapping[str, Any] = field(default_factory=lambda: caller_tracing())
 
     async def play(self, task: Task, index: int) -> Trajectory | RunStopped:
@@ -256,7 +256,7 @@ class _Episodes:
         return trajectory
 
     async def _act(self, task: Task, recorder: TokenRecorder) -> dict[str, Any]:
-        """Steps, acts, success and error of one episode. Truncated where it outgrows the policy's context."""
+        """Steps, acts, success and error of one episode. It is truncated at the policy's context limit."""
         state, cause = dict[str, Any](), None
         try:
             with closing(self.create_environment()) if self.create_environment else nullcontext() as environment, recorder:
@@ -267,7 +267,7 @@ class _Episodes:
         except RunStopped:
             raise
         except Exception as error:
-            # a first prompt that is too long is the settings' fault; what outgrows a dream's model is `PredictionFailed`
+            # a first prompt that is too long is an error of the settings; a dream's model raises `PredictionFailed` instead
             if isinstance(error, ContextExceeded) and (steps := list(state.get("steps", ()))):
                 state = {**state, "success": False, "steps": [*steps[:-1], replace(steps[-1], truncated=True)]}
                 self.outgrown.append(str(error))
@@ -294,10 +294,10 @@ def caller_tracing() -> dict[str, Any]:
 def episode_tracing(
     kind: Literal["dream", "real"], about: Mapping[str, str] | None = None, *, caller: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Mark every run in the block as of an episode of this kind.
+    """Mark every LangSmith run in the block with the kind of its episode.
 
-    LangSmith is sent a dreamed one only inside of `tracing_context(enabled=True)`: the environment variable that turns
-    production's tracing on is no wish to have thousands of dreams there.
+    Dreamed episodes are sent to LangSmith only inside `tracing_context(enabled=True)`: the environment variable that turns on
+    tracing for production must not send thousands of dreams there.
 
     Args:
         about: Further metadata, such as the episode's task.
@@ -307,7 +307,7 @@ def episode_tracing(
     if kind == "dream":
         context.setdefault("enabled", False)
     if context.get("enabled"):
-        # the guard would stop what the first trace of a process does: it asks git, and begins the thread that sends
+        # done here, as the guard would stop the first trace's call of git and its sending thread
         get_langchain_env_var_metadata()
         context.setdefault("client", get_cached_client())
     tags, metadata = context.get("tags", []), context.get("metadata", {})

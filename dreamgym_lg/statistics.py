@@ -1,4 +1,4 @@
-"""Intervals and tests of rates and means over few episodes."""
+"""Confidence intervals of rates and means over few episodes."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.retrieval import WORD
 
 FEW_EPISODES = 10
-"""Below so many episodes their variance says too little."""
+"""Number of episodes below which their variance is not used."""
 
 
 def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
@@ -31,10 +31,10 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
-    """The 95 % interval of a difference of success rates on the same tasks. First minus second, of at least one pair.
+    """The 95 % interval of a difference of paired success rates, first minus second.
 
     Wald's interval with half a pair added to each of the four cells (Agresti and Min 2005, Statistics in Medicine 24), between
-    -1 and 1.
+    -1 and 1. Needs at least one pair.
     """
     n = len(pairs) + 2
     first, second = sum(a and not b for a, b in pairs) + 0.5, sum(b and not a for a, b in pairs) + 0.5
@@ -46,9 +46,9 @@ def paired_interval(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
 def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, float]:
     """The 95 % interval of a rate over steps, clustered by episode. (0, 1) without a step.
 
-    Wilson's for so many independent steps as would vary as much (Kish's effective sample size, from the ratio estimator over
-    whole episodes: Cochran 1977, Sampling Techniques, section 9A), at most for all steps. With fewer than FEW_EPISODES
-    episodes, or no variation among them, it is Wilson's for the number of episodes.
+    Wilson's interval for the effective number of independent steps (Kish; variance by the ratio estimator over whole episodes,
+    Cochran 1977, Sampling Techniques, section 9A), at most the number of steps. With fewer than FEW_EPISODES episodes, or
+    without variation among them, it is Wilson's interval for the number of episodes.
 
     Args: `episodes`, one sequence of values 0 to 1 for each episode; empty ones do not count.
     """
@@ -66,9 +66,9 @@ def clustered_interval(episodes: Iterable[Sequence[float]]) -> tuple[float, floa
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of a mean of values between -1 and 1. All of that range for fewer than FEW_EPISODES values.
+    """Student's interval of a mean of values between -1 and 1. (-1, 1) for fewer than FEW_EPISODES values.
 
-    Where all are the same, Wilson's for the share of others, of which none was seen.
+    If all values are equal, the margin is Wilson's upper bound of the share of other values, of which none was seen.
     """
     n = len(values)
     if n < FEW_EPISODES:
@@ -93,7 +93,7 @@ class Rate(NamedTuple):
     low: float
     high: float
     invalid_share: float | None = None
-    """Share of invalid actions in these episodes; None where it was not counted."""
+    """Share of invalid actions in these episodes; None if unknown."""
 
     @classmethod
     def of(cls, successes: int, episodes: int) -> "Rate":
@@ -130,9 +130,9 @@ class StepRate(NamedTuple):
 
 
 def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
-    """The share of episodes with a true outcome, clustered by task. None of no outcome.
+    """The share of successful episodes, clustered by task. None without an episode.
 
-    Args: `outcomes`, of each episode its task and its outcome.
+    Args: `outcomes`, (task id, success) of each episode.
     """
     clusters = defaultdict[str, list[bool]](list)
     for task, outcome in outcomes:
@@ -142,7 +142,7 @@ def clustered_rate(outcomes: Iterable[tuple[str, bool]]) -> Rate | None:
 
 
 def step_rate(episodes: Iterable[Sequence[bool]]) -> StepRate | None:
-    """The share of steps, with the interval of `clustered_interval`; None of no step."""
+    """The share of true steps, with the interval of `clustered_interval`; None without a step."""
     clusters = [each for each in episodes if each]
     if not clusters:
         return None
@@ -150,5 +150,5 @@ def step_rate(episodes: Iterable[Sequence[bool]]) -> StepRate | None:
 
 
 def normalised(text: str) -> str:
-    """The words alone: case, whitespace and punctuation do not count. A text without words stays as it is."""
+    """The text without case, extra whitespace and punctuation. A text without words is only stripped."""
     return " ".join(WORD.findall(text.casefold())) or text.strip()

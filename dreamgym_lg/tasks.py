@@ -1,4 +1,4 @@
-"""Reads a task: its agent's input, first observation, tools and seed."""
+"""Functions that read a task: its agent's input, first observation, tools and seed."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from dreamgym_lg.types import Step, Task, Trajectory
 
 
 def first_observation(task: Task) -> str:
-    """The text at which a dream of the task begins. Its observation, else its instruction; "" without either."""
+    """The first text of a dream of the task: its observation, else its instruction."""
     return task.observation or task.instruction
 
 
 def agent_input(task: Task) -> dict[str, list[BaseMessage]]:
-    """A graph's input for the task: its messages, else its instruction as the user's."""
+    """A graph's input for the task: its messages, else its instruction as the user's message."""
     messages = task.messages or [{"role": "user", "content": task.instruction}]
     return {"messages": convert_to_messages([dict(message) for message in messages])}
 
@@ -37,7 +37,7 @@ def reference_episode(task: Task) -> Trajectory:
 
 
 def rules(task: Task) -> str:
-    """The texts of the system messages that the agent is given; "" without one."""
+    """The texts of the system messages in the agent's input; "" without one."""
     return "\n\n".join(SystemMessage(content).text for content in _system(task.messages))
 
 
@@ -47,17 +47,17 @@ def described(task: Task) -> str:
 
 
 def with_own_rules(task: Task, prompt: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The prompt with the agent's own system messages in place of those of its task.
+    """The prompt without the task's system messages that repeat the agent's own.
 
-    A trace of model calls holds the system message that `create_agent` puts before its state: given the task's messages, the
-    agent puts it before them again. Any other prompt is left as it is.
+    A trace of model calls holds the system message that `create_agent` puts before its state. Run on the task's messages, the
+    agent puts it there a second time. Any other prompt is left as it is.
     """
     recorded, prompt = _system(task.messages), list(prompt)
     system = [message.content for message in takewhile(lambda message: isinstance(message, SystemMessage), prompt)]
-    own = len(system) - len(recorded)
-    if own <= 0 or system[own:] != recorded:
+    added = len(system) - len(recorded)
+    if added <= 0 or system[added:] != recorded:
         return prompt
-    return [*prompt[:own], *prompt[own + min(own, len(recorded)) :]]
+    return [*prompt[:added], *prompt[added + min(added, len(recorded)) :]]
 
 
 def _system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -70,15 +70,15 @@ def is_tool_task(task: Task) -> bool:
 
 
 def schemas(task: Task) -> list[Mapping[str, Any]]:
-    """The functions that the agent can call, by name."""
+    """The functions that the agent can call, sorted by name."""
     functions = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in task.tools or ()]
     return sorted(functions, key=lambda function: str(function["name"]))
 
 
 def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
-    """The task with the tools that its agent was offered.
+    """Add the tools that the agent was offered to the task.
 
-    The schema of a tool's answer (`returns`), which no trace holds, is added to the task's own schema.
+    A tool that the task has already gets only the schema of its answer (`returns`), which no trace holds.
 
     Args: `offered`, function schemas in OpenAI's form.
     """
@@ -91,19 +91,19 @@ def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
 
 
 def world_seed(task: Task) -> int:
-    """The seed of everything that the task leaves open."""
+    """The seed of what a task leaves open: its `seed`, else its hashed id."""
     return task.seed if task.seed is not None else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
 
 
 class ToolUse(NamedTuple):
-    """Says if a tool changes the world, and by what this is known."""
+    """Tells if a tool changes the world, and the reason to think so."""
 
     writes: bool
     why: str
 
 
 UNKNOWN = ToolUse(True, "nothing says that it only reads")
-"""A tool counts as writing. Taken for a reading one by mistake, it would let a dream reward what was never done."""
+"""The use of an unknown tool: writing. A writing tool mistaken for a reading one would let a dream reward undone work."""
 
 
 def find_tool_uses(
@@ -116,9 +116,9 @@ def find_tool_uses(
     """The use of each tool, by name: as `writes` or its metadata say, else `UNKNOWN`.
 
     Args:
-        tools: The agent's; `tool.metadata["writes"]` counts, and MCP's `readOnlyHint`, which langchain-mcp-adapters puts there.
-        called: Names of further tools, that traces call.
-        writes: These tools write and no others.
+        tools: The agent's. Their metadata `writes` counts, and MCP's `readOnlyHint`, which langchain-mcp-adapters puts there.
+        called: Names of further tools that traces call.
+        writes: Names of all tools that write. None: metadata decide.
         pass_through: Names of tools that really run in a dream, which sees none of their calls.
 
     Raises `ConfigurationError` for a name in `writes` that no tool has, or a tool that really runs: nobody would judge it.

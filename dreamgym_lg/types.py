@@ -9,15 +9,15 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed, Unanswered,
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
-"""Of the answers: recorded before training, dreamed, or of the real environment during training."""
+"""Source of an episode's answers: recorded before training, dreamed, or the real environment during training."""
 
 Split = Literal["train", "validation", "test"]
-"""`validation` and `test` tasks are evaluation tasks: retrieval and the curriculum never see them."""
+"""Tasks of `validation` and `test` are evaluation tasks: retrieval and the curriculum never see them."""
 
 
 ActKind = Literal["passed through", "blocked", "raised"]
-"""Kind of an event beside the steps. A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access
-that the guard stopped, or an exception of the agent's own that ended the episode."""
+"""Kind of an event that is no step: a tool that really ran (state tools, sub-agents, those in `pass_through`), a real access
+that the guard stopped, or an exception of the agent's code that ended the episode."""
 
 TRACES = "traces"
 """Run name of imported conversations (`load_traces`)."""
@@ -33,7 +33,7 @@ DECIDERS: Mapping[str, str] = {
     "user": "the user",
     "rules": "the world's own rules",
 }
-"""`Step.decided_by` and `Step.judged_by` in words; parts of other names stand for themselves."""
+"""`Step.decided_by` and `Step.judged_by` in words. Other names of parts are shown as they are."""
 
 
 class Drawn(TypedDict):
@@ -43,13 +43,13 @@ class Drawn(TypedDict):
     """
 
     documents: Sequence[Sequence[Any]]
-    """What reading calls return first: tool, arguments, answer."""
+    """Initial answers of reading calls: (tool, arguments, answer)."""
     steps: Sequence[Sequence[str]]
-    """Actions of the reference, its message last, and their answers."""
+    """The reference as (action, answer), its message last."""
     told: Sequence[str]
-    """Where the reference changes nothing: what the message has to tell, in the form of `splits.words`."""
+    """If the reference changes nothing: facts that the message has to state, in the form of `splits.words`."""
     untold: Sequence[str]
-    """The same of what it must not tell: other recorded values of these fields."""
+    """Facts that the message must not state, in the same form: other recorded values of these fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +57,35 @@ class Task:
     """One thing for the agent to do in one world."""
 
     id: str
-    """Stable over runs: the same world has the same id."""
+    """The same in every run for the same world."""
     instruction: str
-    """The goal, as judges read it; of a trace the user's first messages."""
+    """The goal as judges read it. For a trace, the user's first messages."""
     environment: str
     """The environment's name, e.g. `textworld_express/peckingorder`."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The agent's input as production gave it. Each message has `role` (system, user, assistant) and `content` (a text or
-    LangChain's content blocks). Empty: the instruction as the user's message."""
+    """The agent's input in production. Each message has `role` (system, user, assistant) and `content` (a text or LangChain's
+    content blocks). Empty: the instruction as the user's message."""
     observation: str = ""
-    """The first observation, where a dream of this task begins; empty: at the instruction."""
+    """The first observation of a dream of this task. Empty: the instruction is the first."""
     tools: Sequence[Mapping[str, Any] | str] | None = None
-    """Functions that an agent with tools can call. Their schemas in OpenAI's form, or names alone. None: no tool task."""
+    """Functions that a tool agent can call: schemas in OpenAI's form, or names alone. None: the task of a text agent."""
     rubric: str = ""
-    """How success is judged, in words; empty: by a general rubric."""
+    """The criterion of success, in words. Empty: a general rubric."""
     goal: Mapping[str, Any] = field(default_factory=dict)
-    """The user's goal in a conversation, which no agent is shown. Fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
+    """The user's goal in a conversation, hidden from the agent. Fields of `dreamgym_lg.dream.Goal`. Empty: unknown."""
     drawn: Mapping[str, Any] = field(default_factory=dict)
     """The entities and the reference of a task that was drawn from recorded ones (`Drawn`). Empty for any other."""
     seed: int | None = None
-    """Of the world, where its environment builds it from one."""
+    """Seed of the world, for an environment that builds it from one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The user's and the environment's own data, JSON-serialisable. Stored as it is, and never read by the library's core."""
     origin: Origin = "real"
     parent_id: str | None = None
-    """The task this one was varied from; None for a task nobody varied."""
+    """Id of the task that this one is a variation of. None for any other task."""
     split: Split = "train"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("split", Split), ("origin", Origin)):  # a task of no known split would take part in nothing
+        for name, allowed in (("split", Split), ("origin", Origin)):  # a task of an unknown split would never be used
             if (value := getattr(self, name)) not in get_args(allowed):
                 raise ConfigurationError.unknown(f"{name} of task {self.id!r}:", str(value), get_args(allowed))
 
@@ -101,8 +101,8 @@ class StepResult(NamedTuple):
     truncated: bool
     """The episode was cut short by a step limit; never true together with `terminated`."""
     info: Mapping[str, Any]
-    """Further facts. `success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and,
-    in the dream, `reasoning`, `decided_by` and `judged_by` (`str`, as of `Step`). Absent keys read as False, True and ""."""
+    """Further facts: `success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and,
+    in the dream, `reasoning`, `decided_by` and `judged_by` (texts, as in `Step`). Missing keys mean False, True and ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,29 +118,29 @@ class Step:
     truncated: bool = False
     valid: bool = True
     reasoning: str = ""
-    """The experience model's reasoning about this step. Of a real one, written in hindsight by `annotate`, else empty."""
+    """The experience model's reasoning about this step. For a real step, `annotate` may have written it in hindsight."""
     decided_by: str = ""
     """Name of the part of a dream that answered (`DECIDERS`). `rules`: the environment's own rules refused the action. Empty: a
-    real step, or nobody was asked."""
+    real step, or a step without an answer."""
     judged_by: str = ""
-    """Name of the judge that decided the reward; empty where none did."""
+    """Name of the judge that decided the reward. Empty: none did."""
     line: str = ""
-    """The line of the agent's code that made the call, `FILE:LINE in FUNCTION`. Or the tool's first line, or the node's name;
-    empty where there is none."""
+    """Source of the call in the agent's code, `FILE:LINE in FUNCTION`. Else the tool's first line or the node's name; empty if
+    unknown."""
     words: str = field(default="", repr=False)
-    """Of a trace: what the agent said beside the call, in the same message."""
+    """For a step of a trace: the text that the agent wrote beside the call, in the same message."""
 
 
 class Act(NamedTuple):
-    """A deed of an agent's code beside its steps, or what stopped it."""
+    """An event of the agent's code that is no step (`ActKind`)."""
 
     kind: ActKind
     after: int
-    """How many steps of the episode were before it."""
+    """Number of the episode's steps before it."""
     text: str
-    """The call, blocked access or error. A call is as `Step.action` has it, an access as `os.remove of orders.db`."""
+    """The call, blocked access or error. A call is written as in `Step.action`, an access like `os.remove of orders.db`."""
     answer: str = ""
-    """The answer of a tool that passed through, as the policy read it."""
+    """Answer of a tool that really ran, as the policy read it."""
     line: str = ""
     """As `Step.line`."""
 
@@ -149,18 +149,18 @@ class Act(NamedTuple):
 class Segment:
     """Tokens exactly as the policy read and sampled them: one row of a training batch.
 
-    An episode whose context only grows is one segment; an agent that edits its context gives several.
+    An episode whose context only grows is one segment. Several, if the agent edits its context.
     """
 
     token_ids: Sequence[int]
     sampled: Sequence[int]
-    """Same length: 1 where the policy sampled the token (trainable), 0 where it was given."""
+    """Same length: 1 for a token that the policy sampled (trainable), 0 for one that it read."""
     logprobs: Sequence[float]
     """Same length: natural-log probability under the sampling distribution; 0.0 where `sampled` is 0."""
     temperature: float | None = None
-    """At which all its tokens were sampled; 0 is greedy. None: unknown, and taken by no learner."""
+    """Sampling temperature of all its tokens; 0 is greedy. None: unknown, and refused by learners."""
     policy_version: str = ""
-    """Version of the weights that sampled all its tokens, by the policy's server. "" where no server samples."""
+    """Version of the weights that sampled all its tokens, as the policy's server names it. "" without a server."""
 
     @property
     def trainable(self) -> int:
@@ -177,19 +177,19 @@ class Trajectory:
     source: Source = "offline"
     success: bool = False
     error: str | None = None
-    """Cause of an episode's early end (`is_missing`). None for a played one, whatever its outcome."""
+    """Cause of an episode's early end (`is_missing`). None for an episode that was played to its end."""
     run: str = ""
     """Name of the training, evaluation or collection that recorded it. (run, iteration, task.id, rollout_index) is unique."""
     iteration: int = 0
     rollout_index: int = 0
     policy_version: str = ""
     experience_version: str = ""
-    """Empty when the real environment answered."""
+    """Version of the dream. Empty for real episodes."""
     segments: Sequence[Segment] = ()
     annotation: Mapping[str, str] | None = None
-    """`overall_plan`, `success_mode` and `failure_mode` of the whole episode by `annotate`; None before."""
+    """`overall_plan`, `success_mode` and `failure_mode` of the whole episode, by `annotate`; None without it."""
     acts: Sequence[Act] = ()
-    """Deeds of an unmodified agent's code beside its steps; nothing is trained on them."""
+    """Events of an unmodified agent's code that are no steps; nothing is trained on them."""
     prompt: str = ""
     """The agent's system prompt, where it was replayed through its graph (`World.as_dreamed`). Not stored."""
 
@@ -205,7 +205,7 @@ class Trajectory:
 
     @property
     def has_outcome(self) -> bool:
-        """False if the outcome is unknown. So are a tool agent's episodes that were cut short, or recorded without a reward."""
+        """False for a tool agent's episode that was cut short, or recorded without a reward."""
         return self.task.tools is None or (bool(self.steps) and not self.steps[-1].truncated)
 
     @property
@@ -221,8 +221,8 @@ class Trajectory:
 def is_missing(error: str | None) -> bool:
     """True for the error of an episode that could not be played.
 
-    An experience model's unreadable answer (`PredictionFailed`) is no such error, but an outcome of the dream, and no success;
-    nor is a dreamed user's fault, or an answer that no responder knows.
+    False for outcomes of the dream, which count as no success: an unreadable answer of the experience model
+    (`PredictionFailed`), a call that no responder answers (`Unanswered`), a dreamed user's fault (`UserFault`).
     """
     names = (PredictionFailed.__name__, Unanswered.__name__, UserFault.__name__)
     return error is not None and not error.startswith(tuple(f"{name}:" for name in names))
@@ -234,10 +234,9 @@ def is_unanswered(error: str | None) -> bool:
 
 
 def lacks_answers(group: Iterable["Trajectory"]) -> bool:
-    """True if a call of one episode had no answer.
+    """True if a call of one episode had no answer. A right solution may have none either.
 
-    The right way may have none either. Never of a drawn task: its reference was answered to the end, and the call was the
-    policy's own wrong turn.
+    False for a drawn task: its reference is known to be answered, so that the call was a mistake of the policy.
     """
     return any(is_unanswered(episode.error) and not episode.task.drawn for episode in group)
 

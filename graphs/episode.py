@@ -1,4 +1,4 @@
-"""The episode graph: `policy -> environment -> policy ... -> END`. Dream or real is one argument."""
+"""The episode graph: `policy -> environment -> policy ... -> END`, in a dream or in reality."""
 
 import operator
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +15,7 @@ from dreamgym_lg.types import Step, Task
 
 
 class EpisodeState(TypedDict, total=False):
-    """An episode on its way. Input: `task` alone."""
+    """The state of an episode. Input: `task` alone."""
 
     task: Task
     messages: Annotated[list[AnyMessage], operator.add]
@@ -45,7 +45,7 @@ class _Nodes(NamedTuple):
 
     async def reset(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
         task = state["task"]
-        task = task if isinstance(task, Task) else Task(**task)  # a server hands on what came as JSON
+        task = task if isinstance(task, Task) else Task(**task)  # a server passes JSON
         observation = await self.world(runtime).areset(task)
         return {"task": task, "messages": [SystemMessage(task.instruction), HumanMessage(observation)], "success": False}
 
@@ -59,7 +59,7 @@ class _Nodes(NamedTuple):
         step, success = record_action(action, observation.text, result, last=last)
         return {"messages": [HumanMessage(step.next_observation)], "steps": [step], "success": success}
 
-    async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
+    async def after(self, state: EpisodeState) -> str:  # async, as LangGraph would run a plain function in a thread
         last = state["steps"][-1]
         return END if last.terminated or last.truncated else "policy"
 

@@ -1,7 +1,7 @@
 """The training graph: `curriculum -> rollout -> update_policy -> (evaluate) -> curriculum ... -> END`.
 
-Durable with any checkpointer: the state holds ids and counters, the payloads are in the replay buffer, and every node may
-be repeated after a crash without doing its work twice.
+Durable with any checkpointer: the state holds ids and counters, the replay buffer holds the data, and a node that is
+repeated after a crash does not do its work twice.
 """
 
 import logging
@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
-from dreamgym_lg.dream.relative import compared
+from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
@@ -51,23 +51,24 @@ from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
 TAUGHT_NOTHING = "all episodes of a task had the same reward (of rft: no success is new or helped)"
-"""Why a learner skips an iteration, for messages."""
+"""The reason why a learner skips an iteration, for messages."""
 
 
 class TrainingState(TypedDict, total=False):
-    """Input: `run` and `iterations`; a resumed run needs none."""
+    """The state of a training run. Input: `run` and `iterations`; a resumed run needs none."""
 
     run: str
     iterations: int
-    """Where to stop; the counter below starts at 0."""
+    """Total number of iterations."""
     iteration: int
+    """Number of the current iteration, from 0."""
     task_ids: list[str]
     uniform_iterations: int
-    """How many iterations in a row, up to the last update, taught the learner nothing."""
+    """Number of iterations in a row, up to the last update, from which the learner learned nothing."""
     real_steps: int
-    """Real steps of all iterations' rollouts. Those of evaluations are not among them."""
+    """Real steps of all iterations' rollouts, without those of evaluations."""
     gap: float
-    """Dreamed minus real success at the last evaluation that played both. 0 where its interval holds 0."""
+    """Dreamed minus real success at the last evaluation of both. 0 if its interval includes 0."""
 
 
 @dataclass(kw_only=True)
@@ -77,44 +78,45 @@ class Training:
     policy: BaseChatModel
     learner: Learner
     agent: Agent | None = None
-    """Plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
+    """Plays the episodes, e.g. a `SimulatedAgent`. None: the episode graph with `policy`."""
     create_environment: CreateEnvironment | None
-    """Creates the environments of the rollouts: of `dream`, or real ones. None: `agent` has its own."""
+    """Creates the environments of the rollouts, of `dream` or real ones. None: `agent` has its own."""
     source: Source
-    """`synthetic` where `dream` answers, `real` for the real environment, whose steps are counted."""
+    """`synthetic` if `dream` answers, `real` for the real environment, whose steps are counted."""
     dream: Dream | None = None
     curriculum: Curriculum
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
     num_generations: int = 8
     resample: int = 0
-    """Maximum further groups of an iteration, in place of those that teach nothing."""
+    """Maximum further groups of an iteration, in place of uniform ones."""
     max_steps: int = 10
     seed: int = 0
     concurrency: int = 64
     free_memory: Callable[[], None] = lambda: None
-    """Called before each update, to give back the memory that only rollouts need."""
+    """Called before each update, to release memory that only rollouts need."""
     weights_changed: Callable[[], None] = lambda: None
-    """Called after each update, to drop what was cached of the old weights."""
+    """Called after each update, to drop caches of the old weights."""
     evaluate: Callable[[int], Row] | None = None
-    """Called with the number of finished iterations every `evaluate_every` of them, and after the last."""
+    """Called every `evaluate_every` iterations and after the last, with the number of finished iterations."""
     evaluate_every: int = 10
     evaluated: int = 0
-    """Dreamed episodes of an evaluation. For the estimate of a hosted experience model's cost."""
+    """Number of dreamed episodes of an evaluation, to estimate the cost of hosted models."""
     stop_after_uniform: int = 5
     """Uniform iterations in a row that end the run early (metric `skipped`). 0: never."""
     max_gap: float | None = None
-    """Dreamed minus real success (`eval_gap`) above which the run ends early. It has to be surely above 0. None: never."""
+    """Dreamed minus real success (`eval_gap`) above which the run ends early, if its interval is above 0. None: never."""
     real_steps: int | None = None
-    """With real rollouts, the run ends after so many steps. None: no limit."""
+    """Number of real steps after which a run with real rollouts ends. None: no limit."""
     reality: tuple[Agent, CreateEnvironment | None] | None = None
-    """Beside a dream: plays every `real_every`-th iteration in the real environment, until `real_steps` are spent."""
+    """Agent and environments of every `real_every`-th iteration beside a dream, until `real_steps` are spent."""
     real_every: int = 4
     on_node: Callable[[str, int], None] = lambda node, iteration: None
+    """Called with a node's name and the iteration, before the node runs."""
     report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
-    """Told the metrics of each iteration at its end, by their stable names (`metrics`)."""
+    """Called with each iteration's number and metrics at its end; their names are those of trackers (`metrics`)."""
     say: Callable[[str], None] = logging.getLogger(__name__).warning
-    """Prints what a user should know while the run goes on."""
+    """Called with one-line messages for the user."""
     _estimated: bool = False
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
@@ -125,7 +127,7 @@ class Training:
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
 
     def _place(self, state: TrainingState) -> Source:
-        """Place of this iteration's rollouts."""
+        """`real` or `synthetic`: the place of this iteration's rollouts."""
         due = self.reality is not None and (state.get("iteration", 0) + 1) % self.real_every == 0
         return "real" if due and state.get("real_steps", 0) < (self.real_steps or 0) else self.source
 
@@ -135,7 +137,7 @@ class Training:
         episodes, used = list[Trajectory](), list[str]()
         tasks, left = [self.curriculum[task_id] for task_id in state["task_ids"]], self.resample
         while tasks:
-            episodes += run_lasting(self._playing(state, tasks, played))
+            episodes += run_lasting(self._play(state, tasks, played))
             used += [task.id for task in tasks]
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
@@ -144,17 +146,17 @@ class Training:
         if played and not self._estimated and self._place(state) != "real":
             self._estimated = True
             spent = [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)]
-            self._tell_cost(state, spent, len(played))
-        check_trainable(episodes)  # not in the next node: a resumed run begins with the node that raised, and plays again
+            self._say_cost(state, spent, len(played))
+        check_trainable(episodes)  # here, so that a resumed run, which repeats the node that raised, plays again
         if mostly_failed(episodes):
             causes = [episode.error for episode in episodes if episode.error]
             failed = f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed"
             self.say(f"{failed}, and the policy is trained on the others alone; the first cause: {causes[0]}")
         return {}
 
-    async def _playing(self, state: TrainingState, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
-        place, own = self._place(state), (self.agent, self.create_environment)
-        agent, create_environment = own if self.reality is None or place == self.source else self.reality
+    async def _play(self, state: TrainingState, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
+        place, default = self._place(state), (self.agent, self.create_environment)
+        agent, create_environment = default if self.reality is None or place == self.source else self.reality
         episodes = await rollout(
             agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile(),
             tasks,
@@ -171,10 +173,10 @@ class Training:
             recursion_limit=2 * self.max_steps + 5,
             on_episode=played.append,
         )
-        return await compared(self.dream, episodes, self.replay_buffer)
+        return await compare_groups(self.dream, episodes, self.replay_buffer)
 
-    def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
-        """Estimate once what the rest of the run costs."""
+    def _say_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
+        """Estimate and report the cost of the rest of the run."""
         left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
         evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
         episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
@@ -191,24 +193,24 @@ class Training:
             metrics["real_steps"] = self._real_steps(state["run"], iteration)
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
-        if self.learner.iteration <= iteration:  # else the crash came after this update
+        if self.learner.iteration <= iteration:  # else a crash came after this update
             self.free_memory()
-            self.learner.update(self._lessons(groups))
+            self.learner.update(self._select_groups(groups))
             self.weights_changed()
         metrics |= self.learner.metrics
         earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
         if self.dream is not None and (costs := [each.pop_metrics() for each in self.dream.hosted]):
             metrics |= {name: sum(each[name] for each in costs) for name in costs[0]}
             metrics |= add_totals(earlier, metrics)
-        # an outage leaves groups of one episode, which are uniform but say nothing of the policy
+        # an outage leaves groups of one episode, which are uniform for no fault of the policy
         metrics["uniform"] = int(bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered))
         after: TrainingState = {
             "uniform_iterations": state.get("uniform_iterations", 0) + 1 if metrics["uniform"] else 0,
             "real_steps": state.get("real_steps", 0) + int(metrics.get("real_steps") or 0),
         }
-        self._tell_alarms(earlier, metrics, iteration)
-        self._tell_end(state, after, metrics)
-        self._tell_uniform(state, after, sum(row.get("uniform") == 1 for row in (*earlier, metrics)))
+        self._say_alarms(earlier, metrics, iteration)
+        self._say_end(state, after, metrics)
+        self._say_uniform(state, after, sum(row.get("uniform") == 1 for row in (*earlier, metrics)))
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
 
@@ -217,19 +219,19 @@ class Training:
         ordered = sorted(episodes, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
         return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
 
-    def _lessons(self, groups: Groups) -> Groups:
-        """The groups for the learner. Uniform ones that others were sampled in place of are left out."""
+    def _select_groups(self, groups: Groups) -> Groups:
+        """The groups for the learner, without uniform ones that others were sampled to replace."""
         most = max(self.num_tasks, sum(map(has_learning_signal, groups)))
         return sorted(groups, key=has_learning_signal, reverse=True)[:most] if self.resample else groups
 
     def repeat_updates(self, run: str, finished: int) -> None:
-        """Repeat the updates that the learner had not saved, from recorded episodes."""
+        """Repeat the updates that the learner had not saved before a crash, from stored episodes."""
         if self.learner.iteration >= finished:
             return
         self.say(f"iterations {self.learner.iteration} to {finished - 1} are trained again: their updates were not saved")
         self.free_memory()
         while self.learner.iteration < finished:
-            self.learner.update(self._lessons(self._groups(run, self.learner.iteration)))
+            self.learner.update(self._select_groups(self._groups(run, self.learner.iteration)))
         self.weights_changed()
 
     def _real_steps(self, run: str, iteration: int) -> int:
@@ -237,16 +239,16 @@ class Training:
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps(each for each in stored if each.run.partition(FAILED)[0] == run)
 
-    def _tell_alarms(self, earlier: Sequence[Row], metrics: Figures, iteration: int) -> None:
-        """Tell what begins to go wrong, and note it among the iteration's metrics."""
+    def _say_alarms(self, earlier: Sequence[Row], metrics: Figures, iteration: int) -> None:
+        """Report new alarms, and add all alarms to the iteration's metrics."""
         before = earlier[-1] if earlier else {}
         for name, text in check_health([*earlier, metrics]):
             metrics[f"alarm_{name}"] = 1
             if not before.get(f"alarm_{name}"):
                 self.say(f"iteration {iteration}: {text}")
 
-    def _tell_uniform(self, state: TrainingState, after: TrainingState, uniform: int) -> None:
-        """Tell of iterations that taught nothing."""
+    def _say_uniform(self, state: TrainingState, after: TrainingState, uniform: int) -> None:
+        """Report the first iteration without a learning signal, and at the end their number."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
             self.say(f"{uniform} of {finished} iterations taught nothing: {TAUGHT_NOTHING}")
@@ -254,8 +256,8 @@ class Training:
             why = f"{TAUGHT_NOTHING}. It will be said at the end how many were so"
             self.say(f"iteration {state['iteration']} taught nothing: {why}")
 
-    def _tell_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
-        """Tell why a run ends early, and note it among the iteration's metrics."""
+    def _say_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
+        """Report why a run ends early, and add `stopped_early` to the iteration's metrics."""
         finished, total = state["iteration"] + 1, state["iterations"]
         cause = self.end_cause(after) if finished < total else ""
         metrics["stopped_early"] = int(bool(cause))
@@ -268,7 +270,7 @@ class Training:
         gap, low = (float(metrics.get(name) or 0) for name in ("eval_gap", "eval_gap_low"))
         after: TrainingState = {"gap": gap if low > 0 else 0.0}
         if self.end_cause(after):
-            self._tell_end(state, after, metrics)
+            self._say_end(state, after, metrics)
         self.replay_buffer.record_metrics(state["run"], state["iteration"], metrics)
         return after
 
@@ -309,12 +311,12 @@ class Training:
         return END if self.is_over(state, state.get("iteration", 0)) else "curriculum"
 
     def can_play_again(self, run: str, iteration: int) -> bool:
-        """True if episodes of this iteration failed, and none has been trained on."""
+        """True if episodes of this iteration failed and it has not been trained on."""
         episodes = self.replay_buffer.trajectories(run=run, iteration=iteration)
         return self.learner.iteration <= iteration and any(episode.error for episode in episodes)
 
     def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Any:
-        """The node, its wall time recorded with the iteration's metrics."""
+        """Wrap a node so that its wall time is recorded with the iteration's metrics."""
 
         @wraps(node)
         def run(state: TrainingState) -> TrainingState:
@@ -346,35 +348,35 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
 
 
 def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
-    """Run a training, or go on with the one in the SQLite file.
+    """Run a training, or resume the one in the SQLite file `checkpoints`.
 
-    Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
-    call goes on from there. Args: `iterations`, where to stop, in all; it replaces an earlier number.
+    After Ctrl-C the current node finishes and KeyboardInterrupt is raised; a second Ctrl-C stops at once. Either way the same
+    call resumes. Args: `iterations`, total number, which replaces an earlier one.
     """
     with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
         graph = create_training_graph(training).compile(checkpointer=saver)
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
         values: Any = {"run": run, "iterations": iterations}
-        begun = graph.get_state(config)
-        # a node that had ended, and whose checkpoint had not been written yet, is a task, and no next one
-        node = begun.tasks[0].name if begun.tasks else None
-        ended = node is not None and not begun.next
+        saved = graph.get_state(config)
+        # a node that ended before its checkpoint was written is in `tasks`, but not in `next`
+        node = saved.tasks[0].name if saved.tasks else None
+        ended = node is not None and not saved.next
         updated = node == "evaluate" or (node == "count" and not ended) or (node == "update_policy" and ended)
-        training.repeat_updates(run, begun.values.get("iteration", 0) + updated)
+        training.repeat_updates(run, saved.values.get("iteration", 0) + updated)
         if node is not None:
-            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
+            if saved.next == ("update_policy",) and training.can_play_again(run, saved.values["iteration"]):
                 graph.update_state(config, values, as_node="curriculum")  # so that the next node is `rollout`
-            elif begun.values["iterations"] != iterations:
+            elif saved.values["iterations"] != iterations:
                 graph.update_state(config, values)
             values = None
-        elif iterations > begun.values.get("iterations", iterations):
-            # who asks for more of a run that ended early gets it
+        elif iterations > saved.values.get("iterations", iterations):
+            # more iterations were requested: the causes of an early end no longer count
             values |= {"uniform_iterations": 0, "gap": 0.0}
         control = RunControl()
         with _draining(control):
             try:
                 graph.invoke(values, config, durability="sync", control=control)
-            except sqlite3.OperationalError:  # of the checkpoints alone: a replay buffer's is none of SQLite's
+            except sqlite3.OperationalError:  # of the checkpoints; the replay buffer raises errors of its own
                 with writing(checkpoints, sqlite3.OperationalError):
                     raise
             except GraphDrained as drained:
@@ -383,7 +385,7 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
 
 @contextmanager
 def _draining(control: RunControl) -> Iterator[None]:
-    """Ctrl-C asks the run to end between two nodes; signals reach the main thread only."""
+    """Let Ctrl-C end the run after the current node. In the main thread only, which gets the signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -132,7 +132,7 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage)))
     for stage in ("train_experience", "prepare"):
         given = create_autospec(
-            getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym.experiment, "_given", world)
+            getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym.experiment, "_experience_model", world)
         )
         monkeypatch.setattr(DreamGym, stage, given)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")

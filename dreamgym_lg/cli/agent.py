@@ -1,4 +1,4 @@
-"""The commands for an agent of one's own: `dreamgym doctor` and `dreamgym import`."""
+"""The commands for the user's own agent: `dreamgym doctor` and `dreamgym import`."""
 
 import asyncio
 import json
@@ -84,8 +84,8 @@ def doctor(
         missing = missing_for_wall()
         isolation = isolation or ("guard" if missing else "process")
         names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
-        with redirect_stdout(sys.stderr):  # what the module prints is not our answer
-            graph, tried, prompts = _tried(agent, isolation, names)
+        with redirect_stdout(sys.stderr):  # the agent's module may print, too
+            graph, trial_parts, prompts = _try(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
             examination = examine(
                 graph,
@@ -94,26 +94,29 @@ def doctor(
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
                 isolation=isolation,
             )
-        examination = replace(examination, parts=[*examination.parts, *tried])
+        examination = replace(examination, parts=[*examination.parts, *trial_parts])
         texts = components(prompts, examination.tools)
     if as_json:
         parts = [part._asdict() for part in examination.parts]
-        can = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
-        shown = {"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts, "components": texts}
-        print(json.dumps(shown, indent=2))
+        support = {"process": not missing, "missing": missing, "limits": [] if missing else limits_of_wall()}
+        result = {"agent": agent, "ready": not examination.problems, "isolation": support, "parts": parts, "components": texts}
+        print(json.dumps(result, indent=2))
     else:
         _show(agent, examination)
         say("What a prompt learner would change (--json has the texts):")
         for name, text in texts.items():
-            say(f"    {name}: {len(text)} characters")  # a prompt may hold what nobody else should read
+            say(f"    {name}: {len(text)} characters")  # the text itself may be confidential
         lacks = f"no wall of the kernel, which needs {'; and '.join(missing)}. " if missing else ""
         say(f"Isolation: {lacks}{promises_of(isolation)}")
     if examination.problems:
         raise typer.Exit(1)
 
 
-def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]", dict[str, str]]:
-    """Load the agent and try one episode: its findings and system prompts. Behind the wall it is loaded there first."""
+def _try(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any, "list[Part]", dict[str, str]]:
+    """Load the agent, behind the wall first if possible, and play a trial episode.
+
+    Returns the graph, the trial's findings and the system prompts.
+    """
     from dreamgym_lg.simulate import SimulatedAgent
     from dreamgym_lg.simulate.doctor import Part, examine
     from dreamgym_lg.simulate.episode import input_hint, required_context
@@ -129,13 +132,13 @@ def _tried(agent: str, isolation: Isolation, names: dict[str, Any]) -> tuple[Any
         advice = f"an episode needs context= with {', '.join(missing)}, so that none was tried"
         return graph, [Part("code", "the tried episode", "raised", advice)], {}
     if workers is None and any(part.handling == "could leak" for part in examine(graph, **names).parts):
-        return graph, [], {}  # which the trial would really do
+        return graph, [], {}  # the trial would have these side effects
     policy = TrialPolicy()
-    playing = try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names))
-    tried, prompts = asyncio.run(playing)
+    trial = try_out(WalledAgent(workers, policy) if workers else SimulatedAgent(graph, policy, **names))
+    parts, prompts = asyncio.run(trial)
     if hint := input_hint(graph):
-        tried = [part._replace(advice=f"{part.advice}; {hint}") if part.handling == "raised" else part for part in tried]
-    return graph, tried, prompts
+        parts = [part._replace(advice=f"{part.advice}; {hint}") if part.handling == "raised" else part for part in parts]
+    return graph, parts, prompts
 
 
 def _show(agent: str, examination: "Examination") -> None:
@@ -188,7 +191,7 @@ def import_traces(
             before, added = buffer.corrections(), buffer.extend(read)
             updated = buffer.corrections() - before
             totals = f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps"
-            held = sum(task.split != "train" for task in buffer.tasks())  # of a task stored before, the first split stays
+            held = sum(task.split != "train" for task in buffer.tasks())  # a task stored before keeps its split
     successes, steps = sum(each.success for each in read), sum(len(each.steps) for each in read)
     corrected = f", {updated:,} updated with another outcome" if updated else ""
     say(
@@ -210,13 +213,13 @@ def say_folded(number: int) -> None:
 
 
 def say_rejected(rejected: "Sequence[Rejected]", most: int = 20) -> None:
-    """Say how many rows were rejected, and the reasons of the first."""
+    """Report the number of rejected rows and the first `most` reasons, if any."""
     if rejected:
         say("\n    ".join([f"{len(rejected):,} rejected", *(f"line {each.line}: {each.reason}" for each in rejected[:most])]))
 
 
 def is_replay_buffer(path: Path) -> bool:
-    """True for a file that `dreamgym import` or a training made; a `SqliteSaver`'s is none."""
+    """True for a replay buffer's file, unlike other SQLite files such as a `SqliteSaver`'s."""
     if not path.is_file() or not is_sqlite(path):
         return False
     from dreamgym_lg.replay.schema import APPLICATION_ID

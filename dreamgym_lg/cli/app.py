@@ -1,4 +1,4 @@
-"""The `dreamgym` command line: its commands, each from its own file."""
+"""The `dreamgym` command line: the list of its commands."""
 
 import sys
 from collections.abc import Callable

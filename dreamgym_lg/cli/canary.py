@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.production.log import CanaryLog
 
 Log = Annotated[Path, typer.Argument(metavar="LOG", help="The file given to canary() as log=.")]
-Name = Annotated[str | None, typer.Option(help="Of the canary; default: all in the file.")]
+Name = Annotated[str | None, typer.Option(help="Name of the canary. Default: all in the file.")]
 Stop = Annotated[bool, typer.Option("--stop", help="End it for good: production serves every thread from the next run on.")]
 
 

@@ -49,8 +49,8 @@ def compare(
 ) -> None:
     """Compare the success of two versions of an agent in the same dream.
 
-    No tool runs. Both play the same tasks in the same worlds; the difference is paired by task. Its interval is one of 98 %:
-    without a difference, one comparison in fifty claims one. Exit code 0, or 1 by --fail-below; 2: nothing was compared.
+    No tool runs. Both play the same tasks in the same worlds; the difference is paired by task, with its 98 % interval: one in
+    fifty comparisons of equal versions claims a difference. Exit code 0, or 1 by --fail-below; 2: nothing was compared.
     """
     with errors_shown(), ReplayBuffer(replay_buffer) as buffer:
         shared = SharedDream(

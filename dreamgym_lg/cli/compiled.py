@@ -1,8 +1,8 @@
-"""The commands `dreamgym compile`, traces in, a world out, and `dreamgym serve-world`."""
+"""The commands `dreamgym compile`, from traces to a world, and `dreamgym serve-world`."""
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -55,9 +55,9 @@ def compile_traces(
     with errors_shown(), ReplayBuffer(traces if stored else ":memory:") as buffer:
         if not stored:
             buffer.extend(load_traces(traces))
-        own = AgentWorld(agent, context={}).index(buffer).tools if agent else ()  # no episode is played
-        hosted = Hosted(prices=prices)
-        tools = compile_world(buffer, to, writer=writer, rounds=rounds, tools=own, writes=writes, hosted=hosted, say=say)
+        agent_tools = AgentWorld(agent, context={}).index(buffer).tools if agent else ()  # no episode is played
+        options: dict[str, Any] = {"writer": writer, "rounds": rounds, "hosted": Hosted(prices=prices), "say": say}
+        tools = compile_world(buffer, to, tools=agent_tools, writes=writes, **options)
     columns = ("tool", "use", "exact", "refused", "not knowable", "wrong", "admitted")
     table = Table(*columns, title="replay of left-out traces", title_justify="left")
     for each in tools:

@@ -1,4 +1,4 @@
-"""The console that all commands share; errors and typed lines."""
+"""The console of all commands: output, errors and typed lines."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.text import printable
 
 _WIDEST = 10_000
-"""Columns of an output that is no terminal."""
+"""Maximum columns of an output that is no terminal."""
 
 
 class _Console(Console):
-    """Its tables are as wide as their content, unless a terminal or `COLUMNS` limits them."""
+    """Shows tables as wide as their content, unless a terminal or `COLUMNS` limits them."""
 
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
@@ -34,9 +34,7 @@ console = _Console()
 def errors_shown(*, resumes: bool = False) -> Iterator[None]:
     """End the command at an error of this library with its message alone.
 
-    Exit code 2; at Ctrl-C 130.
-
-    Args: `resumes`, whether the same command goes on where it was stopped.
+    The exit code is 2, or 130 after Ctrl-C. Args: `resumes`, True if the same command resumes after an interruption.
     """
     try:
         yield
@@ -49,14 +47,14 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
 
 
 def typed(prompt: str) -> str | None:
-    """The person's next line; None at the end of the input. A backslash at its end joins the next one."""
+    """The next line typed; None at the end of the input. A backslash at its end joins the next line."""
     try:
         line = input(prompt).strip()
     except EOFError:
         console.print()
         return None
     if not sys.stdin.isatty():
-        say(line)  # nobody saw it being typed
+        say(line)  # a terminal shows the line while it is typed
     if not line.endswith("\\"):
         return line
     rest = typed("... ")
@@ -64,14 +62,14 @@ def typed(prompt: str) -> str | None:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print foreign text: no markup, on lines of its own length."""
+    """Print text as it is: without markup and line wrapping."""
     console.print(Text(printable(text), style), soft_wrap=True)
 
 
 def quiet_libraries(*, offline: bool) -> None:
-    """Set quiet defaults: no telemetry, bars or spinning threads and, if `offline`, no download."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; downloads of the hub still show theirs
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: a waiting thread must not burn a core
+    """Set quiet defaults: no telemetry, progress bars or busy waiting and, if `offline`, no download."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; downloads of the hub still show a bar
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: waiting threads must not use a core
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if offline:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""The commands of an experiment, and functions that open one. `dreamgym demo`, `collect`, `train`, `eval` and `export`."""
+"""The commands `dreamgym demo`, `collect`, `train`, `eval`, `export`, and functions that open an experiment."""
 
 import json
 from collections.abc import Iterator
@@ -75,47 +75,47 @@ def open_experiment(
     existing: bool = False,
     **settings: Any,
 ) -> Experiment:
-    """The experiment of a name: of a world's name, `FILE.py:NAME`, or an experiment's folder.
+    """Open the experiment of a world's name, of `FILE.py:NAME`, or of a folder.
 
     Args:
-        loaded: The object behind `FILE.py:NAME` where it is loaded already.
-        seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
-        existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        settings: Values of its `Settings`; None leaves one as it is.
+        loaded: The object behind `FILE.py:NAME` if it is loaded already.
+        seed, out: Seed and folder of an experiment on a world; for an `Experiment`, in place of its own.
+        existing: True to open only an experiment that the folder holds already, with its stored settings.
+        settings: Values of its `Settings`; None keeps a value.
 
-    Raises `ConfigurationError` if it is none of these.
+    Raises `ConfigurationError` for any other name.
     """
     quiet_libraries(offline=not is_object(name))
-    chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if _is_folder(name):
         if seed is not None or out is not None:
             raise ConfigurationError(f"{name} is a folder, and its experiment has a seed: leave --seed and --out away")
-        return open_folder(Path(name), **chosen)
+        return open_folder(Path(name), **changes)
     if loaded is None:
-        nameable = {key: value for key, value in (("seed", seed), ("out", out)) if value is not None}
-        loaded = load_object(name, **nameable) if is_object(name) else load_world(name)
+        arguments = {key: value for key, value in (("seed", seed), ("out", out)) if value is not None}
+        loaded = load_object(name, **arguments) if is_object(name) else load_world(name)
     work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
     number = 1 if seed is None else seed
     if seed is not None or (isinstance(work, World) and not existing):
-        chosen["seed"] = number
+        changes["seed"] = number
     if isinstance(work, World):
         folder = out or Path("runs") / f"{work.name.rpartition('/')[2]}-seed{number}"
         if existing:
-            return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
-        return Experiment(work, folder, replace(work.settings, **chosen))
-    work.settings, work.out = replace(work.settings, **chosen), out or work.out
+            return open_folder(folder, work, **changes)  # the command refuses values that differ from the folder's
+        return Experiment(work, folder, replace(work.settings, **changes))
+    work.settings, work.out = replace(work.settings, **changes), out or work.out
     return work
 
 
 def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Experiment:
-    """The experiment whose stages are in `folder`, with the settings that are stored there.
+    """Open the experiment in `folder`, with the settings that are stored there.
 
-    Args: `world`, default: the installed one whose name is stored in the folder; `settings`, values to change.
+    Args: `world`, default: the installed one whose name is stored there; `settings`, values to change.
 
-    Raises `ConfigurationError` for a folder of no experiment or of one on another world, and if no installed package has its
-    world.
+    Raises `ConfigurationError` for a folder without an experiment or with one on another world, and if its world is not
+    installed.
     """
     advice = "in place of the folder, give FILE.py:NAME of the Experiment"
     if not folder.exists():
@@ -126,12 +126,12 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
         )
     if (folder / "run").exists():
         raise ConfigurationError(f"the episodes of {folder} are in a replay buffer elsewhere: {advice}")
-    own = stored["world"].rpartition("/")[2]
-    if world is None and own not in world_names():
+    name = stored["world"].rpartition("/")[2]
+    if world is None and name not in world_names():
         raise ConfigurationError(
             f"{folder} holds an experiment on the world {stored['world']!r}, which no installed package has; {advice}"
         )
-    world = world or load_world(own, **stored["arguments"])
+    world = world or load_world(name, **stored["arguments"])
     if world.name != stored["world"]:
         raise ConfigurationError(
             f"{folder} holds an experiment on the world {stored['world']!r}, not {world.name!r}: take another folder"
@@ -145,9 +145,9 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
 def opened_dream(
     world: str | None, file: Path | None, model: str | None, loaded: object = None
 ) -> Iterator[tuple[ReplayBuffer, Dream, Experiment | None]]:
-    """A replay buffer and its dream. Of an experiment, the newest one, or of the buffer alone with a model.
+    """Yield a replay buffer, its dream, and the experiment if there is one.
 
-    Raises `ConfigurationError` unless there is either a world, or a buffer with a model.
+    Raises `ConfigurationError` unless there is either a `world`, or a buffer's `file` with an experience `model`.
     """
     if (world is None) == (file is None):
         raise ConfigurationError("give either a WORLD, or --replay-buffer with --experience-model")
@@ -178,7 +178,7 @@ def is_object(name: str) -> bool:
 
 
 def _is_folder(name: str) -> bool:
-    """True if a path is meant. A world's name is one only where an experiment is in a folder of that name."""
+    """True if the name is a path. A world's name is one only if a folder of that name holds an experiment."""
     path = Path(name)
     if (path / "settings.json").exists():
         return True
@@ -187,9 +187,9 @@ def _is_folder(name: str) -> bool:
 
 @contextmanager
 def _opened(name: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
-    """`open_experiment`, its lines on the console, and with trackers if there are names of some."""
+    """`open_experiment` with output on the console, and with trackers if any are named."""
     with errors_shown(resumes=True):
-        console.print(f"opening {name}", soft_wrap=True)  # what is loaded next may take long
+        console.print(f"opening {name}", soft_wrap=True)  # loading may take long
         work = open_experiment(name, **options)
         work.report_to = check_trackers(report_to) if report_to else work.report_to
         work.say = console.print
@@ -206,10 +206,10 @@ def demo(
     report_to: ReportTo = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in reality, write the report."""
-    chosen = {"iterations": iterations, "learner": learner, "model": model}
-    with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
+    settings = {"iterations": iterations, "learner": learner, "model": model}
+    with _opened(world, seed=seed, out=out, report_to=report_to, **settings) as work:
         work.prepare()
-        work.train(force=True)  # a demonstration says what the gate finds, and goes on
+        work.train(force=True)  # a demonstration reports what the gate finds, and goes on
         work.prove()
         _show(work)
 
@@ -246,18 +246,18 @@ def train(
     """
     if reflection is not None or learner == "gepa":
         return _improve(world, policy, reflection, out, learner=learner, force=force)
-    chosen = {"iterations": iterations, "learner": learner, "environment": environment}
-    chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
-    with _opened(world, seed=seed, out=out, report_to=report_to, **chosen) as work:
-        given: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
-        given |= {"learner": learner} if learner else {}
+    settings = {"iterations": iterations, "learner": learner, "environment": environment}
+    settings |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
+    with _opened(world, seed=seed, out=out, report_to=report_to, **settings) as work:
+        options: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
+        options |= {"learner": learner} if learner else {}
         if policy:
-            place_of_training(policy, learner)  # said now, not behind the stages
+            place_of_training(policy, learner)  # report a wrong policy now, not after the other stages
         work.start_policy = policy or work.start_policy
         work.prepare(baselines=baselines or BASELINES)
         if work.start_policy is None and not (work.out / "training.db").exists():
             work.advise()
-        work.train(servers=servers or (), force=force, **given)
+        work.train(servers=servers or (), force=force, **options)
 
 
 def _improve(

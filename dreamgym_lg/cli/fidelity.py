@@ -1,4 +1,4 @@
-"""`dreamgym fidelity`: the trust that an experience model deserves, as a page and as figures."""
+"""`dreamgym fidelity`: measures an experience model, and writes a page and figures."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ def fidelity(
 ) -> None:
     """Measure an experience model on real trajectories; writes fidelity.html and fidelity.json.
 
-    Of an experiment it is the newest one, on held-out data; of a replay buffer, the one that you name.
+    For an experiment, its newest model is measured on held-out data; for a replay buffer, the one that you name.
     """
     with errors_shown():
         check_installed("jinja2", extra="report")  # before anything is measured, which may cost calls
@@ -45,12 +45,12 @@ def fidelity(
             if work is not None and gate.is_measured(work):
                 judgement = gate.measure(work, dream, limit=min(limit, gate.LIMIT))
             episodes, note = (list(buffer.trajectories()), OF_BUFFER) if work is None else _of_experiment(work)
-            episodes = episodes if dream.language_models else []  # else the gate's measure of the parts says it all
+            episodes = episodes if dream.language_models else []  # without a model, the gate's measurement is complete
             options: dict[str, Any] = {"judgement": judgement, "notes": [note] if episodes else []}
             try:
                 measured = measure(dream, episodes, limit=limit, seed=seed, on_progress=show_progress, **options)
             except DreamGymError:
-                finish_prompts()  # the same command goes on from their answers
+                finish_prompts()  # their answers are stored: the same command resumes
                 raise
         folder = replay_buffer.parent if replay_buffer is not None else work.out  # type: ignore[union-attr]
         html, figures = write_fidelity(measured, out or folder)
@@ -60,7 +60,7 @@ def fidelity(
 
 
 def _of_experiment(work: Experiment) -> tuple[list[Trajectory], str]:
-    """Trajectories to measure on, and a note of the trained ones. Offline ones, held out if there are any, and evaluations'."""
+    """Trajectories to measure on, and a note. Offline ones, held out if possible, and those of evaluations."""
     held_out, evaluations = work.held_out_offline(), (work.run_name("validate/"), work.run_name("proof/"))
     note = f"Offline data: {len(held_out):,} trajectories that the experience model was not trained on."
     if not held_out:

@@ -1,4 +1,4 @@
-"""`dreamgym try` and `dreamgym init`: an agent and its traces, looked at before anybody trains."""
+"""`dreamgym try` and `dreamgym init`: first steps with an agent and its traces."""
 
 import json
 import re
@@ -35,7 +35,7 @@ Experience = Annotated[str | None, typer.Option(help=f"Answers what no trace kno
 Policy = Annotated[str | None, typer.Option(help=f"The chat model that acts, e.g. {EXAMPLE_MODEL}. Default: the agent's own.")]
 Source = Annotated[Path, typer.Argument(metavar="TRACES", help="A file that `dreamgym import` reads, or its replay buffer.")]
 LIMIT = 20
-"""Episodes of each kind that the gate looks at."""
+"""Maximum episodes of each kind that the gate is measured on."""
 
 
 def try_agent(
@@ -64,46 +64,47 @@ def try_agent(
         _set_aside_others(out / "replay.db", read)
         with ReplayBuffer(out / "replay.db") as buffer:
             buffer.extend(read)
-            talking: dict[str, Any] = {"user": _say_user(buffer, experience_model)}
+            user: dict[str, Any] = {"user": _find_user(buffer, experience_model)}
             dream = None
             if experience_model is None:
-                dream = dream_of_traces(agent, buffer, out / "world", say=say, **options, **talking)
-                talking = {}  # the dream brings it
-            options |= {"experience_model": experience_model, "dream": dream, **talking}
+                dream = dream_of_traces(agent, buffer, out / "world", say=say, **options, **user)
+                user = {}  # it is part of the dream
+            options |= {"experience_model": experience_model, "dream": dream, **user}
             gym = DreamGym(agent, replay_buffer=buffer, out=out, say=say, **options)
             _say_parts(gym.examine())
             episodes = _play(gym, meter.attached(resolve_policy(policy, gym.world.graph)), tasks)
-            for episode in sorted(episodes, key=lambda each: each.error is not None)[:3]:  # whole ones first
+            for episode in sorted(episodes, key=lambda each: each.error is not None)[:3]:  # complete ones first
                 say(f"\ntask: {episode.task.instruction}", "bold cyan")
                 show_episode(episode, lines=False)
             _say_gate(gym)
             _say_cost(gym, meter.sums)
-    named = [f"--writes {each}" for each in writes or ()] + [f"--experience-model {experience_model}"] * bool(experience_model)
+    arguments = [f"--writes {each}" for each in writes or ()]
+    arguments += [f"--experience-model {experience_model}"] * bool(experience_model)
     say(f"\nall of it in the browser: dreamgym ui {out / 'replay.db'}")
-    say(f"next: {' '.join(['dreamgym init', agent, str(traces), *named])}", "bold")
+    say(f"next: {' '.join(['dreamgym init', agent, str(traces), *arguments])}", "bold")
 
 
 def _read(traces: Path) -> list[Trajectory]:
-    """Read traces, and say what was read and rejected. Those of another replay buffer have been read before."""
+    """Read traces from a file or a replay buffer, and report accepted and rejected ones."""
     if is_replay_buffer(traces):
         with ReplayBuffer(traces) as imported:
             read, rejected, folded = list(imported.trajectories(source="offline")), tuple[Rejected, ...](), 0
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # said below
+            warnings.simplefilter("ignore", UserWarning)  # reported below
             loaded = load_traces(traces)
             read, rejected, folded = list(loaded), tuple(loaded.rejected), loaded.folded
-    successes, known = sum(each.success for each in read), sum(each.has_outcome for each in read)
-    say(f"{len(read)} traces read: {successes} successes, {known - successes} failures")
+    successes, outcomes = sum(each.success for each in read), sum(each.has_outcome for each in read)
+    say(f"{len(read)} traces read: {successes} successes, {outcomes - successes} failures")
     say_folded(folded)
     say_rejected(rejected, 3)
-    if lack := lacking_rewards(len(read), successes, known):
+    if lack := lacking_rewards(len(read), successes, outcomes):
         say(lack, "bold")
     return read
 
 
 def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
-    """Rename the buffer of an earlier try of other traces."""
+    """Rename the replay buffer of an earlier try if it holds other traces."""
 
     def identities(trajectories: Iterable[Trajectory]) -> set[Any]:
         return {
@@ -122,8 +123,8 @@ def _set_aside_others(database: Path, read: Sequence[Trajectory]) -> None:
         say(f"{len(others)} other traces of an earlier try are set aside, with its episodes: {earlier}")
 
 
-def _say_user(buffer: ReplayBuffer, model: str | None) -> RecordedUser | None:
-    """The user of the recorded conversations. Says that it talks, or None."""
+def _find_user(buffer: ReplayBuffer, model: str | None) -> RecordedUser | None:
+    """The user of the recorded conversations, which is announced. None if no trace has a user."""
     if (user := recorded_user(buffer, model)) is not None:
         then = f"then {model} replies" if model else "then its episode ends"
         say(f"the traces are conversations: their users talk, until the agent leaves what was recorded; {then}")
@@ -131,7 +132,7 @@ def _say_user(buffer: ReplayBuffer, model: str | None) -> RecordedUser | None:
 
 
 def _play(gym: DreamGym, policy: BaseChatModel, number: int) -> list[Trajectory]:
-    """Play tasks in the dream and say the success. Held-out ones, where a language model judges."""
+    """Play tasks in the dream and report the success. Held-out ones if a language model judges."""
     dream, tasks = gym.experiment.dream(), gym.tasks("train")
     judged = gym.tasks("validation") or tasks
     if not dream.language_models:
@@ -145,20 +146,20 @@ def _play(gym: DreamGym, policy: BaseChatModel, number: int) -> list[Trajectory]
             "no recorded success judges any task, and there is no experience model that could: import traces with their "
             f"outcome (dreamgym import --help), or give --experience-model, e.g. {EXAMPLE_MODEL}"
         )
-    chosen = Random(0).sample(judged, min(number, len(judged)))
+    sample = Random(0).sample(judged, min(number, len(judged)))
     try:
-        rate, episodes = gym.evaluate(policy, tasks=chosen)
+        rate, episodes = gym.evaluate(policy, tasks=sample)
     except EpisodesMissing as error:
         hint = input_hint(gym.world.graph)
         text = re.sub(r"then evaluate\(.*", "then run this again", str(error))
         raise EpisodesMissing(f"{text}. The graph is given a message alone, but {hint}" if hint else text) from None
-    say(f"{gym.world.path} in the dream: success {rate} on {len(chosen)} tasks, with its 95 % interval", "bold")
+    say(f"{gym.world.path} in the dream: success {rate} on {len(sample)} tasks, with its 95 % interval", "bold")
     _say_deciders(episodes)
     return episodes
 
 
 def _say_parts(examination: Examination) -> None:
-    """Say how the dream handles the agent's parts."""
+    """Report how the dream handles the agent's parts."""
     kinds = Counter((part.handling, part.kind) for part in examination.parts)
     for handling in dict.fromkeys(part.handling for part in examination.parts):
         parts = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for (way, kind), n in kinds.items() if way == handling)
@@ -168,7 +169,7 @@ def _say_parts(examination: Examination) -> None:
 
 
 def _say_deciders(episodes: Sequence[Trajectory]) -> None:
-    """Say who answered the calls, and how many episodes ended where nobody could."""
+    """Report the shares of the parts that answered calls, and the number of unanswered episodes."""
     steps = (step for each in episodes for step in each.steps if step.decided_by)
     names = Counter(DECIDERS.get(step.decided_by, step.decided_by) for step in steps)
     total = max(sum(names.values()), 1)
@@ -178,7 +179,7 @@ def _say_deciders(episodes: Sequence[Trajectory]) -> None:
 
 
 def _say_gate(gym: DreamGym) -> None:
-    """Say how the gate before training judges this dream, and why."""
+    """Report the gate's decision about this dream, and its reasons."""
     judgement, limit = gym.fidelity(limit=LIMIT), gym.experiment.settings.max_false_success
     causes = list(gate.refusals(judgement, 1.0 if limit is None else limit))
     judged = any(part.role == "judge" and part.errors for part in judgement.parts)
@@ -192,12 +193,12 @@ def _say_gate(gym: DreamGym) -> None:
 
 
 def _say_cost(gym: DreamGym, sums: Mapping[str, float]) -> None:
-    """Say what the episodes and the gate took. Args: `sums`, of the agent's model (`Meter`)."""
+    """Report the model calls of the episodes and the gate. Args: `sums`, of the agent's model (`Meter`)."""
     tokens = sums["input_tokens"] + sums["output_tokens"]
-    asked = [f"the agent's model {sums['calls']:,.0f} calls, {f'{tokens:,.0f}' if tokens else 'unreported'} tokens"]
+    costs = [f"the agent's model {sums['calls']:,.0f} calls, {f'{tokens:,.0f}' if tokens else 'unreported'} tokens"]
     spent = (each.usage.limited for each in gym.experiment.dream().hosted)
-    asked += [f"the dream's hosted models {each['calls']:,} calls, {each['tokens']:,} tokens" for each in spent]
-    say(f"\ncost: {'; '.join(asked)}{'' if len(asked) > 1 else '; the dream asked no hosted model'}")
+    costs += [f"the dream's hosted models {each['calls']:,} calls, {each['tokens']:,} tokens" for each in spent]
+    say(f"\ncost: {'; '.join(costs)}{'' if len(costs) > 1 else '; the dream asked no hosted model'}")
 
 
 # --- init ------------------------------------------------------------------------------------------------------------------
@@ -219,9 +220,9 @@ def init(
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")
         with ReplayBuffer(":memory:") as buffer:
             buffer.extend(_read(traces))
-            talks = recorded_user(buffer) is not None
+            has_user = recorded_user(buffer) is not None
             world = AgentWorld(agent, isolation=isolation, writes=writes or None, context={})  # no episode is played
-            names, needed = sorted(world.writing_tools(buffer)), required_context(world.graph)
+            names, fields = sorted(world.writing_tools(buffer)), required_context(world.graph)
         stored, template = is_replay_buffer(traces), files("dreamgym_lg") / "templates" / "train.py.txt"
         text = template.read_text(encoding="utf-8").format(
             file=to,
@@ -232,15 +233,12 @@ def init(
             model=experience_model or EXAMPLE_MODEL,
             user_model=f", {json.dumps(experience_model)}" if experience_model else "",
             only=experience_model is None,
-            fields=", ".join(f"{name}=FILL_IN" for name in needed),
+            fields=", ".join(f"{name}=FILL_IN" for name in fields),
             **{"#load": "# " * stored, "#model": "# " * (not experience_model), "#dream": "# " * bool(experience_model)},
-            **{"#context": "# " * (not needed), "context": ", context=CONTEXT" * bool(needed)},
-            **{
-                "#user": "# " * (not talks),
-                "user": ", user=user" * talks,
-                "#model_user": "# " * (not talks or not experience_model),
-            },
+            **{"#context": "# " * (not fields), "context": ", context=CONTEXT" * bool(fields)},
+            **{"#user": "# " * (not has_user), "user": ", user=user" * has_user},
+            **{"#model_user": "# " * (not has_user or not experience_model)},
         )
         with writing(to):
             to.write_text(text)
-    say(f"{to} is written. Check `WRITES` there{' and fill in `CONTEXT`' if needed else ''}; then: python {to}")
+    say(f"{to} is written. Check `WRITES` there{' and fill in `CONTEXT`' if fields else ''}; then: python {to}")

@@ -38,7 +38,7 @@ from dreamgym_lg.user_code import compiled, load_object
 T = TypeVar("T")
 
 PLAY, PERSON = "play", "person"
-"""Under which run recorded sessions are stored, and who acted or answered there."""
+"""The run name of recorded sessions, and the name of the person as policy and as part of a dream."""
 
 HELP_WORLD = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
@@ -93,7 +93,7 @@ def play(
 
 
 def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str = PERSON) -> None:
-    """Store an episode as run `play`, under the first rollout index that is free."""
+    """Store an episode in the run `play`, under the first free rollout index."""
     for index in count():
         if buffer.add(replace(played, run=PLAY, rollout_index=index, policy_version=policy_version)):
             return
@@ -111,7 +111,7 @@ def stored_task(buffer: ReplayBuffer, task_id: str) -> Task:
 
 
 def play_tasks(buffer: ReplayBuffer, dream: Dream, tasks: Sequence[Task], record: bool) -> None:
-    """Play the tasks until the person leaves. What was played is recorded when it is left, also by Ctrl-C."""
+    """Play the tasks until the person leaves. With `record`, each episode is stored when it ends, also by Ctrl-C."""
     if not tasks:
         raise ConfigurationError("there is no task to play: import traces, or name a --task")
     with suppress(ImportError):
@@ -135,7 +135,7 @@ def play_tasks(buffer: ReplayBuffer, dream: Dream, tasks: Sequence[Task], record
 
 
 def _play_task(environment: DreamEnvironment, task: Task, results: list[StepResult]) -> bool:
-    """Carry out the person's lines, and append what they bring to `results`. False where the person leaves."""
+    """Carry out the person's lines, and append the results to `results`. False if the person leaves."""
     first = environment.reset(task)
     say(f"task {task.id} ({task.environment}, {task.split})", "dim")
     say(task.instruction, "bold cyan")
@@ -149,13 +149,13 @@ def _play_task(environment: DreamEnvironment, task: Task, results: list[StepResu
                 say(HELP_CALLING if is_tool_task(task) else HELP_ACTING, "dim")
             elif line:
                 results.append(_act(environment, line, task))
-        except DreamGymError as error:  # an unreadable answer leaves the episode where it was
+        except DreamGymError as error:  # the episode stays as it was
             say(str(error), "yellow")
     return False
 
 
 def _act(environment: DreamEnvironment, line: str, task: Task) -> StepResult:
-    """Play the action. Print the observation as the policy sees it, its reasons, and the outcome at the end."""
+    """Play the action, and print the observation, the reasoning and, at the end, the outcome."""
     action = typed_action(line, task)
     if environment.steps and environment.steps[-1].terminated:
         raise ConfigurationError("the episode is over: /next or /quit")
@@ -175,9 +175,7 @@ def _act(environment: DreamEnvironment, line: str, task: Task) -> StepResult:
 
 
 def typed_action(line: str, task: Task) -> str:
-    """The action of a typed line.
-
-    For a task without tools it is the line, else a call `NAME JSON` or `/answer TEXT`.
+    """The action of a typed line: `NAME JSON` or `/answer TEXT`; without tools, the line.
 
     Raises `ConfigurationError` for an unknown command or tool, and for arguments that are no JSON object.
     """
@@ -206,32 +204,32 @@ def typed_action(line: str, task: Task) -> str:
 def play_agent(
     path: str, graph: object, policy: str | None, *, buffer: Path | None, task: str | None, record: bool, **world: Any
 ) -> None:
-    """Play episodes of an agent until the person leaves; of `task`, one.
+    """Play episodes of an agent until the person leaves; one episode with `task`.
 
     Args:
-        path: Where the agent is written, as `DreamGym` takes it; also the environment of tasks that are typed.
-        graph: The agent, loaded.
+        path: The agent's path, as for `DreamGym`; also the environment of typed tasks.
+        graph: The loaded agent.
         policy: A chat model's name or folder. Default: the agent's own model.
-        buffer: Holds `task`, and takes what is recorded.
+        buffer: Holds `task` and takes recorded episodes.
         task: A stored task's id. Default: the person types instructions.
-        world: `isolation` and the options of `simulated`, as of `AgentWorld`.
+        world: `isolation` and the options of `simulated`, as for `AgentWorld`.
 
-    Raises `ConfigurationError` as `AgentWorld` does, for --task and --record without a buffer, and without a policy for an
-    agent that has not one model.
+    Raises `ConfigurationError` as `AgentWorld` does, for --task and --record without a buffer, and without a policy if the
+    agent has no model or several.
     """
     if (record or task) and buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
-    own = AgentWorld(path, payload=_payload, **world)
+    agent_world = AgentWorld(path, payload=_payload, **world)
     acting = resolve_policy(policy, graph)
     if policy is None:
         say(f"The agent's own model, {type(acting).__name__}, is really asked.")
-    agent = own.agent(acting, real=False)
+    agent = agent_world.agent(acting, real=False)
     say(HELP_WORLD)
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
         try:
             for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
-                tasks, talks = [own.with_tools(each)], "messages" in _payload(each)
-                dream = Dream([Person()], Person() if talks else None, [Person()])
+                tasks, has_messages = [agent_world.with_tools(each)], "messages" in _payload(each)
+                dream = Dream([Person()], Person() if has_messages else None, [Person()])
                 playing = rollout(agent, tasks, dream.create_environment, source="synthetic", experience_version=PERSON)
                 [episode] = run_lasting(playing)
                 show_episode(episode)
@@ -242,11 +240,11 @@ def play_agent(
 
 
 class Left(RunStopped):
-    """The person has left."""
+    """The person has left the session."""
 
 
 class Person:
-    """Responder, user and judge at the terminal, the only part of the dream."""
+    """The person at the terminal as responder, user and judge of a dream."""
 
     name = PERSON
 
@@ -290,7 +288,7 @@ class Person:
 
 
 def _ask(prompt: str, read: Callable[[str], T]) -> T:
-    """Ask until `read` accepts the text; explain at /help. Raises `Left` where the person leaves."""
+    """Prompt until `read` accepts the text, or show the help at /help. Raises `Left` if the person leaves."""
     while True:
         try:
             text = typed(f"{prompt}> ")
@@ -307,7 +305,7 @@ def _ask(prompt: str, read: Callable[[str], T]) -> T:
 
 
 def show_episode(episode: Trajectory, *, lines: bool = True) -> None:
-    """Print all that happened, in order. Args: `lines`, each with its line of the agent's code."""
+    """Print an episode's events in order. Args: `lines`, True to show each event's line of code."""
     say("what happened", "bold")
     for each in episode.in_order:
         kind: str = each.kind if isinstance(each, Act) else "simulated" if each.valid else "refused"
@@ -325,7 +323,7 @@ def show_episode(episode: Trajectory, *, lines: bool = True) -> None:
 
 
 def _payload(task: Task) -> Any:
-    """The graph's input. A typed JSON object as it is, any other instruction as a message, a recorded task's messages."""
+    """The graph's input: a typed JSON object as it is, else `agent_input`."""
     try:
         payload = None if task.messages else json.loads(task.instruction)
     except ValueError:
@@ -343,7 +341,7 @@ def _typed_tasks(name: str) -> Iterator[Task]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends a question at once; asyncio's own handler would wait for the person's answer."""
+    """Let Ctrl-C end a prompt at once. asyncio's own handler would wait for the person's answer."""
     before = signal.signal(signal.SIGINT, lambda *arguments: signal.default_int_handler(*arguments))
     try:
         yield

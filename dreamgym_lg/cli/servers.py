@@ -47,13 +47,13 @@ def serve(
         from dreamgym_lg.integrations.transformers.loading import resolve_device
         from dreamgym_lg.report.server import listen
 
-        resolve_device(device)  # a wrong one is said now
-        listen(host, port).close()  # the server would say that it is taken after loading the model
+        resolve_device(device)  # report a wrong device now
+        listen(host, port).close()  # report a taken port before the model is loaded
         if host not in _LOOPBACK:
             console.print(f"{host} is reached from outside, and the server asks nobody for a key", style="yellow")
         folder = folder.resolve()
-        os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
-        # transformers would list what is in the hub's cache, and fail where there is none
+        os.chdir(folder.parent)  # the server's name of a model is the path that it was given: from here, the folder's name
+        # transformers would list the models in the hub's cache, and fail without a cache
         listed = {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}
         ModelManager.get_gen_models = staticmethod(lambda *_: [listed])
         BaseHandler.get_processor_inputs_from_messages = staticmethod(  # as `load_policy` and training render them
@@ -78,7 +78,7 @@ def _load(folder: Path, device: str, *_: Any, **__: Any) -> Any:
 
 
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
-    """Messages for the chat template. transformers leaves out what a message says beside its calls."""
+    """Messages for the chat template, with the text beside tool calls, which transformers drops."""
     words = convert([{**each, "tool_calls": None} for each in messages], modality)
     return [{**each, "content": message["content"]} for each, message in zip(convert(messages, modality), words, strict=True)]
 
@@ -102,10 +102,10 @@ def ui(
 
 
 async def studio(config: RunnableConfig) -> Any:
-    """The training graph, which `langgraph.json` names for `langgraph dev`. Input: `{"run": "studio", "iterations": 2}`.
+    """The training graph that `langgraph.json` names for `langgraph dev`.
 
-    Each thread trains a policy of its own in the dream of the experiment that $DREAMGYM_EXPERIMENT names, as the argument WORLD
-    of `dreamgym train` does, and begins as its training does. To be drawn it needs none.
+    Input: `{"run": "studio", "iterations": 2}`. Each thread trains its own policy in the dream of the experiment that
+    $DREAMGYM_EXPERIMENT names, in the form of WORLD of `dreamgym train`. To draw the graph no experiment is needed.
     """
     return await asyncio.to_thread(_studio, str(config.get("configurable", {}).get("thread_id", "")))
 
@@ -122,9 +122,9 @@ def _studio(thread: str) -> Any:
     work = open_experiment(name, existing=True)
     work.open()
     gate.check_truthful(work)
-    learn = work.create_learner
+    create = work.create_learner
     training = create_training(
-        work, work.base_policy(), lambda policy, path, s: learn(policy, path.with_name(f"studio-{thread}"), s)
+        work, work.base_policy(), lambda policy, path, s: create(policy, path.with_name(f"studio-{thread}"), s)
     )
     training.evaluate = None
     return create_training_graph(training).compile()

@@ -1,1 +1,1 @@
-"""The curriculum: which tasks are trained on next (paper, section 4)."""
+"""The curriculum: chooses the next tasks to train on (paper, section 4)."""

@@ -11,12 +11,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Task, Trajectory, is_unanswered, lacks_answers
 
 CheckTask = Callable[[Task], str | None]
-"""The reason against training on a generated task, or None. A word under which refusals are counted."""
+"""generated task -> one word for the reason against training on it, or None. Refusals are counted by this word."""
 
 _SEEDS = 8
-"""The paper's m: the most tasks of high V that are varied."""
+"""The paper's m: maximum number of tasks with the highest V to vary."""
 _TRIES = 4
-"""Refused or unwritten variations after which an original task takes the place."""
+"""Maximum attempts at a variation. Then an original task takes its place."""
 
 
 def value(rewards: Sequence[float]) -> float:
@@ -30,14 +30,14 @@ def value(rewards: Sequence[float]) -> float:
 class Curriculum:
     """Picks the tasks of an iteration: original ones and variations of high-V ones.
 
-    Only tasks of the last iteration are varied, as in the paper. One whose calls the dream may not answer (`lacks_answers`)
-    is picked again only where too few others are left. The choice depends on `seed`, the iteration and the values
-    known by then, so that a resumed run goes on as it was.
+    Only tasks of the last iteration are varied, as in the paper. A task whose calls the dream may not answer (`lacks_answers`)
+    is picked again only if too few others are left. The choice depends only on `seed`, the iteration and the values so far, so
+    that a resumed run makes the same one.
 
     Args:
         task_generator: Writes the variations; None: there are none.
         check_task: Refuses generated tasks.
-        synthetic_share: The paper's lambda, in [0, 1].
+        synthetic_share: Largest share of variations in an iteration, 0 to 1: the paper's lambda.
 
     Raises `ConfigurationError` without a task, for an evaluation task and for a share out of range.
     """
@@ -70,7 +70,7 @@ class Curriculum:
         return self._tasks[task_id]
 
     def restore(self, tasks: Iterable[Task], episodes: Iterable[Trajectory]) -> None:
-        """Restore a run's curriculum. From the synthetic tasks and the episodes that it has trained on so far."""
+        """Restore a run's curriculum. Args: `tasks`, original and synthetic; `episodes`, trained on so far."""
         self._tasks.update({task.id: task for task in tasks})
         groups: dict[tuple[int, str], list[Trajectory]] = {}
         for episode in sorted(episodes, key=lambda episode: episode.rollout_index):
@@ -80,10 +80,7 @@ class Curriculum:
             self.update(groups[key])
 
     def update(self, group: Sequence[Trajectory]) -> float:
-        """Store a group's episodes, drop those of earlier iterations and return its V.
-
-        Failed episodes count for nothing.
-        """
+        """Store a group's played episodes, drop those of earlier iterations and return its V."""
         task_id, iteration = group[0].task.id, group[0].iteration
         if iteration > self._newest:
             self._newest, self.values, self._episodes = iteration, {}, {}
@@ -98,11 +95,11 @@ class Curriculum:
     def propose(self, rng: random.Random) -> Task | None:
         """A variation of one of the last iteration's tasks with the highest V. None if there is none.
 
-        Where no task had variance, those that were always solved are varied: a variation may be harder.
+        If no task had variance, solved tasks are varied: a variation may be harder.
         """
         ranked = sorted((v, task_id) for task_id, v in self.values.items() if task_id in self._tasks)
-        varied = [task_id for v, task_id in ranked if v > 0][-_SEEDS:]
-        seeds = varied or [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
+        with_variance = [task_id for v, task_id in ranked if v > 0][-_SEEDS:]
+        seeds = with_variance or [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
         if self._generate is None or not seeds:
             return None
         episodes = [episode for task_id in reversed(seeds) for episode in self._episodes[task_id]]
@@ -114,24 +111,24 @@ class Curriculum:
         return None
 
     def sample(self, n: int, *, iteration: int, vary: bool = True) -> list[Task]:
-        """n distinct tasks. At most `synthetic_share` of them are synthetic (`vary`), fewer if nothing can be varied."""
+        """At most n distinct tasks. With `vary`, up to `synthetic_share` of them are variations."""
         rng = random.Random(f"{self._seed}/{iteration}")
         proposals = [self.propose(rng) for _ in range(int(n * self._share) if vary else 0)]
-        chosen = {task.id: task for task in proposals if task is not None}
-        self._tasks |= chosen
-        self._counts["generated_tasks"] += len(chosen)
-        rest = [task for task in self._original if task.id not in chosen]
-        known = [task for task in rest if task.id not in self._unanswered]
-        if len(chosen) + len(known) < n:
-            known = rest
-        return [*chosen.values(), *rng.sample(known, min(n - len(chosen), len(known)))]
+        variations = {task.id: task for task in proposals if task is not None}
+        self._tasks |= variations
+        self._counts["generated_tasks"] += len(variations)
+        originals = [task for task in self._original if task.id not in variations]
+        answered = [task for task in originals if task.id not in self._unanswered]
+        if len(variations) + len(answered) < n:
+            answered = originals
+        return [*variations.values(), *rng.sample(answered, min(n - len(variations), len(answered)))]
 
     def sample_more(self, n: int, *, iteration: int, used: Collection[str]) -> list[Task]:
-        """At most n further original tasks for an iteration that has `used` these."""
+        """At most n further original tasks for an iteration. Args: `used`, ids of its tasks so far."""
         rest = [task for task in self._original if task.id not in used and task.id not in self._unanswered]
         return random.Random(f"{self._seed}/{iteration}/{len(used)}").sample(rest, min(n, len(rest)))
 
     def pop_metrics(self) -> dict[str, int]:
-        """Since the last call: `generated_tasks`, and `refused_<reason>` of those that were not taken."""
+        """Counts since the last call: `generated_tasks`, and `refused_<reason>` of refused ones."""
         counts, self._counts = dict(self._counts), Counter()
         return counts

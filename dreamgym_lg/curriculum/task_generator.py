@@ -20,7 +20,7 @@ from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Step, Task, Trajectory
 
 NEAR = 0.8
-"""Jaccard index of words from which two tasks of the same entities count as one."""
+"""Jaccard index of words above which two tasks about the same entities count as the same."""
 
 
 class TaskGenerator(Protocol):
@@ -30,28 +30,28 @@ class TaskGenerator(Protocol):
         """A variation of `task`, or None where there is none. Its origin is `synthetic`, its parent `task`.
 
         Args:
-            trajectories: The last iteration's episodes of the tasks with the highest reward variance, the highest first.
-                `task` is one of these tasks.
-            rng: Decides every choice, so that a resumed run generates the same tasks.
+            trajectories: The last iteration's episodes of the tasks with the highest reward variance, highest first. `task`
+                is one of these tasks.
+            rng: Source of all randomness, so that a resumed run generates the same tasks.
         """
 
 
 def variation(task: Task, text: str, *, rubric: str) -> Task:
-    """A synthetic task that begins with `text` where `task` begins with its first observation.
+    """A synthetic copy of `task` that begins with `text` in place of its first observation.
 
-    Args: `rubric`, how its success is judged. All else is as of `task`.
+    Args: `rubric`, the criterion of its success.
     """
     system = [message for message in task.messages if message["role"] == "system"]
     digest = sha256(f"{task.instruction}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return replace(
         task,
         id=f"{task.environment}/generated-{digest}",
-        # a system prompt before it, or a game's instruction, stays
+        # keep the rest of the instruction, such as a system prompt or a game's rules
         instruction=task.instruction.replace(first_observation(task), text),
         observation=text if task.observation else "",
         messages=[*system, {"role": "user", "content": text}] if task.messages else (),
         rubric=rubric,
-        goal={},  # another request is another user's
+        goal={},  # the user's goal belongs to the original request
         origin="synthetic",
         parent_id=task.id,
         split="train",
@@ -59,21 +59,21 @@ def variation(task: Task, text: str, *, rubric: str) -> Task:
 
 
 class TaskChecks:
-    """Verifies generated tasks by what is recorded.
+    """Checks generated tasks against recorded ones.
 
-    Called with a task it returns the reason against training on it, None if there is none:
+    Called with a task, it returns the reason against training on it, or None:
 
-    * `known`: it is a known task in nearly the same words, about the same ids, amounts and names (`splits.entities`);
-    * `held_out`: it shares one of these with an evaluation task, or is one in nearly the same words. What many tasks name
-      (`splits.common_entities`) does not count;
-    * `invented`: it names what occurs in no training trace, so that no lookup could answer for it;
+    * `known`: a known task has nearly the same words and the same ids, amounts and names (`splits.entities`);
+    * `held_out`: it shares one of these with an evaluation task, or has nearly the same words. Entities of many tasks
+      (`splits.common_entities`) do not count;
+    * `invented`: it names an entity that occurs in no training trace, so that no look-up could answer;
     * `no_judge`: nothing decides its outcome.
 
     Args:
         known: The tasks so far, generated ones included. A task that passes is added to them.
         evaluation: Tasks of the splits `validation` and `test`.
-        trajectories: Real ones of training tasks. None: `invented` is not checked.
-        judged: Whether something decides a task's outcome. Default: a rubric of its own does.
+        trajectories: Real trajectories of training tasks. None: `invented` is not checked.
+        judged: Tells if something decides a task's outcome. Default: True for a task with a rubric.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class TaskChecks:
     ) -> None:
         self._known = {task.id: _Text.of(task) for task in known}
         self._evaluation, self._judged = [_Text.of(task) for task in evaluation], judged
-        named = [text.entities for text in (*self._known.values(), *self._evaluation)]
-        self._held_out = {entity for text in self._evaluation for entity in text.entities} - common_entities(named)
+        by_task = [text.entities for text in (*self._known.values(), *self._evaluation)]
+        self._held_out = {entity for text in self._evaluation for entity in text.entities} - common_entities(by_task)
         self._recorded: set[str] | None = None
         if trajectories is not None:
             self._recorded = {word for each in trajectories for text in _texts(each) for word in words(text)}
 
     def __call__(self, task: Task) -> str | None:
-        own = _Text.of(task)
-        # a task under its own id is the same one, sampled again by a run that was killed before it was played
-        if any(own.is_near(other) for id, other in self._known.items() if id != task.id):
+        text = _Text.of(task)
+        # the same id is the same task, generated again by a run that was interrupted before it was played
+        if any(text.is_near(other) for id, other in self._known.items() if id != task.id):
             return "known"
-        if own.entities & self._held_out or any(map(own.is_near, self._evaluation)):
+        if text.entities & self._held_out or any(map(text.is_near, self._evaluation)):
             return "held_out"
-        if self._recorded is not None and not self._recorded.issuperset(own.named):
+        if self._recorded is not None and not self._recorded.issuperset(text.entity_words):
             return "invented"
         if not self._judged(task):
             return "no_judge"
-        self._known[task.id] = own
+        self._known[task.id] = text
         return None
 
 
 class _Text(NamedTuple):
-    """The beginning of a task."""
+    """Words and entities of a task's first observation."""
 
     words: frozenset[str]
     entities: frozenset[str]
@@ -119,14 +119,13 @@ class _Text(NamedTuple):
         return cls(frozenset(words(text)), entities(text))
 
     @property
-    def named(self) -> set[str]:
-        """The words of the entities."""
+    def entity_words(self) -> set[str]:
         return {word for entity in self.entities for word in entity.split(" ")}
 
     def is_near(self, other: "_Text") -> bool:
-        """True if few words differ, and none that names something."""
-        differing = self.words ^ other.words
-        return len(differing) <= (1 - NEAR) * len(self.words | other.words) and differing.isdisjoint(self.named | other.named)
+        """True if few words differ, and none of them is part of an entity."""
+        differing, named = self.words ^ other.words, self.entity_words | other.entity_words
+        return len(differing) <= (1 - NEAR) * len(self.words | other.words) and differing.isdisjoint(named)
 
 
 def _texts(trajectory: Trajectory) -> Iterable[str]:
@@ -174,11 +173,11 @@ class _Selection(BaseModel):
 class ChatTaskGenerator:
     """A `TaskGenerator` by any chat model. One call proposes variations, a second selects one of them or none.
 
-    The prompt holds of each seed task the rewards of the last iteration's episodes, and the best and the worst of these.
+    For each seed task, the prompt shows the rewards of the last iteration's episodes, and the best and the worst episode.
 
     Args:
-        model: A temperature above 0 gives more different tasks.
-        hosted: Limits and retries of a model behind a network. Default: as for `Model`.
+        model: A chat model; a temperature above 0 makes the tasks more diverse.
+        hosted: Limits and retries of a hosted model. Default: as for `Model`.
     """
 
     def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None) -> None:
@@ -190,8 +189,7 @@ class ChatTaskGenerator:
         }
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
-        """As `TaskGenerator`. Also None where the model does not answer or cannot be read, which is logged; raises
-        `BudgetExceeded`."""
+        """As `TaskGenerator`; also None, with a warning, if the model fails. Raises `BudgetExceeded`."""
         seeds = {task.id: task} | {trajectory.task.id: trajectory.task for trajectory in trajectories}
         summaries = [_summary(seed, trajectories) for seed in seeds.values()]
         try:
@@ -200,7 +198,7 @@ class ChatTaskGenerator:
             numbered = [{"number": number, **proposal.model_dump()} for number, proposal in enumerate(proposals, 1)]
             reply = self._reply(SELECT, {"seed_task": summaries[0], "variations": numbered})
             chosen = read_selection(reply, len(proposals))
-        except (PredictionFailed, ModelUnavailable) as error:  # no reason to stop a training
+        except (PredictionFailed, ModelUnavailable) as error:  # training goes on without this variation
             logger.warning("no variation of task %s: %s", task.id, error)
             return None
         return variation(task, proposals[chosen - 1].task, rubric=proposals[chosen - 1].rubric) if chosen else None
@@ -229,14 +227,14 @@ def _summary(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
 
 
 def read_proposals(text: str) -> list[Proposal]:
-    """The variations of an answer. Raises `PredictionFailed` without one, or for one without task, rubric or change."""
+    """The variations in an answer. Raises `PredictionFailed` if there is none or a field is empty."""
     if not (proposals := read_form(text, _Variations).tasks):
         raise PredictionFailed("the answer has no 'tasks', a list of variations")
     return proposals
 
 
 def read_selection(text: str, number: int) -> int:
-    """The number chosen, 0 for none; raises `PredictionFailed` for another number than 0 to `number`."""
+    """The selected number, 0 for none. Raises `PredictionFailed` for a number not in 0 to `number`."""
     if not 0 <= (chosen := read_form(text, _Selection).chosen) <= number:
         raise PredictionFailed(f"'chosen' is {chosen!r}; expected a number from 0 to {number}")
     return chosen

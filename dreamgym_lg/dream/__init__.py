@@ -1,4 +1,4 @@
-"""The dream: responders answer tool calls, a user replies, judges decide the outcome. One loop steps them."""
+"""The dream: responders answer tool calls, a user replies, judges decide the outcome."""
 
 from dreamgym_lg.dream.dream import Dream, DreamEnvironment
 from dreamgym_lg.dream.goals import write_goals
@@ -39,14 +39,14 @@ __all__ = [
 
 
 def usual_dream(model: Model, index: TraceIndex | None = None, *, user: User | None = None, relative: bool = False) -> Dream:
-    """The dream of recorded answers and an experience model.
+    """The default dream, of recorded answers and an experience model.
 
     Schemas, recorded answers and then the model answer; recorded successes and then the model judge.
 
     Args:
-        index: Of the real traces, with the agent's tools, which validate arguments. Default: of the model's replay buffer;
-            without one, no traces answer or judge.
-        relative: The model compares the episodes of a group (`RelativeJudge`), in place of judging each.
+        index: Index of the real traces, with the agent's tools, which validate arguments. Default: an index of the model's
+            replay buffer; without a buffer, no traces answer or judge.
+        relative: True to let the model compare the episodes of a group (`RelativeJudge`) in place of judging each.
     """
     if index is None and model.replay_buffer is not None:
         index = TraceIndex(model.replay_buffer)

@@ -1,7 +1,7 @@
 """Reasoning of recorded episodes, written in hindsight by a chat model (paper, section 4).
 
-A trajectory is read whole, its outcome known. A plan for each step, why the action leads to the observation, becomes its
-reasoning; the episode's plan and modes, written first, are kept beside it.
+The model reads a whole trajectory with its outcome. Its plan for each step (why the action leads to the observation) becomes
+the step's reasoning; the plan and modes of the episode become `Trajectory.annotation`.
 """
 
 import asyncio
@@ -47,15 +47,15 @@ class Annotated(NamedTuple):
     """The result of `annotate`."""
 
     written: int
-    """Trajectories whose steps have their reasoning now."""
+    """Number of trajectories whose reasoning was written."""
     skipped: int
-    """Trajectories that had it before."""
+    """Number of trajectories that had their reasoning before."""
     failed: Mapping[str, str]
-    """Causes of the trajectories without it, by run, iteration, task and index. They are tried again next time."""
+    """RUN/ITERATION/TASK/INDEX -> the cause, of trajectories without reasoning. They are tried again next time."""
 
 
 Annotate = Callable[..., Coroutine[Any, Any, Annotated]]
-"""(replay_buffer, source=...): `partial(annotate, model=...)`, with its further arguments, such as a budget (`hosted`)."""
+"""(replay_buffer, source=...) -> `Annotated`: `partial(annotate, model=...)` with further arguments, such as `hosted`."""
 
 
 async def annotate(
@@ -63,14 +63,14 @@ async def annotate(
 ) -> Annotated:
     """Let `model` write the reasoning of every recorded step of train tasks (`Step.reasoning`).
 
-    Its plan and modes of a whole episode are the `Trajectory.annotation`. Trajectories with reasoning are skipped, so that a
-    stopped call goes on where it was. Model and prompt are recorded as metrics of the run `annotate`.
+    Trajectories with reasoning are skipped, so that an interrupted call resumes. Model and prompt are recorded as metrics of
+    the run `annotate`.
 
     Args:
         hosted: Limits and budget. Default: as for `Model`.
-        source: Of the trajectories; None for all.
+        source: Source of the trajectories; None for all.
 
-    Raises `BudgetExceeded` once the answers under way are stored.
+    Raises `BudgetExceeded`, after storing the answers under way.
     """
     recorded = replay_buffer.trajectories(source=source, split="train", errors=False)
     trajectories = [trajectory for trajectory in recorded if trajectory.steps]
@@ -122,7 +122,7 @@ def conversation(trajectory: Trajectory) -> list[BaseMessage]:
 
 
 def read_annotation(text: str, steps: int) -> tuple[list[str], dict[str, str]]:
-    """The plan of every step, and plan and modes of the episode. Raises `PredictionFailed` if one is missing."""
+    """The plan of every step, and the episode's plan and modes. Raises `PredictionFailed` if one is missing."""
     answer = read_form(text, _Annotation)
     if (numbers := [plan.step for plan in answer.transition_plans]) != list(range(1, steps + 1)):
         raise PredictionFailed(f"'transition_plans' has the steps {str(numbers)[:200]}; expected 1 to {steps}, each once")

@@ -1,4 +1,4 @@
-"""`Dream`: responders, a user and judges; and the one loop that steps them."""
+"""`Dream`, made of responders, a user and judges, and the environment that runs them."""
 
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 class Dream:
-    """An environment made of parts; one object serves any number of episodes at once.
+    """A simulated environment made of parts. One object serves any number of concurrent episodes.
 
     Args:
-        responders: The first that knows the answer to a tool call, or to any action of a text agent, gives it. An answer that
-            misfits the return schema is skipped, unless recorded. Recordings are skipped for tools that return a `Command`.
+        responders: Asked in order for the answer to a tool call, or to any action of a text agent; the first answer counts. An
+            answer that does not fit the tool's return schema is skipped unless it is recorded; for a tool that returns a
+            `Command`, a recorded one too.
         user: Replies to a tool agent's messages. None: the first message ends the episode.
-        judges: The first that knows the outcome decides it, at the end of a tool agent's episode and after each action of a
-            text agent.
+        judges: Asked in order for the outcome, at the end of a tool agent's episode and after each action of a text agent.
 
-    Raises `ConfigurationError` for a part without its method.
+    Raises `ConfigurationError` for a part without a name or its method.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Dream:
 
     @property
     def version(self) -> str:
-        """Names the models and prompts behind the dream; recorded with every dreamed episode."""
+        """The names of the models and prompts behind the dream, recorded with every dreamed episode."""
         return self._version or "+".join(dict.fromkeys(filter(None, self._of_parts("version")))) or "dream"
 
     @property
     def versions(self) -> tuple[str, ...] | None:
-        """The versions and digests of all parts. None where a part names no version (`dream.parts`)."""
+        """The versions and digests of all parts. None if a part names no version (`dream.parts`)."""
         parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
         if any(getattr(part, "version", None) is None for part in parts):
             return None
@@ -62,7 +62,10 @@ class Dream:
         return DreamEnvironment(self)
 
     def resume(self, task: Task, steps: Sequence[Step] = (), *, prompt: str = "") -> "DreamEnvironment":
-        """An episode behind recorded steps, as of a task without own traces. Args: `prompt`, the agent's system prompt."""
+        """An episode that continues after recorded steps, without the task's own traces.
+
+        Args: `prompt`, the agent's system prompt.
+        """
         environment = DreamEnvironment(self, own_traces=False)
         environment.reset(task)
         environment.show_prompt(prompt)
@@ -78,11 +81,11 @@ class Dream:
         return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in before_models)
 
     def decides(self, task: Task) -> bool:
-        """True if some judge decides the task. One that does not say so beforehand (`DecidesTasks`) is taken to."""
+        """True if some judge decides the task. A judge that cannot tell beforehand (`DecidesTasks`) counts as one."""
         return any(not isinstance(judge, DecidesTasks) or judge.decides(task) for judge in self.judges)
 
     def judged_by_traces(self) -> "Dream":
-        """This dream with those judges alone that ask no language model."""
+        """This dream without the judges that are language models."""
         judges = [judge for judge in self.judges if getattr(judge, "model", None) is None]
         return Dream(self.responders, self.user, judges, version=self.version)
 
@@ -101,7 +104,7 @@ class Dream:
         return list({id(value): value for value in values if value is not None}.values())
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
-        """The first answer to the action, and the name of its responder. Raises `Unanswered` without one."""
+        """The first accepted answer to the action, and its responder's name. Raises `Unanswered` without one."""
         for responder in self.responders:
             answer = await ask(responder, "respond", Answer, episode)
             if answer is not None and self.accepts(responder, episode, answer):
@@ -113,36 +116,36 @@ class Dream:
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
 
     async def with_lookups(self, responder: Responder, episode: Episode) -> Episode:
-        """The episode as later responders see it, with what this one knows (`OffersLookups`)."""
+        """The episode for later responders, with this one's look-ups added (`OffersLookups`)."""
         if not isinstance(responder, OffersLookups) or responder is self.responders[-1]:
             return episode
         lookups = await ask(responder, "lookups", list, episode) or []
         return replace(episode, lookups=[*episode.lookups, *lookups])
 
     def accepts(self, responder: Responder, episode: Episode, answer: Answer) -> bool:
-        """True unless the next responder is asked: the answer misfits what the tool returns.
+        """True if the answer fits the tool's return schema.
 
-        What a tool really answered, an error text perhaps, is its answer whatever it promises.
+        A recorded answer counts even if it does not fit (an error text, say), except for a tool that sets state.
         """
         is_real = isinstance(responder, Recorded) and not sets_state(episode.task, episode.action)
         return is_real or fits_returns(episode.task, episode.action, answer)
 
     async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
-        """The first final verdict, else the first one, and its judge's name. None and "" without one."""
-        open_verdict: tuple[Verdict | None, str] = None, ""
+        """The first final verdict, else the first one, and its judge's name. None and "" without a verdict."""
+        first: tuple[Verdict | None, str] = None, ""
         for judge in self.judges:
             if (verdict := await ask(judge, "judge", Verdict, episode, answer)) is None:
                 continue
             if verdict.final:
                 return verdict, judge.name
-            open_verdict = open_verdict if open_verdict[0] else (verdict, judge.name)
-        return open_verdict
+            first = first if first[0] else (verdict, judge.name)
+        return first
 
 
 class DreamEnvironment(Environment):
     """One episode of a `Dream`; nothing real is touched.
 
-    Args: `own_traces`, False to leave out what traces of the episode's own task know (`Dream.resume`).
+    Args: `own_traces`, False if traces of the same task must neither answer nor judge (`Dream.resume`).
     """
 
     def __init__(self, dream: Dream, *, own_traces: bool = True) -> None:
@@ -174,7 +177,7 @@ class DreamEnvironment(Environment):
         episode = self.episode(action)
         task = episode.task
         if is_tool_task(task) and is_answer(action):
-            return await self._hear(episode)
+            return await self._answer_message(episode)
         answer, decided_by = await self.dream.respond(episode)
         verdict, judged_by = (None, "") if is_tool_task(task) else await self.dream.judge(episode, answer)
         if verdict is None and answer.outcome is not None and not is_tool_task(task):
@@ -182,13 +185,13 @@ class DreamEnvironment(Environment):
         return self._advance(episode, answer, verdict, decided_by, judged_by)
 
     def episode(self, action: str) -> Episode:
-        """The episode up to this action, as the parts see it."""
-        # in a graph, LangChain refuses a call before any environment is asked: no part sees it
+        """The episode up to this action, as its parts see it."""
+        # without refused calls: in a graph LangChain refuses them, and they never reach an environment
         steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
         return Episode(task=self._playing(), steps=steps, action=action, prompt=self._prompt, own_traces=self.own_traces)
 
-    async def _hear(self, episode: Episode) -> StepResult:
-        """A message of a tool agent: the user replies, else the judges decide. No user hears an empty one: it ends."""
+    async def _answer_message(self, episode: Episode) -> StepResult:
+        """Answer a tool agent's message: the user replies, else the judges decide. An empty message ends the episode."""
         user = self.dream.user if parse_action(episode.action) else None
         if user is not None and (reply := await ask(user, "reply", str, episode)) is not None:
             return self._advance(episode, Answer(reply), None, user.name, "")
@@ -197,7 +200,7 @@ class DreamEnvironment(Environment):
             raise ConfigurationError(
                 f"no judge of the dream decides the outcome of task {episode.task.id!r}: add one that does, such as ModelJudge"
             )
-        verdict = verdict or Verdict(0.0, False)  # whoever gave a user and no judge verifies the episode
+        verdict = verdict or Verdict(0.0, False)  # a dream with a user and no judge: the caller verifies the episode
         return self._advance(episode, Answer("", reasoning=verdict.reason), verdict._replace(terminated=True), "", judged_by)
 
     def _advance(
@@ -232,7 +235,7 @@ class DreamEnvironment(Environment):
 async def ask(part: Responder | User | Judge, method: str, kind: type[T], *arguments: object) -> T | None:
     """The result of a part's method, which may be asynchronous.
 
-    Raises `ConfigurationError` for a result of another kind, and `EnvironmentFailed` for an error that is not this library's.
+    Raises `ConfigurationError` for a result of another type. Errors that are not of this library become `EnvironmentFailed`.
     """
     place = f"{method}() of the dream's {part.name!r} ({type(part).__name__})"
     try:
@@ -247,5 +250,5 @@ async def ask(part: Responder | User | Judge, method: str, kind: type[T], *argum
 
 
 async def awaited(value: "T | Awaitable[T]") -> T:
-    """A part's result; parts may be synchronous or asynchronous."""
+    """The value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value

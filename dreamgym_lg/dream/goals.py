@@ -1,4 +1,4 @@
-"""Goals of recorded users, written in hindsight from what they said."""
+"""Goals of recorded users, written in hindsight from their messages."""
 
 import asyncio
 from dataclasses import replace
@@ -25,9 +25,9 @@ class Goals(NamedTuple):
     """The result of `write_goals`."""
 
     written: int
-    """Tasks that have a goal now."""
+    """Number of tasks that got a goal."""
     failed: dict[str, str]
-    """Tasks without one, each with its cause; they are tried again next time."""
+    """Task id -> the cause, of tasks that got none; they are tried again next time."""
 
 
 class _Goal(BaseModel):
@@ -42,14 +42,14 @@ async def write_goals(
 ) -> Goals:
     """Write the missing `Task.goal` of recorded conversations, from their best episodes.
 
-    All episodes of the task have the same goal from then on. A stopped call goes on where it was.
+    All episodes of a task have the same goal then. A call that was interrupted resumes.
 
     Args:
-        model: A chat model that answers at temperature 0, or its name. None: the user's first message is the goal, and the
-            later ones are its facts, word for word.
-        hosted: As of `Model`.
+        model: A chat model that answers at temperature 0, or its name. None: the user's first message becomes the goal, the
+            later ones its facts.
+        hosted: As for `Model`.
 
-    Raises `BudgetExceeded`; the goals written before are kept.
+    Raises `BudgetExceeded`; goals written before are kept.
     """
     best, failed = dict[str, Trajectory](), dict[str, str]()
     recorded = replay_buffer.trajectories(source="offline", errors=False)
@@ -72,12 +72,12 @@ async def write_goals(
 
 
 def has_user_turns(trajectory: Trajectory) -> bool:
-    """True where a user replied to a message of the agent."""
+    """True if a user replied to a message of the agent."""
     return any(is_answer(step.action) for step in trajectory.steps[:-1])
 
 
 def verbatim_goal(trajectory: Trajectory) -> Goal:
-    """The goal of a recorded user in their own words."""
+    """A recorded user's messages as a goal: the first one, with the others as facts."""
     first, *later = said(trajectory.task, trajectory.steps[:-1])[::2]
     return Goal(goal=first, facts={"said": later})
 
@@ -88,9 +88,9 @@ async def _ask(prompter: Prompter, trajectory: Trajectory) -> Goal:
     return await prompter.ask(messages, partial(_read, values(*turns)), prompt=PROMPT)
 
 
-def _read(spoken: frozenset[str], text: str) -> Goal:
-    """The goal in an answer. Raises `PredictionFailed` for another form, and for values that nobody said."""
+def _read(known_values: frozenset[str], text: str) -> Goal:
+    """The goal in an answer. Raises `PredictionFailed` for another form, and for values not in the conversation."""
     goal = Goal(**read_form(text, _Goal).model_dump())
-    if invented := values(encoded(goal.side)) - spoken:
+    if invented := values(encoded(goal.side)) - known_values:
         raise PredictionFailed(f"the goal holds {', '.join(sorted(invented))}, which nobody said in the conversation")
     return goal

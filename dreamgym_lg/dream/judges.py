@@ -42,7 +42,7 @@ class _Answer(BaseModel):
 class Verify:
     """The user's own check as a judge.
 
-    Args: `check`, (task, steps) -> the reward, 0 to 1, a success if it is 1; None where it does not know; may be asynchronous.
+    Args: `check`, (task, steps) -> the reward, 0 to 1, where 1 is a success, or None if it cannot decide. May be asynchronous.
     The last step's action is the message that ended the episode.
 
     `judge` raises `ConfigurationError` for a reward outside 0 to 1.
@@ -50,7 +50,7 @@ class Verify:
 
     name = "verify"
     version: str | None = None
-    """Set it, and anew whenever the check changes, for figures of it to be kept (`dream.parts`)."""
+    """Set it to have measurements of the check kept, and change it with the check (`dream.parts`)."""
 
     def __init__(self, check: Callable[[Task, Sequence[Step]], "float | bool | None | Awaitable[float | bool | None]"]) -> None:
         self._check = check
@@ -68,17 +68,17 @@ class Verify:
 
 
 class ModelJudge(Prompts):
-    """A language model judges a tool agent's whole episode when it ends.
+    """A language model that judges a tool agent's whole episode when it ends.
 
-    It reads the task, its rule for success, every step, the last message and, where there is one, a recorded success at the
-    same task as reference. Text agents are judged by the experience model's own answers (`Answer.verdict`).
+    It reads the task, its rubric, every step, the last message and, if there is one, a recorded success of the same task as
+    reference. Text agents are judged by the experience model's own answers (`Answer.verdict`).
 
     Args:
         model: A chat model that answers at temperature 0, its name, or a `Model` whose chat model and limits it shares.
         references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
-        policy: Rules that the agent has to keep to, shown to the judge. Default: for a task without a rubric, the system
-            prompt of its agent (`Task.messages`; in JSON prompts also the one that the agent sends).
-        hosted, retries: As of `Model`; a `Model` that is given brings its own.
+        policy: Rules for the agent, shown to the judge. Default: for a task without a rubric, the agent's system prompt
+            (`Task.messages`; in JSON prompts also the one that the agent sends).
+        hosted, retries: As for `Model`. A `Model` passed as `model` has its own.
     """
 
     name = "model"
@@ -109,7 +109,7 @@ class ModelJudge(Prompts):
 
     @property
     def version(self) -> str:
-        """Names the model and prompt behind the verdicts."""
+        """Name of the model and the prompt behind the verdicts."""
         usual = self._shares and self.prompt == self._usual
         return self.prompter.version if usual else f"{self.prompter.version}/{self.prompt}"
 
@@ -170,10 +170,10 @@ class ModelJudge(Prompts):
 
 
 async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list[BaseMessage]]:
-    """A recorded episode as the `ModelJudge` of `dream` should have judged it, for its training.
+    """Training conversations for the `ModelJudge` of `dream`: a recorded episode with the right verdict.
 
-    It is judged twice where the prompts differ: with the traces of its task, and as of a new task. What an earlier judge
-    decides is left out. Empty without a `ModelJudge`, and for an episode that does not end with a tool agent's message.
+    There are two if the prompts with and without the traces of its task differ. One is left out if an earlier judge decides
+    it. None without a `ModelJudge`, and for an episode that does not end with a tool agent's message.
     """
     place = next((number for number, judge in enumerate(dream.judges) if isinstance(judge, ModelJudge)), None)
     if place is None or not ends_with_message(trajectory):
@@ -195,6 +195,6 @@ async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list
 
 
 def ends_with_message(trajectory: Trajectory) -> bool:
-    """True for a tool agent's episode of a known outcome that ends with a message."""
-    by_tools = is_tool_task(trajectory.task) and bool(trajectory.steps) and trajectory.has_outcome
-    return by_tools and is_answer(trajectory.steps[-1].action)
+    """True for a tool agent's episode with a known outcome that ends with a message."""
+    is_judged = is_tool_task(trajectory.task) and bool(trajectory.steps) and trajectory.has_outcome
+    return is_judged and is_answer(trajectory.steps[-1].action)

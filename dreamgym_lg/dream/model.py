@@ -27,24 +27,24 @@ DEFAULT_DEMONSTRATIONS = 3
 class Model(Prompts):
     """The responder that is a language model, with retrieval and reasoning.
 
-    The same prompt is asked once, so that the episodes of a group share a world. `version` names the model and prompt behind
-    the answers and is recorded with every trajectory.
+    The same prompt is asked only once, so that the episodes of a group share a world. `version` names the model and prompt
+    behind the answers and is recorded with every trajectory.
 
     Args:
-        model: A chat model that answers at temperature 0, or a name like `openai:gpt-5.4-mini`. None for one that is yet to be
-            trained: it prepares its training data, and cannot answer.
-        replay_buffer: Real transitions, of which the nearest of the task's environment are shown at each step.
-        demonstrations: How many: k of the paper's retrieval. Default: 3 with a replay buffer, else 0.
-        demonstration_characters: Characters of each of their texts that are shown, at most.
+        model: A chat model that answers at temperature 0, or a name like `openai:gpt-5.4-mini`. None for a model that is yet to
+            be trained: this object prepares its training data, and cannot answer.
+        replay_buffer: Real transitions. Each step's prompt shows the nearest ones from the task's environment.
+        demonstrations: Number of transitions shown: k of the paper's retrieval. Default: 3 with a replay buffer, else 0.
+        demonstration_characters: Maximum characters of each of their texts.
         prompt_format: `lines`, for a model that is trained on them; `json`; `json_schema`, JSON by the model's own structured
-            output. Default: `lines` with `instructions` or for a local model, else JSON, by a schema where the model's profile
-            says that it takes one.
+            output. Default: `lines` with `instructions` or for a local model; else `json_schema` if the model's profile
+            supports it, else `json`.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
-        hosted: Limits, budget and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
-        retries: Further tries after an answer that cannot be read, each with the reason.
-        version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-2`.
+        hosted: Limits, budget and stored answers of a hosted model. Default: `Hosted()` for a model that takes a key.
+        retries: Maximum further tries after an unreadable answer; each tells the model the reason.
+        version: Default: names of model and prompt, e.g. `gpt-5.4-mini/experience-json-2`.
 
-    Raises `ConfigurationError` for something else than a chat model, an unknown format, and demonstrations without a buffer;
+    Raises `ConfigurationError` for an object that is no chat model, an unknown format, and demonstrations without a buffer;
     what `load_chat_model` raises.
     """
 
@@ -74,31 +74,33 @@ class Model(Prompts):
 
     @property
     def version(self) -> str:
-        """Names the model and the prompt behind the answers."""
+        """Name of the model and the prompt behind the answers."""
         return self.prompter.version
 
     @property
     def retrieves(self) -> bool:
-        """True if real transitions are shown to it."""
+        """True if the prompts show real transitions."""
         return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
 
     async def respond(self, episode: Episode) -> Answer:
-        """The model's answer. Raises `PredictionFailed` after `retries` unreadable ones, and once the episode has outgrown a
-        local model's context; what `Hosted.aask` raises.
+        """The model's answer.
+
+        Raises `PredictionFailed` after `retries` unreadable answers, and once the episode exceeds a local model's context; and
+        what `Hosted.aask` raises.
         """
         prediction = await self.predict(episode)
         answer = Answer(prediction.observation, prediction.valid, prediction.reasoning)
-        if is_tool_task(episode.task):  # a tool ends nothing: the agent does, with its message
+        if is_tool_task(episode.task):  # a tool never ends an episode; the agent's message does
             return answer
         verdict = Verdict(prediction.reward, prediction.success, prediction.reasoning, prediction.terminated)
         return answer._replace(verdict=verdict)
 
     async def predict(self, episode: Episode) -> Prediction:
-        """As `respond`, with all that the model says."""
+        """As `respond`, but with all fields of the model's answer."""
 
         def read(text: str) -> Prediction:
             prediction = self.prompt_format.read(text)
-            if not prediction.valid:  # earns and ends nothing
+            if not prediction.valid:  # an invalid action has no reward and ends nothing
                 prediction = prediction._replace(reward=0.0, terminated=False)
             prediction = prediction._replace(success=prediction.terminated and prediction.success)
             if not fits_returns(episode.task, episode.action, Answer(prediction.observation, prediction.valid)):
@@ -115,10 +117,10 @@ class Model(Prompts):
     # --- the prompt -------------------------------------------------------------------------------------------------------
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
-        """The prompt of one step: a conversation that only grows, for key-value caches.
+        """The prompt of one step: a conversation that only grows, which suits key-value caches.
 
-        What other parts know of the entities in the action stands before it, as look-ups just made: the form that models are
-        trained on. Later prompts lack it.
+        Look-ups that other parts offer (`Episode.lookups`) are shown as the last steps before the action. Later prompts do not
+        have them.
         """
         return self.conversation(episode.task, [*episode.steps, *episode.lookups], episode.action)
 
@@ -143,9 +145,9 @@ class Model(Prompts):
         return messages
 
     def training_conversation(self, trajectory: Trajectory) -> list[BaseMessage]:
-        """A recorded episode as the model should have answered it, or nothing.
+        """A recorded episode with the right answers, as training data; empty without a step.
 
-        Of a tool agent, its calls alone: messages go to the user or the judge.
+        The last message of a tool agent is left out: it goes to the judge.
         """
         steps = list(trajectory.steps)
         if is_tool_task(trajectory.task) and steps and is_answer(steps[-1].action):
@@ -164,7 +166,7 @@ class Model(Prompts):
         return self._demonstrations[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
-        """Look up the demonstrations of all these steps at once."""
+        """Retrieve and cache the demonstrations of all these steps at once."""
         queries = defaultdict[tuple[str, str], dict[tuple[str, str], None]](dict)
         for each in trajectories if self.k else ():
             queries[each.task.id, each.task.environment] |= {(step.observation, step.action): None for step in each.steps}

@@ -1,8 +1,8 @@
 """The parts of a dream: responders, a user and judges.
 
-A part may name its `version`, a text that is recorded with dreamed episodes ("" where no model decides), and the `digest` of
-code or data that it reads. A figure of the part holds as long as both stay the same. A dream with a part that names no version
-is measured anew each time.
+A part may have a `version`, a text that is recorded with dreamed episodes ("" if no model decides), and a `digest` of the
+code or data that it reads. Measurements of a part are reused while both stay the same. A dream with a part that has no
+version is measured anew each time.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -21,13 +21,13 @@ class Episode:
     steps: Sequence[Step] = ()
     """Oldest first."""
     action: str = ""
-    """The agent's tool call or message (`dreamgym_lg.actions`). Of a text agent its text."""
+    """The agent's tool call or message (`dreamgym_lg.actions`); a text agent's text."""
     prompt: str = ""
-    """The agent's system prompt, where it is known: rules to judge by."""
+    """The agent's system prompt if it is known, with rules to judge by."""
     own_traces: bool = True
-    """False where the dream is measured. Recorded traces of this very task must then neither answer nor judge."""
+    """False while the dream is measured: recorded traces of the same task must then neither answer nor judge."""
     lookups: Sequence[Step] = ()
-    """Look-ups that nobody made, of what the action names, by earlier responders that did not answer it (`OffersLookups`)."""
+    """Hypothetical look-ups of the action's entities, from earlier responders that did not answer it (`OffersLookups`)."""
 
     @property
     def observation(self) -> str:
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     reason: str = ""
     terminated: bool = True
     final: bool = True
-    """False where a later judge may decide otherwise; without one, this verdict counts."""
+    """False if a later judge may decide otherwise. If none does, this verdict counts."""
 
 
 class Answer(NamedTuple):
@@ -55,11 +55,11 @@ class Answer(NamedTuple):
     """False if the environment refuses the action or does not understand it."""
     reasoning: str = ""
     verdict: Verdict | None = None
-    """The responder's own view of the outcome (text worlds)."""
+    """The responder's own verdict (text worlds)."""
 
     @property
     def outcome(self) -> Verdict | None:
-        """`verdict` as it counts where no judge decides: by its success alone."""
+        """`verdict` for use where no judge decides. The reward is 1 for a success, else 0."""
         if self.verdict is None:
             return None
         success = self.verdict.terminated and self.verdict.success
@@ -78,14 +78,14 @@ class Responder(Protocol):
 
 @runtime_checkable
 class OffersLookups(Protocol):
-    """A responder that tells later ones the state of a call's entities."""
+    """A responder that shows later ones the state of a call's entities."""
 
     def lookups(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":
-        """Look-ups with their answers as they would be now."""
+        """Look-ups of these entities, with the answers that they would get now."""
 
 
 class User(Protocol):
-    """Talks with the agent."""
+    """Replies to the agent's messages."""
 
     name: str
     """Recorded as `Step.decided_by`."""
@@ -101,15 +101,15 @@ class Judge(Protocol):
     """Recorded as `Step.judged_by`."""
 
     def judge(self, episode: Episode, answer: Answer | None) -> "Verdict | None | Awaitable[Verdict | None]":
-        """The verdict; None if this judge does not know it.
+        """The verdict; None if this judge cannot decide.
 
-        Args: `answer`, the responder's to a text agent's action; None where a tool agent's episode ends with a message.
+        Args: `answer`, the responder's answer to a text agent's action; None at the end of a tool agent's episode.
         """
 
 
 @runtime_checkable
 class DecidesTasks(Protocol):
-    """A judge that knows beforehand which tasks it always decides."""
+    """A judge that can tell beforehand if it decides a task."""
 
     def decides(self, task: Task) -> bool:
         """True if this judge decides every outcome of the task."""

@@ -1,4 +1,4 @@
-"""`Prompter`: prompts a chat model, reads the answer, remembers it, and asks each prompt once."""
+"""`Prompter`: prompts a chat model, parses its answers and caches them."""
 
 import asyncio
 import os
@@ -28,13 +28,13 @@ _LOOP = "dreamgym-prompts"
 
 
 class Prompter:
-    """A chat model at temperature 0 and its answers so far.
+    """A chat model at temperature 0, and a cache of its answers.
 
     Args:
         model: A chat model or its name; None for one that is yet to be trained.
         hosted: Limits, budget and file of answers. Default: `Hosted()` for a model that takes a key, else none.
-        replay_buffer: Beside its file, answers of a hosted model are kept, unless `hosted` has a file.
-        retries: Further tries after an answer that cannot be read, each with the reason.
+        replay_buffer: A hosted model's answers are stored beside its file, unless `hosted` has a file.
+        retries: Maximum further tries after an unreadable answer; each tells the model the reason.
 
     Raises `ConfigurationError` for something else than a chat model; what `load_chat_model` raises.
     """
@@ -54,7 +54,7 @@ class Prompter:
         self.renew(name_of(model), model)
 
     def renew(self, version: str, model: BaseChatModel | None) -> None:
-        """Take this model from now on and forget all answers, those under way included."""
+        """Replace the model and forget all answers, those under way included."""
         with self._lock:
             self.version, self.model = version, model
             self._answers: dict[str, Future[Any]] = {}
@@ -67,11 +67,11 @@ class Prompter:
         prompt: str,
         schema: Mapping[str, Any] | None = None,
     ) -> Value:
-        """The answer as `read` takes it. The same prompt at the same time is one call, in whatever event loops.
+        """The answer, parsed by `read`. The same prompt is asked once, even from several event loops at once.
 
-        Args: `prompt`, its name and version; `schema`, of the model's structured output.
+        Args: `prompt`, name and version of the prompt; `schema`, JSON schema of the model's structured output.
 
-        Raises `PredictionFailed` after `retries` unreadable answers, what `Hosted.aask` raises.
+        Raises `PredictionFailed` after `retries` unreadable answers, and what `Hosted.aask` raises.
         """
         if self.model is None:
             raise ConfigurationError("there is no language model yet: this part prepares training data and cannot answer")
@@ -80,14 +80,14 @@ class Prompter:
         place, chat = f"{os.getpid()}/{key}", self.model if schema is None else bind_schema(self.model, schema)
         with self._lock:
             answers = self._answers
-            if (answering := answers.get(place)) is None:  # in a forked child too, which has no loop of its parent's
+            if (answering := answers.get(place)) is None:  # `place` has the process id: a forked child has no such loop
                 answer = self._answer(key, chat, messages, read)
                 answering = asyncio.run_coroutine_threadsafe(answer, lasting_loop(_LOOP))
                 keep(answers, place, answering, _MAX_ANSWERS)
         try:
             value: Value = await asyncio.shield(asyncio.wrap_future(answering))
         except BaseException:
-            with self._lock:  # whoever waits by now learns of the failure; later ones try again
+            with self._lock:  # forget a failed answer, so that later calls ask again
                 if answering.done() and answers.get(place) is answering:
                     del answers[place]
             raise
@@ -119,14 +119,14 @@ class Prompts:
 
 
 def finish_prompts() -> None:
-    """Wait for the calls under way, which are paid for: their answers are kept."""
+    """Wait for calls under way, so that their answers, which cost money, are stored."""
     finish_in_loop(_LOOP)
 
 
 async def ask_until_read(
     chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value], *, hosted: Hosted | None, retries: int
 ) -> tuple[Value, str]:
-    """The answer as `read` takes it, and its text; prompted again up to `retries` times."""
+    """The answer, parsed by `read`, and its text. Unreadable ones are asked again up to `retries` times."""
     messages = list(messages)
     for attempt in range(retries + 1):
         with unrecorded():
@@ -150,7 +150,7 @@ def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
 
 @contextmanager
 def overflow_fails_episode(episode: Episode) -> Iterator[None]:
-    """Turn an episode that outgrows a model's context into `PredictionFailed`. A first prompt stays the settings' fault."""
+    """Turn `ContextExceeded` into `PredictionFailed`, except at the first step: then the settings are wrong."""
     try:
         yield
     except ContextExceeded as error:

@@ -1,6 +1,6 @@
 """Prompt formats of the experience model: lines for trained models, JSON for prompted ones.
 
-Text of an agent or a tool is only a value there: on its own line, or encoded, so that it closes no string and marks no turn.
+Texts of agents and tools are on a line of their own, or encoded, so that they cannot close a string or end a turn.
 """
 
 import json
@@ -31,7 +31,7 @@ LINE_PROMPT, JSON_PROMPT = "experience-lines-2", "experience-json-2"
 """The system prompts of the two formats."""
 
 NOTHING = "(nothing)"
-"""Stands for an empty observation in the lines; tools do give them."""
+"""Stands for an empty observation in the lines format; tools do return them."""
 
 
 class Prediction(NamedTuple):
@@ -46,11 +46,11 @@ class Prediction(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One step of an episode, whose outcome is to be predicted."""
+    """One step of an episode, whose outcome the model has to predict."""
 
     action: str
     observation: str
-    """The first observation of the episode, in its first question; "" in every later one."""
+    """The first observation of the episode at its first step, else ""."""
     score: float
     """Sum of the episode's rewards so far."""
     demonstrations: Sequence[Step]
@@ -70,7 +70,7 @@ class LineFormat:
 
     Args:
         instructions: The system prompt, "" for none; None for the newest of `dreamgym_lg/prompts`.
-        demonstration_characters: Characters of each text of a demonstration that are shown, at most.
+        demonstration_characters: Maximum characters of each text of a demonstration.
     """
 
     schema: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ class LineFormat:
         self.name = prompt_name(LINE_PROMPT, instructions)
 
     def head(self, task: Task) -> str:
-        # the tools come first: the beginning that all tasks share is computed once, in training and in the dream
+        # tools before the task: the prefix that all tasks share is computed only once, in training and in the dream
         return "\n".join(part for part in (self.instructions, *tool_lines(task), described(task)) if part)
 
     def ask(self, task: Task, question: Question) -> str:
@@ -136,9 +136,9 @@ class _Answer(BaseModel):
 
 
 class JsonFormat:
-    """The format of prompted models: JSON objects behind the system prompt.
+    """The format of prompted models: JSON objects after the system prompt.
 
-    Args: as of `LineFormat`; `structured`, by the model's own structured output.
+    Args: as for `LineFormat`; `structured`, True to use the model's own structured output.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class JsonFormat:
         return encoded(_ordered(prediction))
 
     def read(self, text: str) -> Prediction:
-        """Strictly: these keys, these types. Raises `PredictionFailed` saying what is wrong."""
+        """The prediction in an answer, which must have exactly these keys and types. Raises `PredictionFailed`."""
         fields = read_form(text, _Answer).model_dump()
         if not abs(reward := float(fields["reward"])) < 1e9:
             raise PredictionFailed(f"'reward' in the answer is {reward:g}; expected a finite number")
@@ -193,7 +193,7 @@ PromptFormatName = Literal["json_schema", "json", "lines"]
 
 
 def default_format(model: BaseChatModel | None) -> PromptFormatName:
-    """JSON for a model that is reached with a key, else the lines."""
+    """A JSON format for a model that needs a key, else `lines`."""
     if model is None or not (model.profile or model.lc_secrets):
         return "lines"
     return "json_schema" if (model.profile or {}).get("structured_output") else "json"
@@ -212,7 +212,7 @@ def create_format(
 
 
 def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
-    """The model with a JSON schema bound to it, without LangChain's parser."""
+    """The model with a JSON schema bound, but without LangChain's parser."""
     structured = model.with_structured_output(dict(schema), method="json_schema")
     return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
 
@@ -226,14 +226,14 @@ def load_prompt(name: str) -> str:
 
 
 def prompt_name(name: str, instructions: str | None) -> str:
-    """The name of a prompt, or a digest of the user's own. `none` for an empty one."""
+    """The name of a prompt. For the user's own `instructions` a digest, `none` if they are empty."""
     if instructions is None:
         return name
     return f"own-{blake2b(instructions.encode(), digest_size=4).hexdigest()}" if instructions else "none"
 
 
 def tool_lines(task: Task) -> list[str]:
-    """A tool agent's tools, a line each below a headline; nothing for a text agent."""
+    """A headline and one line per tool; empty for a text agent."""
     if not is_tool_task(task):
         return []
     headline = 'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:'
@@ -241,7 +241,7 @@ def tool_lines(task: Task) -> list[str]:
 
 
 def on_one_line(action: str) -> str:
-    """The action on one line, behind the mark of data."""
+    """The action on one line, after the mark `>` of data."""
     return f"> {' '.join(action.split())}"
 
 
@@ -249,8 +249,8 @@ def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Predic
     """Demonstrations with their outcomes, long texts cut."""
     pairs = []
     for step in steps:
-        right = in_hindsight(step, success=step.terminated and step.reward > 0)
-        short = right._replace(observation=right.observation[:characters], reasoning=right.reasoning[: max(characters, 80)])
+        full = in_hindsight(step, success=step.terminated and step.reward > 0)
+        short = full._replace(observation=full.observation[:characters], reasoning=full.reasoning[: max(characters, 80)])
         pairs.append((replace(step, observation=step.observation[-characters:]), short))
     return pairs
 
@@ -258,7 +258,7 @@ def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Predic
 def encoded(value: Any) -> str:
     """JSON on one line; marks of chat templates (`<|im_end|>`, `[INST]`) and line breaks are escaped.
 
-    A server that looks for such marks in the whole prompt would else let an observation end its own message.
+    Otherwise an observation could end its own message at a server that looks for such marks in the whole prompt.
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = re.sub(r"[<\x7f\x85\u2028\u2029]|\[(?=/?[A-Z_]+\])", lambda mark: f"\\u{ord(mark[0]):04x}", text)
@@ -266,7 +266,7 @@ def encoded(value: Any) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object that the text is, but for a code fence or thought. Raises `PredictionFailed`."""
+    """The JSON object in a text, without a code fence or thinking around it. Raises `PredictionFailed`."""
     bare = split_thought(text)[1].strip()
     fenced = re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", bare, flags=re.DOTALL)
     try:
@@ -279,7 +279,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def read_form(text: str, form: type[Form]) -> Form:
-    """The JSON object in an answer, in this form. Raises `PredictionFailed` saying what is wrong with the text."""
+    """The JSON object in an answer as an instance of `form`. Raises `PredictionFailed` with the reason."""
     try:
         return form.model_validate(json_object(text))
     except ValidationError as error:

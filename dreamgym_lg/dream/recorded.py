@@ -26,12 +26,11 @@ from dreamgym_lg.types import IMPUTED, Task
 class Recorded:
     """Answers a call as it was recorded after the same writing calls, byte for byte.
 
-    Traces of the same task count first, then those of the same world. Of recordings that contradict each other the answer of
-    more than half is taken, if there is one. A reading call that is repeated with no writing call in between is answered as
-    before in this episode. A look-up of something nobody named gets the answer that most such look-ups got, usually an error.
-    Nothing here applies to text agents.
+    * A reading call repeated without a writing call in between gets the same answer as before in the episode.
+    * Traces of the same task come first, then those of the same world. If recordings disagree, more than half must agree.
+    * A look-up of an unknown thing gets the answer of most such look-ups, usually an error.
 
-    Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
+    It answers no text agent. Args: `traces`, a replay buffer or its `TraceIndex`, which tells which tools write.
     """
 
     name, version = "recorded", ""
@@ -60,12 +59,12 @@ class Recorded:
     def _recorded(self, episode: Episode, call: Call) -> Answer | None:
         effects = effects_of(self.index, episode)
         scopes = worlds_of(episode.task.id, episode.task.environment)
-        own, world = (self.index.answers.get((scope, call, effects), {}) for scope in scopes)
+        of_task, of_world = (self.index.answers.get((scope, call, effects), {}) for scope in scopes)
         if not episode.own_traces:
             none = Votes(0, "")
-            world = {key: votes._replace(number=votes.number - own.get(key, none).number) for key, votes in world.items()}
-            own = {}
-        for answers in (own, world):
+            of_world = {key: v._replace(number=v.number - of_task.get(key, none).number) for key, v in of_world.items()}
+            of_task = {}
+        for answers in (of_task, of_world):
             if not answers:
                 continue
             (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number)
@@ -74,6 +73,7 @@ class Recorded:
         return None
 
     def _missed(self, episode: Episode, call: Call) -> Answer | None:
+        """The usual answer to a look-up of an unknown thing."""
         task = episode.task
         before = " ".join([task.instruction, first_observation(task), *(step.next_observation for step in episode.steps)])
         miss = None if self.index.writes(call.tool) else self.index.miss(task.environment, call, before)
@@ -81,17 +81,17 @@ class Recorded:
 
 
 class References:
-    """Judges a tool agent's episode by the writes and message of recorded successes.
+    """Judges a tool agent's episode by the writing calls and messages of recorded successes.
 
-    A success needs the writing calls of one of them, those of one tool in the same order, and no others; refused calls and the
-    wording of free text do not count. Its message has to tell the ids and amounts that all those successes told, but for those
-    of the request and of answers to writing calls, and none that occurs nowhere. In other words than theirs, a success is not
-    final: it counts only where no other judge decides. Without a recorded success, or where neither side wrote anything, the
-    next judge decides alone. A drawn task is decided either way.
+    * A success needs exactly the writing calls of one of them, those of one tool in the same order. Refused calls and the
+      wording of free text do not count.
+    * Its message has to state the ids and amounts that all these successes stated, except those of the request and of answers
+      to writing calls, and no other that does not occur in the episode.
+    * If its message is worded differently, the success is not final: it counts only if no other judge decides.
 
-    Args:
-        traces: As of `Recorded`.
-        conversations: Also judge by successes in which a user replied: for a dream with a user.
+    Without a recorded success, or if neither side made a writing call, the next judge decides. A drawn task is always decided.
+
+    Args: `traces`, as for `Recorded`; `conversations`, True to judge by successes in which a user replied too.
     """
 
     name, version = "references", ""
@@ -116,8 +116,8 @@ class References:
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
 
     def of_episode(self, episode: Episode) -> list[Success]:
-        """Those of the episode's task; none where an answer was imputed."""
-        # in another state than the recorded one, something else is right
+        """The recorded successes of the episode's task; none if an answer was imputed."""
+        # an imputed answer shows another state than the recorded one, in which another solution is right
         imputed = any(step.decided_by == IMPUTED for step in episode.steps)
         return [] if imputed else self.references(episode.task, own_traces=episode.own_traces)
 
@@ -146,7 +146,7 @@ def effects_of(index: TraceIndex, episode: Episode) -> Effects:
 
 
 def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
-    """The fault of the last message beside those of recorded successes; "" for none."""
+    """The last message's first fault, compared with those of recorded successes; "" for none."""
     message, recorded = message_text(episode.action), [message_text(each.message) for each in successes]
     if not message.strip() and all(map(str.strip, recorded)):
         return "the message is empty, and that of a recorded success is not"
@@ -155,7 +155,7 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
     seen = [described(episode.task), first_observation(episode.task), *recorded]
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
-    if invented := stated - facts(*seen) - {word for text in seen for word in words(text)}:  # 72.00 is no other than 72
+    if invented := stated - facts(*seen) - {word for text in seen for word in words(text)}:  # 72.00 may be seen as 72
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
     said, drawn = f" {' '.join(words(message))} ", episode.task.drawn
     if unsaid := {each for each in drawn.get("told", ()) if f" {each} " not in said}:

@@ -26,7 +26,7 @@ from dreamgym_lg.types import Task, Trajectory
 
 _PROMPT = "rank-json-1"
 PENDING = "not compared with its group yet"
-"""Reason of a verdict that waits for the group's end."""
+"""Reason of a verdict that is replaced when the whole group has been played."""
 
 
 class _Answer(BaseModel, extra="forbid", strict=True):
@@ -35,21 +35,22 @@ class _Answer(BaseModel, extra="forbid", strict=True):
 
 
 class Ranking(NamedTuple):
-    """A group's rewards, and how far two orders of it agree."""
+    """A group's rewards from two comparisons, the second in reversed order, and their agreement."""
 
     rewards: list[float]
-    """Of each episode: its share of wins over the others, 0 to 1. A tie is half a win, and so is one in one order alone."""
+    """Each episode's share of wins over the others, 0 to 1. A tie is half a win, as is a win in only one of the two orders."""
     consistency: float
-    """Share of the pairs that both orders decide alike."""
+    """Share of the pairs that both orders decide in the same way."""
     reason: str
 
 
 class RelativeJudge(Prompts):
-    """Rewards a tool agent's episode by comparison with its group. No other judge has decided any of these.
+    """Rewards a tool agent's episodes by comparison within their group.
 
-    A training compares a group, twice, when it has ended. No episode is a success; outside of a training its reward is 0.
+    Only training compares groups, once all their episodes have ended and if no other judge has decided any of them. No episode
+    is a success; elsewhere the reward is 0.
 
-    Args: `model`, a chat model that writes JSON, its name, or a `Model` whose chat model it shares; `hosted`, as of `Model`.
+    Args: `model`, a chat model that writes JSON, its name, or a `Model` whose chat model it shares; `hosted`, as for `Model`.
     """
 
     name = "relative"
@@ -62,46 +63,47 @@ class RelativeJudge(Prompts):
         return Verdict(0.0, False, PENDING, final=False) if answer is None and is_tool_task(episode.task) else None
 
     async def rank(self, group: Sequence[Trajectory]) -> Ranking:
-        """Compare episodes of one task. Those that did the same are one; an unreadable comparison is a tie of all."""
-        texts = [encoded(_shown(each)) for each in group]
+        """Compare episodes of one task. Identical ones share a place; an unreadable comparison is a tie of all."""
+        texts = [encoded(_summary(each)) for each in group]
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        shown, n = [_shown(group[texts.index(text)]) for text in places], range(len(places))
+        distinct, n = [_summary(group[texts.index(text)]) for text in places], range(len(places))
         if len(n) < 2:
             return Ranking([0.5] * len(group), 1.0, "all did the same")
         try:
-            one, other = await asyncio.gather(self._scores(group[0].task, shown), self._scores(group[0].task, shown[::-1]))
+            task, in_reverse = group[0].task, distinct[::-1]
+            answer, reverse_answer = await asyncio.gather(self._scores(task, distinct), self._scores(task, in_reverse))
         except PredictionFailed as error:
             return Ranking([0.5] * len(group), 0.0, f"unreadable: {error}")
-        orders = one.scores, other.scores[::-1]
+        orders = answer.scores, reverse_answer.scores[::-1]
         signs = {(i, j): [(s[i] > s[j]) - (s[i] < s[j]) for s in orders] for i in n for j in n if i != j}
         wins = [fmean(0.5 + sum(signs[i, j]) / 4 for j in n if i != j) for i in n]
         consistency = fmean(float(first == second) for first, second in signs.values())
-        return Ranking([wins[places[text]] for text in texts], consistency, one.reason)
+        return Ranking([wins[places[text]] for text in texts], consistency, answer.reason)
 
-    async def _scores(self, task: Task, shown: Sequence[object]) -> _Answer:
+    async def _scores(self, task: Task, episodes: Sequence[object]) -> _Answer:
         content: dict[str, object] = {"task": first_observation(task), "rules": "" if task.rubric else rules(task)}
-        content |= {"success": task.rubric or RUBRIC, "episodes": shown}
+        content |= {"success": task.rubric or RUBRIC, "episodes": episodes}
         messages: list[BaseMessage] = [SystemMessage(load_prompt(_PROMPT)), HumanMessage(encoded(content))]
 
         def read(text: str) -> _Answer:
-            if len((answer := read_form(text, _Answer)).scores) != len(shown):
-                raise PredictionFailed(f"{len(answer.scores)} scores for {len(shown)} episodes")
+            if len((answer := read_form(text, _Answer)).scores) != len(episodes):
+                raise PredictionFailed(f"{len(answer.scores)} scores for {len(episodes)} episodes")
             return answer
 
         return await self.prompter.ask(messages, read, prompt=_PROMPT)
 
 
-async def compared(dream: Dream | None, episodes: Sequence[Trajectory], replay_buffer: ReplayBuffer) -> list[Trajectory]:
-    """Store the episodes of a rollout with the rewards of the dream's `RelativeJudge`, if any.
+async def compare_groups(dream: Dream | None, episodes: Sequence[Trajectory], replay_buffer: ReplayBuffer) -> list[Trajectory]:
+    """The episodes of a rollout with the rewards of the dream's `RelativeJudge`, if any.
 
-    The metric `judge_consistency` says how far it agrees with itself. Args: `episodes`, those of a task together.
+    Stores the rewards, and the judge's agreement with itself as metric `judge_consistency`. Args: `episodes`, ordered by task.
     """
     judge = next((each for each in dream.judges if isinstance(each, RelativeJudge)), None) if dream else None
     played = [each for each in episodes if each.error is None] if judge else []
     groups = [list(group) for _, group in groupby(played, key=lambda episode: episode.task.id)]
-    # of a group that was compared before one of its episodes was played again, all are compared anew
-    own = [group for group in groups if all(each.steps and each.steps[-1].judged_by == RelativeJudge.name for each in group)]
-    waiting = [group for group in own if any(each.steps[-1].reasoning == PENDING for each in group)]
+    # if one episode of a compared group was played again, the whole group is compared again
+    undecided = [g for g in groups if all(each.steps and each.steps[-1].judged_by == RelativeJudge.name for each in g)]
+    waiting = [group for group in undecided if any(each.steps[-1].reasoning == PENDING for each in group)]
     rankings = await asyncio.gather(*(judge.rank(group) for group in waiting if judge))
     rewarded = dict[int, Trajectory]()
     for group, ranking in zip(waiting, rankings, strict=True):
@@ -115,7 +117,7 @@ async def compared(dream: Dream | None, episodes: Sequence[Trajectory], replay_b
     return [rewarded.get(id(each), each) for each in episodes]
 
 
-def _shown(episode: Trajectory) -> dict[str, object]:
+def _summary(episode: Trajectory) -> dict[str, object]:
     *steps, last = episode.steps
     calls = [{"action": step.action, "answer": step.next_observation, "valid": step.valid} for step in steps]
     return {"steps": calls, "message": message_text(last.action)}

@@ -1,4 +1,4 @@
-"""Schemas of tools: of arguments, by which LangChain refuses a call, and of answers."""
+"""Tool schemas: refuses invalid arguments as LangChain does, and checks the form of answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from dreamgym_lg.types import Task
 class Schemas:
     """Refuses unknown tools and wrong arguments in the words of LangGraph's `ToolNode`.
 
-    In a graph LangChain does so before any dream is asked; this part makes other callers (`fidelity`, `play`) see the same.
+    In a graph LangChain does so before it calls the dream; this part makes other callers (`fidelity`, `play`) see the same.
 
-    Args: `tools`, the agent's own, which validate arguments. Without them the task's schemas are used: names of tools and
-    required arguments.
+    Args: `tools`, the agent's own, which validate arguments. Without them, only tool names and required arguments are checked,
+    by the task's schemas.
     """
 
     name, version = "schema", ""
@@ -37,7 +37,7 @@ class Schemas:
             return Answer("Error: this is neither a tool call nor a message.", valid=False)
         known, tools = {str(schema["name"]): schema for schema in schemas(episode.task)}, episode.task.tools or ()
         names = [tool if isinstance(tool, str) else tool["function"]["name"] for tool in tools]
-        if call.name not in known and names != list(tools):  # names alone are those that traces called, and not all there are
+        if call.name not in known and names != list(tools):  # bare names are only the tools that traces called, not all tools
             text = INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=call.name, available_tools=", ".join(names))
             return Answer(text, valid=False)
         if call.name in self._tools:
@@ -51,7 +51,7 @@ class Schemas:
         return Answer(template.format(tool_name=call.name, tool_kwargs=arguments, error=error), valid=False)
 
     def _validated(self, call: ToolCall, tool: BaseTool) -> Answer | None:
-        schema = tool.tool_call_schema  # without what the graph injects
+        schema = tool.tool_call_schema  # without injected arguments
         try:
             if isinstance(schema, type):
                 schema(**call.arguments)
@@ -70,30 +70,30 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 STATE_UPDATE = "State update"
-"""Title of the schema of the state that a tool's `Command` sets."""
+"""Title of the schema of a tool that returns a `Command`: the state that it sets."""
 
 
 def sets_state(task: Task, action: str) -> bool:
-    """Tells if the tool's answer updates the graph's state. Traces hold its message alone."""
+    """True if the tool's answer updates the graph's state. Traces hold only its message."""
     schema = returns_schema(task, action)
     return schema is not None and schema.get("title") == STATE_UPDATE
 
 
 def returns_schema(task: Task, action: str) -> Mapping[str, Any] | None:
-    """The schema of the called tool's return value. None for another action, or where the tool returns any text."""
+    """The schema of the called tool's return value. None for a tool without one, and for other actions."""
     call = parse_call(action)
     return next((f.get("returns") for f in schemas(task) if call is not None and f["name"] == call.name), None)
 
 
 def fits_returns(task: Task, action: str, answer: Answer) -> bool:
-    """True for an answer in the structure that the tool returns. As JSON or as its text; error texts always fit.
+    """True if an answer, as JSON or as plain text, fits the tool's return schema.
 
-    Types, items, required keys, `enum` and `const` are compared, no further keywords.
+    Only types, items, required keys, `enum` and `const` are checked. Error texts always fit.
     """
     schema = returns_schema(task, action)
     if schema is None or not answer.valid:
         return True
-    values: list[Any] = [answer.observation]  # a tool node writes a text without quotes
+    values: list[Any] = [answer.observation]  # a text result has no quotes
     with suppress(ValueError, RecursionError):
         values.append(json.loads(answer.observation))
     return any(_fits(value, schema, schema) for value in values)

@@ -19,9 +19,9 @@ from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, refere
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
-"""Words from which on an argument that nobody said before counts as free text."""
+"""Least number of words of an argument that counts as free text, if it does not occur earlier in the episode."""
 MISSES = 4
-"""Look-ups of unknown things are answered alike once this many tasks were."""
+"""Least number of tasks whose look-ups of unknown things got the same answer, for others to get it too."""
 
 
 class Call(NamedTuple):
@@ -29,11 +29,11 @@ class Call(NamedTuple):
 
     tool: str
     arguments: tuple[tuple[str, Any], ...]
-    """Names and values; a value that is a list or an object, as JSON."""
+    """(name, value) pairs, sorted; lists and objects as JSON."""
 
 
 Effects = tuple[Call, ...]
-"""Writing calls, without the wording of free text."""
+"""Writing calls in order, with free text replaced by `...`."""
 
 
 class Votes(NamedTuple):
@@ -48,34 +48,32 @@ class Success(NamedTuple):
 
     task_id: str
     effects: Effects
-    """In an order that does not depend on which tool was called first."""
+    """Sorted by tool; calls of one tool in their order."""
     calls: tuple[str, ...]
-    """Its writing calls as they were made."""
+    """Actions of the writing calls, in order."""
     message: str
     """The action that ended it."""
     facts: frozenset[str]
-    """Ids and amounts that are new in that message, and numbers that a look-up gave.
-
-    Neither the request nor an answer to a writing call gave them.
-    """
+    """Ids and amounts in the message, and numbers in it that come from a look-up. Those in the request or in answers to
+    writing calls are left out."""
     turns: int
-    """Messages of the agent in it: 1 where no user replied."""
+    """Number of the agent's messages: 1 if no user replied."""
 
 
 class TraceIndex:
-    """The answers and successes in a replay buffer's real trajectories that did not fail.
+    """The answers and successes in a replay buffer's real trajectories, without failed ones.
 
-    The tasks of one `Task.environment` share one world, such as one database. Traces of evaluation tasks answer nothing, and
+    The tasks of one `Task.environment` share one world, such as one database. Traces of evaluation tasks answer no call, and
     judge only their own task.
 
     Args:
         replay_buffer: Read at the first `refresh`, and again after real trajectories were added or held out.
-        tools: The agent's tools, whose schemas say which defaults there are, and metadata which tools write.
-        writes: As of `find_tool_uses`.
-        pass_through: Tools that really run: a dream does not see their calls.
+        tools: The agent's tools. Their schemas give default arguments, their metadata which tools write.
+        writes: As for `find_tool_uses`.
+        pass_through: Names of tools that really run; a dream does not see their calls.
 
-    `refresh` raises `ConfigurationError` for a name in `writes` that no tool has: none of `tools`, none that a trace calls, and
-    none of a stored task. And for a tool of `pass_through` there.
+    `refresh` raises `ConfigurationError` for a name in `writes` that is in `pass_through`, or that is no name of a tool: in
+    `tools`, in a trace's calls or in a stored task.
     """
 
     def __init__(
@@ -91,47 +89,47 @@ class TraceIndex:
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
-        """By task, by environment and instruction, and by these and the system message."""
+        """By task id; by environment and instruction; and by these and the system message."""
         self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[str]]] = {}
-        """(environment, reading tool, names of arguments that nobody had named) -> (form of the answer, valid) -> task ids."""
+        """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> task ids."""
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
         received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
-        """(action) -> the call that it is, in the form in which calls are compared; None for anything else."""
+        """action -> its call in comparable form; None if it is no call."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
         self._lock = Lock()
-        self._read: tuple[int, ...] | None = None
+        self._revision: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, traces: "ReplayBuffer | TraceIndex") -> "TraceIndex":
-        """The index that is given, or a new one of a replay buffer."""
+        """`traces` itself if it is an index, else a new index of the replay buffer."""
         return traces if isinstance(traces, TraceIndex) else cls(traces)
 
     def refresh(self, *, only_once: bool = False) -> None:
-        """Read the buffer's trajectories if they have changed. Args: `only_once`, not if they were read before."""
-        if only_once and self._read is not None:
+        """Read the buffer's trajectories if they have changed. Args: `only_once`, True to read them at most once."""
+        if only_once and self._revision is not None:
             return
         with self._lock:
-            now = self.replay_buffer.revision()
-            if now != self._read:
+            revision = self.replay_buffer.revision()
+            if revision != self._revision:
                 self._build([*self.replay_buffer.real_trajectories()])
-            self._read = now
+            self._revision = revision
 
     def _build(self, recorded: Sequence[Trajectory]) -> None:
         train = (step for each in recorded if each.task.split == "train" for step in each.steps if step.valid)
-        known = {call.name for step in train if (call := parse_call(step.action)) is not None}
-        if self._writes is not None:  # which may name a tool that no trace calls
-            known |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
+        called = {call.name for step in train if (call := parse_call(step.action)) is not None}
+        if self._writes is not None:  # it may name a tool that no trace calls
+            called |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, known, writes=self._writes, pass_through=self._pass_through)
+        new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self._pass_through)
         new._free_text = _find_free_text(recorded, new.writes)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:
             new._add(trajectory)
         names = ("uses", "_free_text", "answers", "successes", "misses")
-        self.__dict__.update({name: getattr(new, name) for name in names})  # at once, for those who read meanwhile
+        self.__dict__.update({name: getattr(new, name) for name in names})  # at once, as other threads may be reading
 
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
@@ -158,18 +156,18 @@ class TraceIndex:
 
     def success(self, task: Task, steps: Sequence[Step]) -> Success:
         """The steps of a successful episode as a reference."""
-        calling = [(step, self.writes(call.tool)) for step in steps if (call := self.call(step.action))]
-        writing = [step for step, writes in calling if writes]
+        calls = [(step, self.writes(call.tool)) for step in steps if (call := self.call(step.action))]
+        writing = [step for step, writes in calls if writes]
         effects = self.effects((self.call(step.action), step.valid) for step in steps)
         turns, last = sum(is_answer(step.action) for step in steps), steps[-1].action
         before = [rules(task), task.instruction, steps[0].observation, *(step.next_observation for step in writing)]
-        # a price of 88 looks like a count, unless a look-up gave it
-        looked_up = numbers(*(step.next_observation for step, writes in calling if not writes)) - numbers(*before)
-        told = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
-        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, told, turns)
+        # a plain number such as 88 is a fact only if a look-up returned it: otherwise it may be a count
+        looked_up = numbers(*(step.next_observation for step, writes in calls if not writes)) - numbers(*before)
+        stated = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
+        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, stated, turns)
 
     def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
-        """The answer to a look-up of what nobody named `before`, as most recorded ones."""
+        """(answer, valid) of most recorded look-ups of unknown things; None without enough of them (`MISSES`)."""
         unnamed = unnamed_values(call, before)
         forms = self.misses.get((environment, call.tool, tuple(unnamed)), {})
         (form, valid), tasks = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set[str]()))
@@ -180,15 +178,15 @@ class TraceIndex:
         return form, valid
 
     def writes(self, tool: str) -> bool:
-        """True if calls of the tool count as writing ones."""
+        """True if calls of the tool count as writing calls."""
         if tool in self._pass_through:
             return False
-        if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
+        if tool not in self.uses:  # created while the graph runs, and in no trace
             return self._writes is None or tool in self._writes
         return self.uses[tool].writes
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
-        """The writing calls among (call, valid), in their order, without the wording of free text."""
+        """The valid writing calls among (call, valid), in their order, with free text replaced."""
         return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
 
     def _without_wording(self, call: Call) -> Call:
@@ -198,29 +196,29 @@ class TraceIndex:
         return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
-        """The recorded successes of the task's id, else of its words. Of a drawn task its own reference.
+        """The recorded successes of the task's id, else of its instruction. For a drawn task, its own reference.
 
-        Of the same words under another system message (of another customer, say) are none, unless the task names no messages;
-        nor are another task's conversations, in which the user said more than these words.
+        Successes of the same instruction do not count if their system message differs (another customer's, say) and the task
+        has messages, nor if they are conversations, in which the user said more than the instruction.
 
-        Args: `own_traces`, False to leave out those of the task's own id.
+        Args: `own_traces`, False to leave out successes of the task's own id.
         """
         if task.drawn:
             return [self.success(task, reference_episode(task).steps)]
         same_words = _words_key(task.environment, task.instruction, task.split)
         keys = (task.id,), (*same_words, rules(task)) if task.messages else same_words
-        own, alike = (self.successes.get(key, []) for key in keys)
-        others = [each for each in alike if each.task_id != task.id and each.turns < 2]
+        own, same_instruction = (self.successes.get(key, []) for key in keys)
+        others = [each for each in same_instruction if each.task_id != task.id and each.turns < 2]
         return own or others if own_traces else others
 
 
 def unnamed_values(call: Call, before: str) -> dict[str, str]:
-    """The call's texts that do not occur in what was said before, by argument."""
+    """The call's text arguments that do not occur in `before`, by name."""
     return {name: value for name, value in call.arguments if isinstance(value, str) and value and value not in before}
 
 
 def _form(answer: str, unnamed: Mapping[str, str]) -> str:
-    """The answer with places instead of the arguments' values, longest first."""
+    """The answer with placeholders for the arguments' values, the longest replaced first."""
     for name, value in sorted(unnamed.items(), key=lambda each: -len(each[1])):
         answer = answer.replace(value, _place(name))
     return answer
@@ -231,17 +229,17 @@ def _place(name: str) -> str:
 
 
 def worlds_of(task_id: str, environment: str) -> tuple[str, str]:
-    """The keys of a trace's answers, nearest first: its task, its world."""
+    """The keys of a trace's answers: its task, then its world."""
     return task_id, f"/{environment}"
 
 
 def _words_key(environment: str, instruction: str, split: str) -> tuple[str, ...]:
-    """The key of successes by the task's words; those of evaluation tasks are apart."""
+    """The key of successes by instruction; evaluation tasks have keys of their own."""
     return "train" if split == "train" else "evaluation", environment, instruction
 
 
 def comparable_call(action: str, received: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]) -> Call | None:
-    """The call that an action is, in one form; None for anything else. Args: `received`, as each tool gets arguments."""
+    """An action's call in comparable form; None if it is no call. Args: `received`, converters of arguments by tool."""
     if (call := parse_call(action)) is None:
         return None
     arguments = received[call.name](call.arguments) if call.name in received else call.arguments
@@ -249,12 +247,12 @@ def comparable_call(action: str, received: Mapping[str, Callable[[Mapping[str, A
 
 
 def unordered(effects: Effects) -> Effects:
-    """Effects in one order; one tool's calls keep theirs."""
+    """Effects sorted by tool; calls of one tool keep their order."""
     return tuple(sorted(effects, key=lambda call: call.tool))
 
 
 def _comparable(value: Any) -> Any:
-    """A value that can be hashed; 20.0 is 20, and truth values are no numbers."""
+    """A hashable value in which 20.0 equals 20, and True does not equal 1."""
     if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     return json.dumps(_whole(value), sort_keys=True, ensure_ascii=False)
@@ -270,9 +268,9 @@ def _whole(value: Any) -> Any:
 
 
 def _as_received(schema: Any, defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments as the tool gets them: validated, with nested defaults, without what it ignores.
+    """Arguments as the tool receives them: validated, with nested defaults, without ignored ones.
 
-    Those that it refuses, and those of a tool with a JSON schema, get the tool's own defaults alone.
+    Refused arguments, and those of a tool with a JSON schema, only get the tool's top-level defaults.
     """
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         factories = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
@@ -305,7 +303,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _find_free_text(recorded: Iterable[Trajectory], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
-    """The (tool, argument) of writing calls that mostly hold freely worded text."""
+    """The (tool, argument) pairs of writing calls that mostly hold freely worded text."""
     free, total = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for trajectory in recorded:
         task, steps = trajectory.task, trajectory.steps

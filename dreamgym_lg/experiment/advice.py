@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dreamgym_lg.actions import parse_call
 from dreamgym_lg.dream import Dream
-from dreamgym_lg.dream.relative import compared
+from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 MAX_LOST = 0.2
-"""Share of tasks that imitation may still lose, at 95 %, where nothing is left for a dream."""
+"""Upper 95 % bound of the share of lost tasks below which nothing is left for a dream to improve."""
 MAX_DULL = 0.75
-"""Share of dreamed groups that teach nothing above which training is not advised."""
+"""Largest share of dreamed groups without a learning signal at which training is advised."""
 MOST_GROUPS = 32
-"""Groups that are played for an advice, also where an iteration has more."""
+"""Maximum groups that are played for an advice."""
 
 
 Useful = Callable[[Sequence[Trajectory]], bool]
@@ -43,10 +43,10 @@ class Advice(NamedTuple):
 def conclude(
     best: int, tasks: int, groups: Sequence[Sequence[Trajectory]] = (), refusal: str = "", useful: Useful = has_learning_signal
 ) -> Advice:
-    """The advice that figures give.
+    """The advice that follows from figures.
 
-    Args: `best`, most successes of a baseline on validation `tasks`; `groups`, of a dreamed iteration; `refusal`, a reason
-        against the dream itself; `useful`, whether the learner has something of a group.
+    Args: `best`, the best baseline's number of successes on `tasks` validation tasks; `groups`, of a dreamed iteration;
+        `refusal`, the gate's reason against the dream; `useful`, tells if the learner can learn from a group.
     """
     dull = [group for group in groups if not useful(group)]
     failed = [group for group in dull if not has_success(group)]
@@ -67,10 +67,10 @@ def conclude(
 
 
 def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
-    """Measure and say what is known before a training that begins with `policy`.
+    """Advise before a training that begins with `policy`, and report the figures behind the advice.
 
-    Played are the validation tasks by the weights before any training, and the groups of one iteration in the dream. The
-    advice is kept, and stands in the proof (`result.json`). Once training has begun, it is the one that was given before.
+    Plays the validation tasks with the untrained weights, and the groups of one iteration in the dream. The advice is kept for
+    the proof (`result.json`); once training has begun, the kept one is returned.
     """
     has_begun = (work.out / "training.db").exists()
     if has_begun and (kept := work.record(ADVICE)):
@@ -84,16 +84,16 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
             gate.check_truthful(work)
         except UntruthfulDream as error:
             refusal = f"the gate refuses the dream: {error}"
-        number = min(s.num_tasks, len(known := gate.trainable_tasks(work)), MOST_GROUPS)
-        drawn = Random(s.seed).sample(known, number)
-        lost = underrepresented_tools(successes, known, work.world.writing_tools(work.replay_buffer))
+        trainable = gate.trainable_tasks(work)
+        sample = Random(s.seed).sample(trainable, min(s.num_tasks, len(trainable), MOST_GROUPS))
+        lost = underrepresented_tools(successes, trainable, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{policy_version(policy)}/dream@{dream.version}"
-        played = work.play(run, policy, drawn, dream=judged, num_generations=n)
-        played = run_lasting(compared(judged, played, work.replay_buffer))
+        played = work.play(run, policy, sample, dream=judged, num_generations=n)
+        played = run_lasting(compare_groups(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
-    own: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
-    useful = own.get(s.learner, has_learning_signal)
+    by_learner: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
+    useful = by_learner.get(s.learner, has_learning_signal)
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
@@ -107,24 +107,24 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 
 
 def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream | None) -> dict[str, int]:
-    """Won validation tasks of each policy that needed no dream. The untrained weights are one."""
+    """Validation successes of each policy without a dream: the baselines and the untrained weights."""
     s, tasks, real = work.settings, work.validation_tasks(), work.settings.real_budget != 0
     won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
     if not tasks or not (real or (dream is not None and not s.references_only)):
         return won
     path = work.record(START).get("path")
     start = policy if path is None else work.policy_at(path)
-    place, run = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
-    played = work.play(f"validate/start/{policy_version(start)}{run}", start, tasks, dream=place)  # which may fail in all
+    dream, suffix = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
+    played = work.play(f"validate/start/{policy_version(start)}{suffix}", start, tasks, dream=dream)  # all may fail
     return {"start": sum(each.success for each in played), **won}
 
 
 def _second_tries(groups: Sequence[Sequence[Trajectory]], solved: Collection[str]) -> list[str]:
-    """A line on tasks that no trace solves and the dream does."""
+    """A line about tasks that no trace solves and the dream does, if any."""
     unsolved = [group for group in groups if group[0].task.id not in solved and not group[0].task.drawn]
     number = sum(map(has_success, unsolved))
-    said = f"the dream solves {number} of {len(unsolved)} tasks that no trace solves, and learner='rft' would imitate them"
-    return [said] if number else []
+    line = f"the dream solves {number} of {len(unsolved)} tasks that no trace solves, and learner='rft' would imitate them"
+    return [line] if number else []
 
 
 def has_success(group: Sequence[Trajectory]) -> bool:
@@ -132,15 +132,15 @@ def has_success(group: Sequence[Trajectory]) -> bool:
 
 
 def underrepresented_tools(successes: Sequence[Trajectory], tasks: Sequence[Task], writes: Collection[str]) -> list[str]:
-    """Writing tools that training tasks call less than half as often as recorded `successes` do.
+    """Writing tools that tasks need less than half as often as recorded `successes` call them.
 
-    Only with drawn tasks among them, and of tools that at least three tasks were to be expected to call.
+    Only tools that at least three tasks would be expected to need; none without a drawn task.
     """
     recorded = {each.task.id: _tools(step.action for step in each.steps) for each in successes}
-    tasked = [_tools(a for a, _ in each.drawn["steps"]) if each.drawn else recorded.get(each.id, set()) for each in tasks]
-    calls, dreamed = (Counter(tool for tools in each for tool in tools) for each in (recorded.values(), tasked))
+    needed = [_tools(a for a, _ in each.drawn["steps"]) if each.drawn else recorded.get(each.id, set()) for each in tasks]
+    calls, needs = (Counter(tool for tools in each for tool in tools) for each in (recorded.values(), needed))
     expected = {tool: calls[tool] * len(tasks) / max(len(recorded), 1) for tool in writes}
-    return sorted(t for t in writes if any(each.drawn for each in tasks) and expected[t] >= max(3, 2 * dreamed[t] + 1e-9))
+    return sorted(t for t in writes if any(each.drawn for each in tasks) and expected[t] >= max(3, 2 * needs[t] + 1e-9))
 
 
 def _tools(actions: Iterable[str]) -> set[str]:

@@ -22,7 +22,7 @@ _OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 def argument_names(functions: Mapping[str, Any], dream: Dream | None, relative_judge: bool) -> dict[str, object]:
-    """Names of the functions and parts that decide a dreamed episode and its reward."""
+    """The names, for the folder's settings, of functions and parts that decide a dreamed episode."""
     names: dict[str, object] = {
         key: getattr(getattr(function, "func", function), "__name__", type(function).__name__)
         for key, function in functions.items()
@@ -35,29 +35,29 @@ def argument_names(functions: Mapping[str, Any], dream: Dream | None, relative_j
     return names
 
 
-def resolve_isolation(chosen: str | None, graph: object) -> Isolation:
-    if chosen not in (None, "process", "guard"):
-        raise ConfigurationError(f"isolation={chosen!r}: give 'process' or 'guard'")
-    if chosen == "process" and not isinstance(graph, str):
+def resolve_isolation(isolation: str | None, graph: object) -> Isolation:
+    if isolation not in (None, "process", "guard"):
+        raise ConfigurationError(f"isolation={isolation!r}: give 'process' or 'guard'")
+    if isolation == "process" and not isinstance(graph, str):
         raise ConfigurationError(
             f"isolation='process' of a {type(graph).__name__}, which cannot leave this process: give where it is written, "
             "'FILE.py:NAME' or 'package.module:NAME'"
         )
-    if chosen == "process":
+    if isolation == "process":
         return "process"
-    if chosen is None and isinstance(graph, str):
+    if isolation is None and isinstance(graph, str):
         if not (missing := missing_for_wall()):
             for limit in limits_of_wall():
                 logger.warning("the wall on this machine: %s", limit)
             return "process"
         logger.warning("no wall here, which needs %s: dreams are played under the guard", "; and ".join(missing))
-    _say_guard()
+    _warn_of_guard()
     return "guard"
 
 
 @cache
-def _say_guard() -> None:
-    """Once for this process."""
+def _warn_of_guard() -> None:
+    """Warn once per process."""
     logger.warning("isolation='guard' %s; an agent given as 'FILE.py:NAME' is played behind a wall of the kernel", GUARD_LIMITS)
 
 
@@ -69,7 +69,7 @@ def check_arguments(
     *,
     names: Collection[str],
 ) -> None:
-    """Raise `ConfigurationError` for arguments that are unknown or of a wrong kind. Args: `names`, of all others."""
+    """Raise `ConfigurationError` for unknown options and arguments of a wrong kind. Args: `names`, of known arguments."""
     for name in sorted(set(options) - _OPTIONS):
         raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, *names})
     for name, value in {"writes": writes, **options}.items():
@@ -81,12 +81,14 @@ def check_arguments(
         if function is not None and not callable(function):
             raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
     check_tasks(tasks)
-    if twice := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
-        raise ConfigurationError(f"tasks= has {len(twice)} ids more than once, such as {twice[0]!r}: give each task once")
+    if duplicates := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
+        raise ConfigurationError(
+            f"tasks= has {len(duplicates)} ids more than once, such as {duplicates[0]!r}: give each task once"
+        )
 
 
 def check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | None) -> None:
-    """Raise `ConfigurationError` for a second user, and for a user whose conversations nobody judges."""
+    """Raise `ConfigurationError` for a `user` beside a dream. And for a dream with a user and no judge."""
     if dream is None:
         return
     if user is not None:

@@ -54,37 +54,35 @@ class AgentWorld(World):
     """The world of an unmodified LangGraph agent: tasks, real tools and dream.
 
     Args:
-        graph: The compiled graph of production, any object with `invoke` that runs one, or where that is written:
-            `FILE.py:NAME` or `package.module:NAME`, also of a function that creates it. It is loaded here as well, for
-            its tools and real episodes.
+        graph: The compiled graph of production, or any object with `invoke` that runs one; or a path to it or to a function
+            that creates it, `FILE.py:NAME` or `package.module:NAME`. This process loads it too, for tools and real episodes.
         tasks: Every task, of all splits.
         isolation: `process`: dreamed episodes run in worker processes behind a wall of the kernel (`start_walled`); functions
-            given here have to be of a module that can be imported. `guard`: in this process, where Python code is stopped, and
-            native code is not. Default: `process` for an agent given by its path, `guard` for an object.
-        payload: The graph's input for a task; by default its messages (`Task.messages`), or its instruction as the user's.
-        verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
-            really ran. Default: the dream's judges.
-        verify_real: The same for real episodes, where the tools' real effects can be checked; they need it.
-        reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
-            verified (`ResetReal`): resets a staging database, say.
-        writes: Names of the tools that change the world. Default: from the tools themselves, else from the traces.
-        dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`); it brings its own user.
-        user: Talks with the agent in dreamed episodes (`dreamgym_lg.dream.User`). None: the agent's first message ends one.
-        user_real: The same in real episodes. Default: the user of dreamed ones.
-        relative_judge: Where recorded successes do not decide, the experience model compares a group's episodes in place of
-            judging each (`RelativeJudge`). Validation in the dream says nothing of them then.
+            passed here have to be importable. `guard`: they run in this process, where side effects of Python code are stopped
+            and those of native code are not. Default: `process` for a path, `guard` for an object.
+        payload: task -> the graph's input. Default: the task's messages, else its instruction as the user's message.
+        verify_dream: (task, final state) -> reward, 0 to 1; 1 is a success. Judges dreamed episodes, in which no tool really
+            ran. Default: the dream's judges.
+        verify_real: The same for real episodes, where it can check the tools' real effects. Real episodes need it.
+        reset_real: task -> a context manager, synchronous or asynchronous, in which each real episode is played and verified
+            (`ResetReal`). It resets a staging database, for instance.
+        writes: Names of the tools that change the world. Default: by the tools' metadata (`find_tool_uses`).
+        dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`); it has its own user.
+        user: Replies to the agent in dreamed episodes (`dreamgym_lg.dream.User`). None: its first message ends the episode.
+        user_real: The same in real episodes. Default: `user`.
+        relative_judge: True to let the experience model compare a group's episodes where recorded successes do not decide
+            (`RelativeJudge`). Dreamed validation then says nothing about these tasks.
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
-            model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
-            generated.
+            model or its name (`ChatTaskGenerator`), or any `TaskGenerator`. `TaskChecks` checks them. Default: no variations.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit`, `next_payload`,
             `read_message`, `max_turns` and `context` of `simulated`.
 
-    The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
-    another folder. `tasks` and the functions' code may change.
+    An experiment's folder fixes the names of `payload`, `verify_dream` and the dream's parts: another dream needs another
+    folder. `tasks` and the functions' code may change.
 
-    Raises `ConfigurationError` for arguments of a wrong kind, for `process` without a path or where this machine cannot, and
-    if no dreamed episode of the graph could be right: something is not simulated, would fail each of them or, with `guard`,
-    could leak (`Examination.refused` says what to do).
+    Raises `ConfigurationError` for arguments of a wrong kind, for `process` without a path or on a machine without support for
+    it, and if no dreamed episode of the graph could be right: something is not simulated, would fail every episode or, with
+    `guard`, could leak (`Examination.refused` says what to do).
     """
 
     name = "agent"
@@ -124,7 +122,7 @@ class AgentWorld(World):
         self._workers: Workers | None = None
         if self.isolation == "process":
             self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
-            self._workers.check()  # what its import does is stopped there, and not done here either
+            self._workers.check()  # import it behind the wall first: an import with side effects is refused there
         self.promises = promises_of(self.isolation)
         self.path = graph if isinstance(graph, str) else None
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
@@ -142,8 +140,8 @@ class AgentWorld(World):
         self._refuse(examined)
 
     def _refuse(self, examined: Examination) -> None:
-        """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
-        allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
+        """Raise `ConfigurationError` for parts that make every dreamed episode wrong under this isolation."""
+        allowed = {"stopped"} if self.options.get("allow") else set()  # allow= may permit what is stopped
         if refused := [part for part in examined.refused if part.handling not in allowed]:
             causes = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
             raise ConfigurationError(f"no dreamed episode of this graph can be right: {causes}")
@@ -151,22 +149,22 @@ class AgentWorld(World):
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
         """The graph's parts and how a dream handles each, as `dreamgym doctor` shows it.
 
-        Args: `trajectories`, real ones: they show which tools write, and which tools the graph makes as it runs.
+        Args: `trajectories`, real ones; they show which tools write, and which tools the graph creates while it runs.
         """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         writes = self.writes if trajectories is not None else None
         return examine(self.graph, **names, writes=writes, trajectories=trajectories or (), isolation=self.isolation)
 
     def add_traced(self, tasks: Sequence[Task]) -> None:
-        """Play these tasks of recorded traces too, before its own."""
+        """Put tasks of recorded traces before the world's own tasks."""
         self.all_tasks = [*map(self.with_tools, tasks), *self.all_tasks]
 
     def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
-        goals = {task.id: task.goal for task in replay_buffer.tasks(split=split)}  # in hindsight, maybe
+        goals = {task.id: task.goal for task in replay_buffer.tasks(split=split)}  # `write_goals` may have written them
         return [replace(task, goal=task.goal or goals.get(task.id, {})) for task in self.tasks(split)]
 
     def with_tools(self, task: Task) -> Task:
-        """The task with the schemas of all the graph's tools. And with the goal that its user's `goal=` gives it."""
+        """The task with all the graph's tool schemas, and the goal that its user sets."""
         user = model_user(self.user)
         goal = user.goal(task).side if user is not None and user.has_own_goal else task.goal
         return replace(task, tools=self.tools, goal=goal)
@@ -178,22 +176,22 @@ class AgentWorld(World):
         return _OwnTools()
 
     def create_dream(self, model: Model) -> Dream:
-        """The dream of the user's own parts, or the usual one.
+        """`dream=`, or else the usual dream (`usual_dream`).
 
-        Tools' schemas, recorded answers and then the experience model answer calls; the writing calls of recorded successes,
-        then a language model judge.
+        Calls are answered by tools' schemas, recorded answers, then the experience model. The writing calls of recorded
+        successes judge, then a language model.
         """
         index = self.index(model.replay_buffer) if model.replay_buffer is not None else None
         dream = self.dream or usual_dream(model, index, user=self.user, relative=self.relative_judge)
         if dream.user is None or self.judged_by_dream:
             return dream
-        return Dream(dream.responders, dream.user)  # nobody asks its judges for a verdict that `verify_dream` replaces
+        return Dream(dream.responders, dream.user)  # `verify_dream` replaces its judges
 
     def index(self, replay_buffer: ReplayBuffer) -> TraceIndex:
         """The index of this buffer's real traces, with the graph's own tools."""
         if self._index is None or self._index[0] is not replay_buffer:
-            tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
-            self._index = replay_buffer, TraceIndex(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run)
+            tools, passed = simulated_tools(self.graph, self.options.get("pass_through", ()))
+            self._index = replay_buffer, TraceIndex(replay_buffer, tools=tools, writes=self.writes, pass_through=passed)
         return self._index[1]
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
@@ -203,19 +201,19 @@ class AgentWorld(World):
         return frozenset(filter(index.writes, index.uses))
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        """Recorded episodes, replayed through the graph. With its tools and the steps that reach its environment."""
+        """Recorded episodes as the graph replays them, with its tools and the environment's steps alone."""
         replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
         warn_of(replayed)
-        most = max((each.tools for each in replayed), key=len, default=())
-        fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
-        return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
+        all_tools = max((each.tools for each in replayed), key=len, default=())
+        completed = (each if each.misfit is None else each._replace(tools=all_tools) for each in replayed)
+        return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, completed, strict=True)]
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> list[TrainingRow]:
-        """Tokens that rollouts would record if the policy acted as in these episodes.
+        """The tokens that rollouts would record if the policy acted as in these episodes.
 
-        Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none does.
+        Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none replays.
         """
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 
@@ -227,20 +225,19 @@ class AgentWorld(World):
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         if self._generator is not None:
-            judged = self._judged(replay_buffer)
-            own = {task.environment for task in tasks}
-            stored = [task for task in replay_buffer.tasks() if task.environment in own]
+            environments = {task.environment for task in tasks}
+            stored = [task for task in replay_buffer.tasks() if task.environment in environments]
             offline = replay_buffer.trajectories(source="offline", split="train", errors=False)
             self._checks = TaskChecks(
                 [*tasks, *(task for task in stored if task.origin == "synthetic")],
                 evaluation=[task for task in stored if task.split != "train"],
-                trajectories=[each for each in offline if each.task.environment in own],
-                judged=judged,
+                trajectories=[each for each in offline if each.task.environment in environments],
+                judged=self._is_judged(replay_buffer),
             )
         return self._generator
 
-    def _judged(self, replay_buffer: ReplayBuffer) -> Callable[[Task], bool]:
-        """Tells tasks whose outcome something decides. The user's function, the user's dream or the usual one does."""
+    def _is_judged(self, replay_buffer: ReplayBuffer) -> Callable[[Task], bool]:
+        """A function that tells if `verify_dream` or a judge of the dream decides a task."""
         if not self.judged_by_dream:
             return lambda task: True
         if self.dream is not None:
@@ -253,7 +250,7 @@ class AgentWorld(World):
 
     @property
     def source(self) -> Mapping[str, object] | None:
-        """Where the agent is written, with `route` and `pass_through`; None for an object."""
+        """The agent's path, with `route` and `pass_through`; None for an object."""
         route = self.options.get("route")
         if self.path is None:
             return None
@@ -266,7 +263,7 @@ class AgentWorld(World):
         return {"path": self.path, **kept}
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
-        """The graph with `policy` in it, as `rollout` plays it. In the dream or, with `real`, on its own tools."""
+        """The graph with `policy` as its model. It acts in the dream or, with `real`, on its own tools."""
         if not real:
             check_provider_tools(policy)
         if self._workers is not None and not real:
@@ -292,10 +289,10 @@ def dream_of_traces(
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> Dream:
-    """A dream of recorded answers, then code compiled from them where there is some.
+    """A dream of recorded answers, code compiled from them, and an experience model if given.
 
-    Args: `agent` and `options`, of `AgentWorld`, such as the `user` of conversations; `folder`, of the code, written anew;
-        `experience_model`, answers and judges the rest; `say`, told who answers.
+    Args: `agent` and `options`, as for `AgentWorld`, such as the `user` of conversations; `folder`, which is overwritten with
+        the compiled code; `experience_model`, answers and judges the rest; `say`, called with lines on who answers.
     """
     world = AgentWorld(agent, **options)
     model = None if experience_model is None else load_experience_model(experience_model, replay_buffer)
@@ -304,8 +301,8 @@ def dream_of_traces(
     try:
         tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
     except ConfigurationError as error:
-        alone = "recorded answers alone answer" if model is None else "recorded answers and the experience model answer"
-        say(f"{alone}: nothing could be compiled from the traces ({error})")
+        answering = "recorded answers alone answer" if model is None else "recorded answers and the experience model answer"
+        say(f"{answering}: nothing could be compiled from the traces ({error})")
         if model is not None:
             return usual_dream(model, index, user=world.user)
         references = References(index, conversations=world.user is not None)

@@ -1,4 +1,4 @@
-"""A change test. Two versions of an agent, compared on the same tasks in the same dream."""
+"""Compares two versions of an agent on the same tasks in the same dream."""
 
 import copy
 import time
@@ -33,34 +33,34 @@ from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
-"""Confidence of a difference's interval. Of comparisons without a difference, one in fifty claims one."""
+"""Confidence of a difference's interval: one in fifty comparisons of equal versions claims a difference."""
 _POWER = 1 + NormalDist().inv_cdf(0.8) / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-"""Of the interval's half: a difference so large is outside of four in five intervals."""
+"""Difference that four in five comparisons detect, in half widths of the interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """How one version of an agent did. All but the successes are means of an episode."""
+    """Results of one version of an agent. Figures after `unanswered` are means per episode."""
 
     name: str
     success: Rate
-    """With its 95 % interval, of answered episodes; those of one task count as alike."""
+    """Success rate of answered episodes with its 95 % interval, clustered by task."""
     successes: tuple[float | None, ...]
-    """Share of successes of each task, of answered episodes; None without one."""
+    """Success rate of each task's answered episodes; None without one."""
     unanswered: float
     """Share of episodes that ended at a call which nothing in the dream answers."""
     actions: float
     calls: float
-    """Answers of the agent's chat model."""
+    """Calls of the agent's chat model."""
     seconds: float
-    """That these calls took, others beside them."""
+    """Wall time of these calls, which may run at the same time."""
     input_tokens: float
-    """Of these calls, as is `output_tokens`. 0 where the model reports none."""
+    """Tokens of these calls, as `output_tokens`. 0 where the model reports none."""
     output_tokens: float
 
     @classmethod
     def of(cls, name: str, episodes: Sequence[Trajectory], meter: "Meter") -> "Version":
-        """The version that played these episodes, the meter on its model. Those of a task stand together."""
+        """The results of episodes, ordered by task, and of the meter on their model."""
         answered = [episode for episode in episodes if not is_unanswered(episode.error)]
         success = clustered_rate((episode.task.id, episode.success) for episode in answered)
         if success is None:
@@ -70,7 +70,7 @@ class Version:
         return cls(
             name=name,
             success=success,
-            successes=tuple(mean(own) if own else None for own in outcomes),
+            successes=tuple(mean(values) if values else None for values in outcomes),
             unanswered=1 - len(answered) / len(episodes),
             actions=mean(len(episode.steps) for episode in episodes),
             **{key: value / len(episodes) for key, value in meter.sums.items()},
@@ -114,7 +114,7 @@ class Comparison:
 
     @property
     def detectable(self) -> float:
-        """The difference that four in five such comparisons would show, 0 to 1."""
+        """Smallest difference, 0 to 1, that four in five such comparisons would show."""
         margin = max(abs(end - self.difference) for end in self.interval)
         return min(1.0, _POWER * margin)
 
@@ -130,21 +130,21 @@ class Comparison:
 
 
 class SharedDream:
-    """Recorded tasks and one dream of them, in which versions of an agent play.
+    """One dream of recorded tasks, in which several versions of an agent play.
 
-    The same call behind the same steps has the same answer for each version, as far as their tools are the same.
+    Versions with the same tools get the same answer to the same call after the same steps.
 
     Args:
         replay_buffer: Real traces.
-        experience_model: Answers where traces do not, and judges: as of `DreamGym`.
+        experience_model: Answers where traces do not, and judges, as for `DreamGym`.
         world: Folder of `compile_world`, which answers before the experience model.
         policy: A chat model or its name, which acts in every version. Default: each agent's own model.
-        tasks: Ids of recorded tasks, or how many are drawn, at least 10. Without an experience model, of those that recorded
-            successes decide.
-        episodes: Of each task and version.
+        tasks: Ids of recorded tasks, or the number of tasks to draw, at least 10. Without an experience model, they are drawn
+            from those that recorded successes decide.
+        episodes: Number of episodes per task and version.
         seed: Decides tasks and samples.
-        on_progress: (label, number done, total).
-        options: Of `AgentWorld`.
+        on_progress: Called with (label, number done, total).
+        options: Arguments of `AgentWorld`.
 
     Raises `ConfigurationError` without experience model and world, and for unknown ids.
     """
@@ -175,19 +175,20 @@ class SharedDream:
         return Comparison(before=self.play(agent), after=self.play(new_agent))
 
     def play(self, agent: Any) -> Version:
-        """Play every task with an agent, a graph or where it is written. All versions play the tasks that the first decides.
+        """Play every task with an agent. The first version draws the tasks; all later ones play the same.
 
-        Raises `ConfigurationError` as `AgentWorld` does, and without a task; `EpisodesMissing` for episodes that could not be
-        played.
+        Args: `agent`, a graph or its path, as for `AgentWorld`.
+
+        Raises `ConfigurationError` as `AgentWorld` does, and without a task; `EpisodesMissing` if episodes could not be played.
         """
-        own = AgentWorld(agent, **self._options)
-        dream = self._dream(own)
-        self._tasks = self._tasks or self._draw(dream, judged=self._model is not None or own.verify_dream is not None)
-        tasks, meter, name = [own.with_tools(task) for task in self._tasks], Meter(), own.path or type(own.graph).__name__
-        total = len(tasks) * self._episodes
-        count = counter(self._on_progress, name, total)
+        world = AgentWorld(agent, **self._options)
+        dream = self._dream(world)
+        self._tasks = self._tasks or self._draw(dream, judged=self._model is not None or world.verify_dream is not None)
+        tasks, meter = [world.with_tools(task) for task in self._tasks], Meter()
+        name = world.path or type(world.graph).__name__
+        count = counter(self._on_progress, name, len(tasks) * self._episodes)
         playing = rollout(
-            own.agent(meter.attached(resolve_policy(self._policy, own.graph)), real=False),
+            world.agent(meter.attached(resolve_policy(self._policy, world.graph)), real=False),
             tasks,
             dream.create_environment,
             source="synthetic",
@@ -200,16 +201,17 @@ class SharedDream:
         episodes = check_played(run_lasting(playing), again="the same comparison")
         return Version.of(name, episodes, meter)
 
-    def _dream(self, own: AgentWorld) -> Dream:
+    def _dream(self, world: AgentWorld) -> Dream:
         """Schemas and recorded answers, then the compiled world, then the experience model."""
-        index = own.index(self._buffer)
-        user = own.user or recorded_user(self._buffer, None if self._model is None else self._model.model)
+        index = world.index(self._buffer)
+        user = world.user or recorded_user(self._buffer, None if self._model is None else self._model.model)
         if self._world is not None:
             return compiled_dream(self._world, index, user=user, model=self._model)
         assert self._model is not None
         return usual_dream(self._model, index, user=user)
 
     def _draw(self, dream: Dream, *, judged: bool) -> list[Task]:
+        """Draw tasks, only those that recorded successes decide unless all can be `judged`."""
         stored = {task.id: task for task in self._buffer.tasks(origin="real")}
         if not isinstance(self._wanted, int):
             for id in self._wanted:
@@ -230,7 +232,7 @@ class SharedDream:
 
 
 class Meter(BaseCallbackHandler):
-    """Sums the answers of a chat model, their tokens and seconds. Args: `hosted`, their budget."""
+    """Counts a chat model's calls, their tokens and seconds. Args: `hosted`, their budget."""
 
     run_inline = raise_error = True
 
@@ -239,10 +241,10 @@ class Meter(BaseCallbackHandler):
         self._began, self._lock, self._hosted = dict[UUID, tuple[float, list[BaseMessage]]](), Lock(), hosted or Hosted()
 
     def attached(self, model: BaseChatModel) -> BaseChatModel:
-        """The model, listened to. Episodes do not see their caller's callbacks."""
+        """A copy of the model that reports to this meter. Episodes do not see their caller's callbacks."""
         metered = copy.copy(model)
-        own: Any = getattr(model.callbacks, "handlers", model.callbacks)  # a list or a manager
-        metered.callbacks = [*(own or ()), self]
+        callbacks: Any = getattr(model.callbacks, "handlers", model.callbacks)  # a list or a manager
+        metered.callbacks = [*(callbacks or ()), self]
         return metered
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> None:

@@ -23,12 +23,12 @@ from dreamgym_lg.statistics import paired_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
-Played = TypeVar("Played")
+Result = TypeVar("Result")
 
 DREAMED = "sampled"
-"""The mode that is dreamed too, beside `greedy`. It is the one that was trained, and dreamed episodes are expensive."""
-_FIRST = 10
-"""Dreamed episodes of an evaluation behind which no further ones are played, if none was answered to its end."""
+"""The mode of a proof that is also dreamed, being the one that was trained. Dreaming `greedy` too would be expensive."""
+_PROBE_EPISODES = 10
+"""Episodes after which a dreamed evaluation ends if none of them was answered to its end."""
 _VALIDATED = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
@@ -48,25 +48,25 @@ STAGES = ("collect", "experience", "user", "base", "filtered", "offline_rl", "dr
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
     """Play the validation tasks, dreamed and, as far as `real_budget` goes, real. Returns metrics of the training graph.
 
-    With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
-    is real (`dream` is None).
+    Nothing is dreamed while training is real (`dream` is None), nor with `references_only`: no recorded success judges a
+    validation task.
     """
     tasks, dreamed, figures, parts = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
-    panel = tasks[: _affordable(work, iteration)]
+    panel = tasks[: _real_task_limit(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
         plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
-    played = dict(zip(plays, _at_once(*plays.values()), strict=True))
+    played = dict(zip(plays, _run_concurrently(*plays.values()), strict=True))
     if "dream" in played:
         dreamed = check_dreamed(work, played["dream"])
     if dreamed:
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
-        on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
-        parts.append(f"dream {_of(dreamed)}{on}{'' if panel else ' (dreamed only)'}")
+        same = f" (on the same tasks {_fraction(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
+        parts.append(f"dream {_fraction(dreamed)}{same}{'' if panel else ' (dreamed only)'}")
     if panel:
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
-        parts.append(f"real {_of(real)}")
+        parts.append(f"real {_fraction(real)}")
         if dreamed:
             figures |= (gap := _compare(dreamed[: len(panel)], real))
             parts.append("gap {eval_gap:+.2f} [{eval_gap_low:+.2f}, {eval_gap_high:+.2f}]".format_map(gap))
@@ -77,18 +77,18 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     return figures
 
 
-def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
-    """Wait for all. While the experience model computes for a dream, the policy plays in reality."""
+def _run_concurrently(*plays: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Run coroutines at once. The policy plays in reality while a dream's experience model computes."""
 
-    async def gathered() -> list[Played]:
+    async def gather() -> list[Result]:
         tasks = [asyncio.create_task(play) for play in plays]
         try:
             return await asyncio.gather(*tasks)
-        finally:  # where one raises, the other plays no further episode
+        finally:  # an error in one stops the others
             for task in tasks:
                 task.cancel()
 
-    return run_lasting(gathered())
+    return run_lasting(gather())
 
 
 def _compare(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
@@ -98,12 +98,12 @@ def _compare(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[
     return {"eval_gap": sum(one - other for one, other in pairs) / len(pairs), "eval_gap_low": low, "eval_gap_high": high}
 
 
-def _of(episodes: Sequence[Trajectory]) -> str:
+def _fraction(episodes: Sequence[Trajectory]) -> str:
     return f"{sum(episode.success for episode in episodes)}/{len(episodes)}"
 
 
-def _affordable(work: Workspace, iteration: int) -> int | None:
-    """Number of real validation tasks of this evaluation. None for all of them."""
+def _real_task_limit(work: Workspace, iteration: int) -> int | None:
+    """Number of tasks of this evaluation that `real_budget` lets play in reality. None: all of them."""
     s = work.settings
     if s.real_budget is None:
         return None
@@ -142,9 +142,9 @@ class BestPolicy:
         return self.work.record(f"best/{self.name}")
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
-        """Keep this policy if it is the best so far. An earlier one wins with more successes or, with as many, more reward.
+        """Keep this policy unless an earlier one has more successes or, as successful, more reward.
 
-        Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
+        Args: `successes`, their number or, where evaluations differ in their number of tasks, their share.
         """
         if not (best := self.figures) or (successes, reward) >= (best["successes"], best["reward"]):
             policy.save(self.folder)
@@ -160,22 +160,22 @@ def validated(work: Workspace, name: str) -> int | None:
 def start_baseline(work: Workspace) -> str:
     """The folder of the baseline that training begins with, or began with.
 
-    It is the one with the most successes of those that played base's validation tasks. Of equals, the first of `BASELINES`.
+    Of the baselines that played the same validation tasks as `base`, it has the most successes; ties go by `BASELINES`.
     """
     if (work.out / "training.db").exists():
         return str(work.record(STARTED).get("name", "base"))
-    played = work.record("stage/base/best").get("validation")
-    same = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == played]
-    trained = [name for name in same if (work.models / name).exists()]
+    panel = work.record("stage/base/best").get("validation")
+    comparable = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == panel]
+    trained = [name for name in comparable if (work.models / name).exists()]
     return max(trained, key=lambda name: -1 if (won := validated(work, name)) is None else won, default="base")
 
 
 def prove(work: Workspace) -> dict[str, Any]:
-    """Play every policy of the folder on the held-out tasks. Real, and dreamed as sampled.
+    """Play every policy of the folder on held-out tasks, in reality and in the dream.
 
-    Sampled is at the trained policy's temperature. The weights before any training are played too. The validation tasks, really
-    played, choose the policy and the mode that `export` takes (`kept_policy`); the held-out ones choose nothing. Nothing is
-    dreamed where there is no experience model, as after a training in the real environment alone.
+    Dreamed episodes sample at the trained policy's temperature. The untrained weights are played too. Success on real
+    validation tasks, never on held-out ones, chooses the policy and mode that `export` takes (`kept_policy`). Nothing is
+    dreamed without an experience model, as after training in the real environment alone.
 
     Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
     """
@@ -183,7 +183,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
-    figures, began = play_policies(work), _began(work)
+    figures, start = play_policies(work), _training_start(work)
     made_with = work.stored_settings() or work.settings
     result = {
         "world": work.world.name,
@@ -197,26 +197,26 @@ def prove(work: Workspace) -> dict[str, Any]:
         "real_steps": count_real_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
-        "began": began,
+        "began": start,
         "advice": work.record(ADVICE) or None,
         "drawn": sum(bool(task.drawn) for task in work.tasks("train")),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
-    policy, mode, why = _chosen(result)
+    policy, mode, why = _choose_policy(result)
     result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / "trained")}
     if policy != "trained":
-        told = f"{ENOUGH}: " if len(work.validation_tasks()) >= MIN_TASKS else ""
-        work.say(f"{told}{why}. The policy {policy!r} is kept, which `export` takes")
+        claim = f"{ENOUGH}: " if len(work.validation_tasks()) >= MIN_TASKS else ""
+        work.say(f"{claim}{why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
 
 
 def play_policies(work: Workspace) -> dict[str, Any]:
-    """Play every policy of the folder for `prove`; what is stored is not played again. Returns its figures by panel."""
+    """Play every policy of the folder for `prove`, except stored episodes. Returns the figures by panel."""
     figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
     dream = work.dream() if _is_dreamed(work) else None
-    policies, dreamed = _policies(work), ("base", _began(work), "trained")
+    policies, dreamed = _policies(work), ("base", _training_start(work), "trained")
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
             _prove_policy(work, figures, name, path, dream if name in dreamed else None)
@@ -225,27 +225,27 @@ def play_policies(work: Workspace) -> dict[str, Any]:
 
 
 def _is_dreamed(work: Workspace) -> bool:
-    """True where a proof dreams too. Under `references_only` no judge decides a held-out task."""
+    """True if a proof plays in the dream too. Under `references_only` no judge decides a held-out task."""
     return work.can_dream and not work.settings.references_only
 
 
-def _began(work: Workspace) -> str:
-    """The baseline that training begins with; empty for a policy that training was given."""
+def _training_start(work: Workspace) -> str:
+    """The baseline that training began with; empty if it was given a policy."""
     return "" if work.record("stage/train/from") else start_baseline(work)
 
 
 def _policies(work: Workspace) -> dict[str, str | Path]:
-    """Where the policies of a proof are, by stage. A policy that training was given is its start, and no imitation."""
+    """Paths of a proof's policies, by stage. A policy that training was given is the stage `start`, not an imitation."""
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
     if start := work.record(START):
         return {"start": start["path"], **paths}
     return {"start" if work.record("stage/train/from") and name == "base" else name: path for name, path in paths.items()}
 
 
-def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Policy, mode, and why: most successes on the validation tasks. Of equals, imitation, then greedy.
+def _choose_policy(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The policy with the most validation successes, its mode, and the reason. Ties: imitation first, then greedy.
 
-    Without a validation success, the policy is the one that the claim names (`ENOUGH`).
+    Without a validation success, the proof's claim chooses (`Claim.enough`).
     """
     played = {(name, mode): each for name, modes in result["validation"].items() for mode, each in modes.items()}
     best = max(played, key=lambda key: (played[key]["successes"], key[0] != "trained", key[1] == "greedy"), default=None)
@@ -259,17 +259,17 @@ def _chosen(result: Mapping[str, Any]) -> tuple[str, str, str]:
 def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
     """Choose by validation whether `export` is greedy or samples as trained (`kept_policy`).
 
-    In reality where all validation is (`real_budget=None`), else in the dream.
+    Validation is real with `real_budget=None`, else in the dream.
     """
     tasks, s, version = work.validation_tasks(), work.settings, policy_version(work.models / "trained")
-    place, world = ("real", None) if s.real_budget is None else ("dream", dream)
+    place, dream = ("real", None) if s.real_budget is None else ("dream", dream)
     if not tasks or (place == "dream" and (dream is None or s.references_only)):
         return
     played = {}
     for mode, temperature in {"greedy": 0.0, "sampled": policy.temperature}.items():
-        # really as the proof: what is stored is not played again
+        # real episodes have the proof's run name, which does not play them again
         run = f"proof/validation/trained/{mode}/{version}" if place == "real" else f"validate/dream/{mode}/{version}"
-        played[mode] = check_played(work.play(run, policy.with_temperature(temperature), tasks, dream=world))
+        played[mode] = check_played(work.play(run, policy.with_temperature(temperature), tasks, dream=dream))
     successes = {mode: sum(each.success for each in episodes) for mode, episodes in played.items()}
     mode = "greedy" if successes["greedy"] >= max(successes["sampled"], 1) else "sampled"
     figures = ", ".join(f"{mode} {number}" for mode, number in successes.items())
@@ -279,9 +279,9 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
 
 
 def kept_policy(work: Workspace) -> Mapping[str, str]:
-    """The `policy` to export, its `mode`, and `why`. As the last proof chose, else the trained one as validation did.
+    """The `policy` to export, its `mode`, and `why`. Empty before training.
 
-    Empty before training.
+    The last proof's choice, else that of `choose_sampling`.
     """
     trained, file = work.models / "trained", work.out / "result.json"
     if not trained.exists():
@@ -294,17 +294,17 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
 
 
 def _temperature(work: Workspace) -> float:
-    """At which a proof samples every policy: as the trained one was trained."""
+    """Sampling temperature of a proof: the one that the trained policy has."""
     return float(saved_sampling(work.models / "trained").get("temperature", 1))
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
-    """Play one policy in every mode, dreamed meanwhile. Stored episodes are not played again."""
+    """Play one policy in every mode, in reality and, meanwhile, in the `dream`."""
     loaded: Any = work.policy_at(path)
     held_out = work.tasks("test")[: work.settings.proof_tasks]
     modes = ({} if name == "start" else {"greedy": 0.0}) | {DREAMED: _temperature(work)}
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
-    # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
+    # run names hold versions, so that a model that is trained further has episodes of its own
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
     panels = {"real": held_out, "validation": [] if name == "start" else work.validation_tasks()}
 
@@ -320,7 +320,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         episodes = check_dreamed(work, await _dreamed(work, run, policies[DREAMED], held_out, dream))
         return {("dream", DREAMED): episodes} if episodes else {}
 
-    played, dreamed = _at_once(in_reality(), in_the_dream())
+    played, dreamed = _run_concurrently(in_reality(), in_the_dream())
     for (panel, mode), episodes in {**played, **dreamed}.items():
         figures[panel].setdefault(name, {})[mode] = summarise(episodes)
     for mode in modes:
@@ -330,18 +330,18 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
 async def _dreamed(
     work: Workspace, run: str, policy: Any, tasks: Sequence[Task], dream: Dream, **options: Any
 ) -> list[Trajectory]:
-    """Play tasks in the dream. No more than `_FIRST` of them where traces alone answer and know nothing about these."""
+    """Play tasks in the dream. Without a language model, only `_PROBE_EPISODES` if the traces can answer none of these."""
     if not dream.language_models:
-        first = await work.aplay(run, policy, tasks[:_FIRST], dream=dream, **options)
+        first = await work.aplay(run, policy, tasks[:_PROBE_EPISODES], dream=dream, **options)
         if first and all(is_unanswered(each.error) for each in first):
             return first
     return await work.aplay(run, policy, tasks, dream=dream, **options)
 
 
 def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajectory]:
-    """Dreamed episodes of an evaluation; none if the dream answered none to its end.
+    """The dreamed episodes of an evaluation; none if the dream answered none to its end.
 
-    Says which failed. Raises `EpisodesMissing` as `check_played` does.
+    Reports failed ones. Raises `EpisodesMissing` as `check_played` does.
     """
     if episodes and all(is_unanswered(episode.error) for episode in episodes):
         work.say(f"nothing was evaluated in the dream: it answers none of {len(episodes)} episodes; {episodes[0].error}")
@@ -360,7 +360,7 @@ def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
-    """Successes with Wilson's 95 % interval, invalid-action share and failed rollouts (no successes)."""
+    """Successes with Wilson's 95 % interval, invalid-action share and failed rollouts. A failed one is no success."""
     successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     steps = sum(len(trajectory.steps) for trajectory in trajectories)
     return {
@@ -374,12 +374,12 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | lis
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
-    """All real steps of the experiment's records, by their purpose."""
-    counts, own = {"offline": 0, "train": 0, "evaluation": 0}, work.run_name("")
+    """Number of real steps in the experiment's records, by purpose."""
+    counts, prefix = {"offline": 0, "train": 0, "evaluation": 0}, work.run_name("")
     for trajectory in work.replay_buffer.trajectories(source="offline"):
         counts["offline"] += real_steps([trajectory])
     for trajectory in work.replay_buffer.trajectories(source="real"):
-        if trajectory.run.startswith(own):  # else another experiment's, in a shared buffer
+        if trajectory.run.startswith(prefix):  # else another experiment's, in a shared buffer
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             counts[name if name in counts else "evaluation"] += real_steps([trajectory])
     return counts

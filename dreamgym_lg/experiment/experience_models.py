@@ -1,4 +1,4 @@
-"""Models by name: experience models, asked as they were trained, and versions of weights."""
+"""Loads policies and experience models by name, and names the versions of their weights."""
 
 import json
 from copy import copy
@@ -19,8 +19,8 @@ from dreamgym_lg.token_recorder import SAMPLING_FILE
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-_OF_TRAINING = ("retrieved", "retrieved_characters", "experience_tokens")
-"""Settings that a folder's model was trained with, and is prompted with again."""
+_PROMPT_SETTINGS = ("retrieved", "retrieved_characters", "experience_tokens")
+"""Settings that a local experience model has to be prompted with, as in its training."""
 
 
 def is_local_model(name: str) -> bool:
@@ -29,15 +29,15 @@ def is_local_model(name: str) -> bool:
 
 
 def saved_sampling(folder: str | Path) -> dict[str, Any]:
-    """How the policy saved in a folder samples: `temperature`, `stop` and the like. Empty where nothing says so."""
+    """Sampling options of a saved policy, such as `temperature` and `stop`. Empty where none are saved."""
     file = Path(folder) / SAMPLING_FILE
     return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
-    """The policy of a folder, a hub name or `tinker:MODEL`. Of a folder, it samples as it was saved.
+    """Load the policy of a folder, a hub name or `tinker:MODEL`. A folder's sampling options apply.
 
-    Args: `options`, of the class's `from_path`.
+    Args: `options`, of the class's `from_path`; they win over saved ones.
     """
     options = {**saved_sampling(name), **options}
     if is_on_tinker(name):
@@ -50,9 +50,9 @@ def load_named_policy(name: str | Path, **options: Any) -> "LocalChatModel":
 
 
 def place_of_training(policy: object, learner: str | None = None) -> str:
-    """`here`, or `on Tinker`, where a policy's weights are. Args: `learner`, the name that was chosen, if any.
+    """`here` or `on Tinker`: the place of a policy's weights. Args: `learner`, a chosen learner's name, if any.
 
-    Raises `ConfigurationError` for a hosted model, and for a learner of another place.
+    Raises `ConfigurationError` for a hosted model, and for a learner that trains elsewhere.
     """
     name = model_name(policy)
     remote, is_name = is_on_tinker(name), isinstance(policy, str | Path)
@@ -67,9 +67,9 @@ def place_of_training(policy: object, learner: str | None = None) -> str:
 
 
 def resolve_policy(policy: BaseChatModel | str | None, graph: object) -> BaseChatModel:
-    """The chat model that acts: the given or named one, else the agent's only one.
+    """The chat model that acts: `policy`, by name perhaps, else the agent's only model.
 
-    Raises `ConfigurationError` for an agent that has not one model, and what `load_chat_model` raises.
+    Raises `ConfigurationError` for an agent without a model or with several, and what `load_chat_model` raises.
     """
     if policy is None:
         models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
@@ -81,7 +81,7 @@ def resolve_policy(policy: BaseChatModel | str | None, graph: object) -> BaseCha
         return policy
     if is_local_model(policy) or is_on_tinker(policy):
         return load_named_policy(policy, temperature=0)
-    return load_chat_model(policy, timeout=TIMEOUT + 1)  # no connection of the dream's, of another event loop
+    return load_chat_model(policy, timeout=TIMEOUT + 1)  # another timeout: LangChain must not share the dream's connections
 
 
 def load_experience_model(
@@ -89,17 +89,16 @@ def load_experience_model(
 ) -> Model:
     """Load an experience model with retrieval, by name or from a chat model.
 
-    One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. A `Model` is given back; of one without a replay buffer a copy, which has this one and retrieves
-    nothing from it.
+    A model that an experiment trained (`runs/mine/models/experience-0`) gets the prompts of its training, with the settings
+    stored beside it. A `Model` is returned as it is; without a replay buffer, as a copy with this one that retrieves nothing.
 
-    Args: `settings`, how many transitions are retrieved and shown, and how much of them.
+    Args: `settings`, of retrieval, for all other models.
 
     Raises `ConfigurationError` if there is no such model, and what `load_chat_model` raises.
     """
     if isinstance(model, Model):
         if model.replay_buffer is None:
-            model = copy(model)  # the given one may be in another experiment, too
+            model = copy(model)  # another experiment may use the same object
             model.replay_buffer = replay_buffer
         return model
     settings = settings or Settings()
@@ -108,11 +107,10 @@ def load_experience_model(
 
         path = Path(model)
         if path.parent.is_dir() and not path.is_dir():
-            known = [str(each) for each in path.parent.iterdir() if (each / "version").exists()]
-            raise ConfigurationError.unknown("experience model", model, known)
+            present = [str(each) for each in path.parent.iterdir() if (each / "version").exists()]
+            raise ConfigurationError.unknown("experience model", model, present)
         stored = read_settings(path.parent.parent)
-        trained_with = {name: stored[name] for name in _OF_TRAINING} if stored is not None else {}
-        settings = replace(settings, **trained_with)
+        settings = replace(settings, **{name: stored[name] for name in _PROMPT_SETTINGS} if stored is not None else {})
         local = LocalChatModel.from_path(model, temperature=0, max_new_tokens=settings.experience_tokens)
         if stored is not None:
             return as_trained(local, settings, replay_buffer, path.name)
@@ -126,7 +124,7 @@ def load_experience_model(
 
 
 def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str) -> Model:
-    """The experience model as `train_experience` trains it and every dream asks it."""
+    """An experience model with the prompts that `train_experience` trains it on."""
     return Model(
         model,
         replay_buffer=replay_buffer,
@@ -139,14 +137,14 @@ def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: R
 
 
 def policy_version(policy: "BaseChatModel | Path") -> str:
-    """Version of a policy's weights. The stamp of its folder, else its path or name, else its class."""
+    """Version of weights: the stamp in their folder, else path or name, else the class."""
     name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 
 
 def model_name(model: object) -> str:
-    """A model's name or path, also of a partial function's `model`."""
+    """Name or path of a model, or of the `model` argument of a partial function."""
     model = getattr(model, "keywords", {}).get("model", model)
     if model is None or isinstance(model, str | Path):
         return str(model)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _BEGAN = "stage/train/from"
-"""Record of a given policy that training began with."""
+"""Record name: version and name of the `policy=` that training began with."""
 
 
 class Experiment(Workspace):
-    """One world, one folder, and the stages that fill it. Durable: killed at any moment, the same calls go on.
+    """Runs the training stages of one world in one folder. Durable: after a crash the same calls resume.
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
@@ -46,10 +46,10 @@ class Experiment(Workspace):
     ```
 
     Args:
-        create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
+        create_learner: Creates the learner. Default: the one that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the best baseline.
-        report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
-        workspace: `replay_buffer`, `experience_model`, `engine`, `progress` and `say` of `Workspace`.
+        report_to: Trackers of each iteration's metrics: `tensorboard`, `wandb`, `mlflow`, `trackio`.
+        workspace: Arguments of `Workspace`: `replay_buffer`, `experience_model`, `engine`, `progress` and `say`.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Experiment(Workspace):
     # --- data and models -------------------------------------------------------------------------------------------------
 
     def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = imitation.BASELINES) -> None:
-        """`collect`, `train_experience` and `train_user` if the dream needs them, `train_base` and other `baselines`.
+        """Run every stage before training: collect data, train the dream's local models and the baselines.
 
-        Args: `model`, the weights that policies begin with, as of `train_base`; `baselines`, beside `sft` some of
-        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`) and `sft-drawn` (`train_drawn`).
+        Args: `model`, initial weights of the policies, as for `train_base`; `baselines`, names of those to train besides `sft`:
+        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`), `sft-drawn` (`train_drawn`).
         """
         stages = self._baselines(baselines)
         if model is not None:
@@ -89,21 +89,21 @@ class Experiment(Workspace):
             stage()
 
     def _begin_with(self, model: "StartModel") -> None:
-        """Record the weights that policies begin with, before anything takes long."""
+        """Check and record the policies' initial weights, before the slow stages begin."""
         if self.start_policy is not None:
             raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
         if not isinstance(model, str | Path) and not hasattr(model, "tokenizer"):
             raise ConfigurationError(f"{model!r} is no model: baselines go into baselines=[...]")
         self.open()
-        before, path = self.record(evaluation.START).get("path"), str(supervised.start_of(self, model))
-        if before not in (None, path):
+        recorded, path = self.record(evaluation.START).get("path"), str(supervised.start_of(self, model))
+        if recorded not in (None, path):
             raise ConfigurationError(
-                f"the policies in {self.out} begin with {before!r}, and {path!r} is given: take another folder"
+                f"the policies in {self.out} begin with {recorded!r}, and {path!r} is given: take another folder"
             )
         self.keep_record(evaluation.START, {"path": path})
 
     def collect(self) -> None:
-        """Store the world's tasks and real offline trajectories of train tasks. By its scripted policies, and the start's."""
+        """Store the world's tasks and collect real trajectories. Scripted policies and the start policy play train tasks."""
         s = self.settings
         with self.stage("collect") as todo:
             if not todo:
@@ -115,36 +115,36 @@ class Experiment(Workspace):
             if not (total := sum(scripted.values())):
                 return
             episodes = iter(self.world.collect(self.tasks("train"), scripted, seed=s.seed))
-            named = (replace(trajectory, run=self.run_name(OFFLINE)) for trajectory in episodes)
+            offline = (replace(trajectory, run=self.run_name(OFFLINE)) for trajectory in episodes)
             for done in range(0, total, 100):
-                self.replay_buffer.extend(islice(named, 100))
+                self.replay_buffer.extend(islice(offline, 100))
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
     def _collect_by_start(self, number: int) -> None:
-        """Real episodes of the policy that training begins with, as it is."""
+        """Collect real episodes with the start policy before any training."""
         if not number or not (tasks := [task for task in self.tasks("train") if not task.drawn]):
             return
         policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
-            played = tasks[: number - done]
-            check_played(self.play(OFFLINE, policy, played, iteration=done // len(tasks), source="offline"))
-            self.progress("collect real trajectories", done + len(played), number)
+            batch = tasks[: number - done]
+            check_played(self.play(OFFLINE, policy, batch, iteration=done // len(tasks), source="offline"))
+            self.progress("collect real trajectories", done + len(batch), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
-        """Fine-tune a local experience model on the offline trajectories. Nothing to do if the experiment was given one.
+        """Fine-tune a local experience model on the offline trajectories. Does nothing with `experience_model=`.
 
-        It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
+        Training ends early once the loss on held-out tasks stops falling (`Workspace.experience_data`).
 
         Args:
             model: Initial weights: a local chat model, its path or hub name. Default: `Settings.model`.
-            annotator: A chat model that writes the reasoning of steps that have none, or its name. With a
-                budget: `partial(annotate, model=..., hosted=Hosted(...))`; called again after a crash or with more budget,
-                nothing is asked twice. Default: rules, for a tool agent's.
+            annotator: A chat model that writes the missing reasoning of recorded steps, or its name. With a budget:
+                `partial(annotate, model=..., hosted=Hosted(...))`; a later call asks only about steps that still lack it.
+                Default: a rule writes it (`in_hindsight`).
 
-        Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
-        another model or annotator than the finished stage had.
+        Raises `ConfigurationError` without a recorded success, for `model` together with `experience_model=`, and for another
+        model or annotator than that of the finished stage.
         """
-        if self._given is not None:
+        if self._experience_model is not None:
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
@@ -153,14 +153,14 @@ class Experiment(Workspace):
                 supervised.train_experience_model(self, model, annotator)
 
     def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
-        """Fine-tune a local user on the users of recorded conversations. It plays a `ModelUser(None)` of the world.
+        """Fine-tune a local model to reply as recorded users did. It serves the world's `ModelUser(None)`.
 
-        It ends early once the loss on conversations that are held out, as from the experience model, has stopped falling.
+        Training ends early once the loss on held-out conversations stops falling (`Workspace.experience_data`).
 
         Args:
             model: Initial weights, as of `train_experience`.
-            goals: A chat model that writes the goals of recorded users in hindsight (`write_goals`), or its name. Default: what
-                they said, word for word.
+            goals: A chat model that writes the goals of recorded users in hindsight (`write_goals`), or its name. Default:
+                their own messages.
 
         Raises `ConfigurationError` without a recorded conversation of a training task.
         """
@@ -171,8 +171,8 @@ class Experiment(Workspace):
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy on every offline success.
 
-        It is evaluated on the validation tasks three times as it learns, in reality unless `real_budget` is 0, and the best one
-        is kept as `models/base`: a baseline of the dream on the same data.
+        It plays the validation tasks three times during training, in reality unless `real_budget` is 0. The best weights are
+        kept as `models/base`, a baseline that the dream has to beat with the same data.
 
         Args: `model`, its initial weights, as of `train_experience`.
 
@@ -189,8 +189,8 @@ class Experiment(Workspace):
     def train_filtered(self) -> None:
         """Fine-tune `models/filtered` on the best recorded episodes, failures among them: a baseline without a dream.
 
-        It begins with the weights that `train_base` began with and is trained as that policy is. Nothing to do where the best
-        episodes are the successes, or where the experiment was given a policy.
+        Initial weights and procedure are those of `train_base`. Does nothing where the best episodes are the successes, or
+        where the experiment was given a policy.
         """
         self._train_baseline("filtered", imitation.train_filtered_policy)
 
@@ -210,9 +210,9 @@ class Experiment(Workspace):
                     train(self)
 
     def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
-        """The stages of `BASELINES` by their names. Raises `ConfigurationError` for another name."""
-        own = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
-        stages = dict(zip(imitation.BASELINES, own, strict=True))
+        """The methods that train these baselines, in order. Raises `ConfigurationError` for an unknown name."""
+        methods = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
+        stages = dict(zip(imitation.BASELINES, methods, strict=True))
         if unknown := [name for name in names if name not in stages]:
             raise ConfigurationError.unknown("baseline", unknown[0], stages)
         return [stage for name, stage in stages.items() if name in names]
@@ -220,14 +220,14 @@ class Experiment(Workspace):
     def advise(self, learner: LearnerName | None = None) -> Advice:
         """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes.
 
-        Args: `learner`, that is to train; default: the settings'.
+        Args: `learner`, the one to train with; default: the settings'.
         """
-        own = self.settings
-        self.settings = replace(own, learner=learner or own.learner)
+        settings = self.settings
+        self.settings = replace(settings, learner=learner or settings.learner)
         try:
             return advise(self, self.base_policy())
         finally:
-            self.settings = own
+            self.settings = settings
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
@@ -242,26 +242,26 @@ class Experiment(Workspace):
         learner_options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "LocalChatModel":
-        """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
+        """Train the policy with the training graph, in the place that `Settings.environment` names.
 
-        It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
-        real success, otherwise the newest. Killed at any moment, the same call goes on; so does a finished training with more
-        `iterations` or `real_steps`, and one that a gap to reality ended with a wider `max_gap`.
+        Stores the policy as `models/trained` and returns it: the one with the highest success in real validation episodes
+        (`real_budget`), or the newest without such episodes. After a crash the same call resumes. A finished training continues
+        with more `iterations` or `real_steps`; one that ended by its gap to reality, with a wider `max_gap`.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the baseline that wins the most validation tasks.
-            iterations: How many there shall be in all. Default: the settings'.
-            servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
-                after each update (`ServedEngine`). Default: the weights in this process.
-            force: Only say what the gate finds wrong with the dream.
-            report_to: Other trackers than the experiment's; `"none"` for none.
+            iterations: Total number of iterations. Default: the settings'.
+            servers: Addresses of vLLM servers of the policy's model. They generate the replies, and get the new weights after
+                each update (`ServedEngine`). Default: replies are generated in this process.
+            force: Train even if the gate refuses the dream; its reasons are only reported.
+            report_to: Trackers in place of the experiment's; `"none"` for none.
             learner_options: Arguments of the learner's class, as TRL names them; `peft_config` implies `lora`.
             settings: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...).
 
-        Raises `ConfigurationError` without a task or a policy to train, for an unknown setting and while another process is at
-        work in the folder, `UntruthfulDream` if the gate refuses the dream (`max_false_success`), `NothingToTrain` if the
-        episodes give nothing to learn from, `MissingDependency` without the extra `train`.
+        Raises `ConfigurationError` without a task or a policy to train, for an unknown setting and while another process uses
+        the folder, `UntruthfulDream` if the gate refuses the dream (`max_false_success`), `NothingToTrain` if no episode can be
+        learned from, `MissingDependency` without the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known, options = {field.name for field in fields(Settings)}, dict(learner_options or {})
@@ -269,10 +269,10 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
-        choice, place = "", place_of_training(policy, settings.get("learner")) if policy is not None else ""
+        notice, place = "", place_of_training(policy, settings.get("learner")) if policy is not None else ""
         if place and "learner" not in settings:
             settings["learner"] = self.settings.learner if place == "here" else "tinker"
-            choice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
+            notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
@@ -287,9 +287,9 @@ class Experiment(Workspace):
                 )
             learner = partial(RejectionLearner, self)
         if start is not None:
-            self._check_policy(start)  # before the settings of a call that is refused are written
-        if choice:
-            self.say(choice)
+            self._check_policy(start)  # a refused call must not write its settings
+        if notice:
+            self.say(notice)
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
@@ -299,7 +299,7 @@ class Experiment(Workspace):
         return self.trained
 
     def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":
-        """The policy that `train` returns. A training that has ended is not begun again."""
+        """Run the training, or load the result of one that has ended with these settings."""
         if self.training_ended(self.settings):
             more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
@@ -330,7 +330,7 @@ class Experiment(Workspace):
             )
 
     def _record_start(self, policy: "LocalChatModel | str | Path") -> None:
-        """Record the given policy that this training began with."""
+        """Record which given policy this training began with, unless recorded before."""
         if not self.record(_BEGAN):
             name = str(getattr(policy, "name_or_path", policy))
             self.keep_record(_BEGAN, {"policy": _version(policy), "name": name})
@@ -393,9 +393,9 @@ class Experiment(Workspace):
     # --- evaluation --------------------------------------------------------------------------------------------------------
 
     def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
-        """Every policy of the folder on held-out tasks, real and dreamed; writes `result.json` (`evaluation.prove`).
+        """Evaluate every policy on held-out tasks, real and dreamed; write `result.json` (`evaluation.prove`).
 
-        Args: `baselines`, as of `prepare`, that are trained first where they are missing.
+        Args: `baselines`, as for `prepare`; missing ones are trained first.
         """
         for stage in self._baselines(baselines):
             stage()

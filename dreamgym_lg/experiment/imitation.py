@@ -1,4 +1,4 @@
-"""A dream's baselines, policies without a dreamed episode. Imitation, filtered, of drawn tasks too; offline RL."""
+"""Baselines that a dream has to beat. Imitation, also filtered or of drawn tasks too, and offline RL."""
 
 import shutil
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
 PASSES, FEWEST, MOST = 12, 60, 600
-"""Default passes over the imitated episodes (measured with SmolLM2 on one desk), and the least and most steps for it."""
+"""Default passes over the imitated episodes (measured with SmolLM2 on one desk), and least and most optimiser steps."""
 DPO_PASSES = 3
 EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
@@ -43,9 +43,9 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
 
 
 def train_filtered_policy(work: Workspace) -> None:
-    """Train `models/filtered` on `best_episodes`, as the base policy is trained and from its start.
+    """Train `models/filtered` on `best_episodes`, with the start and procedure of the base policy.
 
-    Where the best episodes are the successes, which the base policy imitates already, it says so and trains nothing.
+    Trains nothing where the best episodes are the successes, which the base policy imitates already.
     """
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
@@ -63,26 +63,26 @@ def train_drawn_policy(work: Workspace) -> None:
 
 
 def start_weights(work: Workspace) -> str | Path:
-    """The weights that the base policy begins with, also where it is not trained yet."""
+    """The initial weights of the base policy, whether or not it is trained yet."""
     return start_of(work, work.record(START).get("path"))
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
     """Successes and episodes with `FILTER` of the highest reward, without an invalid action.
 
-    Left out are those whose last action ended them as a failure: that action must not be imitated.
+    Episodes whose last action failed the task are left out: that action must not be imitated.
     """
     clean = [trajectory for trajectory in recorded if trajectory.steps and not trajectory.invalid_actions]
     least = FILTER * max((trajectory.reward for trajectory in clean), default=0.0)
-    lost = [each.steps[-1].terminated and each.steps[-1].reward <= 0 for each in clean]
-    return [each for each, failed in zip(clean, lost, strict=True) if each.success or (0 < least <= each.reward and not failed)]
+    failed = [each.steps[-1].terminated and each.steps[-1].reward <= 0 for each in clean]
+    return [each for each, lost in zip(clean, failed, strict=True) if each.success or (0 < least <= each.reward and not lost)]
 
 
 def train_offline_policy(work: Workspace) -> None:
-    """Train `models/offline_rl` on all recorded episodes with an outcome, and say how.
+    """Train `models/offline_rl` on all recorded episodes with an outcome, and report the method.
 
-    By DPO from the base policy, where pairs of a better and a worse episode of one task fill an optimiser step. Else (logs
-    mostly hold one episode of a task) by advantage-weighted imitation (`advantage_weights`) from the base policy's start.
+    The method is DPO from the base policy if pairs of a better and a worse episode of one task fill an optimiser step. Else it
+    is advantage-weighted imitation (`advantage_weights`) from the base policy's start: most logs hold one episode of a task.
     """
     if not (work.models / "base").exists():
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
@@ -92,9 +92,9 @@ def train_offline_policy(work: Workspace) -> None:
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
     if 2 * pairs >= work.settings.batch_size:
-        chosen, used = _within_steps(work, groups)
+        subset, used = _limit_pairs(work, groups)
         how = f"DPO on {used} of {pairs} pairs of a better and a worse episode of one task"
-        _prefer(work, "offline_rl", chosen, used)
+        _train_dpo(work, "offline_rl", subset, used)
     elif len(set(returns)) > 1:
         how = f"advantage-weighted imitation of {len(episodes)} episodes ({pairs} pairs for DPO)"
         imitate(work, "offline_rl", episodes, start, advantage_weights(returns))
@@ -102,18 +102,18 @@ def train_offline_policy(work: Workspace) -> None:
     work.keep_record(OFFLINE_RL, {"how": how})
 
 
-def _within_steps(work: Workspace, groups: Groups) -> tuple[Groups, int]:
-    """Groups drawn by the seed, and their number of pairs. `DPO_PASSES` over them take no more steps than imitation."""
+def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
+    """Groups drawn by the seed, and their number of pairs. `DPO_PASSES` over them take about as many steps as imitation."""
     most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * DPO_PASSES)
-    chosen, pairs = list[Sequence[Trajectory]](), 0
+    subset, pairs = list[Sequence[Trajectory]](), 0
     for group in Random(work.settings.seed).sample(groups, len(groups)):
         if pairs < most and (more := len(preference_pairs([group]))):
-            chosen, pairs = [*chosen, group], pairs + more
-    return chosen, pairs
+            subset, pairs = [*subset, group], pairs + more
+    return subset, pairs
 
 
 def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
-    """The episodes with their tokens as segments. What does not replay is left out."""
+    """The episodes with their tokens as segments. Episodes that do not replay are left out and reported."""
     tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
     for each in episodes:
         try:
@@ -129,9 +129,8 @@ def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path
     return tokenized
 
 
-def _prefer(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
-    """Train `models/NAME` from the base policy by DPO, `DPO_PASSES` times over all pairs. Killed, it goes on where it was."""
-
+def _train_dpo(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
+    """Train `models/NAME` from the base policy by DPO, `DPO_PASSES` times over all pairs. Resumes after a crash."""
     policy, last = work.policy("base"), f"{name}-last"
     segments = [segment for group in groups for episode in group for segment in episode.segments]
     checkpoints = checkpoints_of(work, last, work.models / "base", DPO_PASSES, segments)
@@ -154,26 +153,25 @@ def imitate(
 ) -> None:
     """Train `models/NAME` on these episodes. The weights that do best on the validation tasks are kept.
 
-    Args: `weights`, of episodes with segments, which are their rows.
+    Args: `weights`, one per episode; these episodes have segments, which become their rows.
     """
 
-    def to_rows(some: Sequence[Trajectory]) -> list[TrainingRow]:
+    def to_rows(subset: Sequence[Trajectory]) -> list[TrainingRow]:
         if not weights:
-            return work.world.policy_rows(some, tokenizer_of(start), max_new_tokens=s.policy_tokens)
-        segments = [(by_return[each.reward], segment) for each in some for segment in each.segments]
-        return [sft_row(segment, weight) for weight, segment in segments]
+            return work.world.policy_rows(subset, tokenizer_of(start), max_new_tokens=s.policy_tokens)
+        return [sft_row(segment, weight_of[each.reward]) for each in subset for segment in each.segments]
 
-    s, options, watched = work.settings, dict[str, Any](), set[str]()
-    by_return = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
-    number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)  # effective
-    steps = s.base_steps or min(max(int(PASSES * number) // s.batch_size, FEWEST), MOST)
+    s, options, held_out_ids = work.settings, dict[str, Any](), set[str]()
+    weight_of = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
+    effective_number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)
+    steps = s.base_steps or min(max(int(PASSES * effective_number) // s.batch_size, FEWEST), MOST)
     work.say(f"{name} policy: {len(episodes)} episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     if not (evaluated := _can_evaluate(work, name, "the loss on a tenth of the tasks decides")):  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
-        watched = set(ids[: len(ids) // 10])
-    if held_out := [each for each in episodes if each.task.id in watched]:
+        held_out_ids = set(ids[: len(ids) // 10])
+    if held_out := [each for each in episodes if each.task.id in held_out_ids]:
         options["held_out"] = to_rows(held_out)
-    rows = to_rows([each for each in episodes if each.task.id not in watched])
+    rows = to_rows([each for each in episodes if each.task.id not in held_out_ids])
     checkpoints_of(work, f"{name}-last", start, steps, [row.segment for row in rows])
     best = BestPolicy(work, _name_of_best(work, name))
     if evaluated:
@@ -183,7 +181,7 @@ def imitate(
 
 
 def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
-    """Put the best policy in its place; without one, the last."""
+    """Move the best weights, or without validation the last ones, to `models/NAME`."""
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / name)
@@ -194,21 +192,21 @@ def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
 
 
 def _name_of_best(work: Workspace, name: str) -> str:
-    """The best policy's folder. The killed attempt's where its checkpoint is left (`checkpoints_of`), else a new one."""
-    before = work.record(record := f"stage/{name}/best").get("folder")
-    if before is not None and any((work.out / "checkpoints" / f"{name}-last").glob("*.pt")):
-        return str(before)
-    for left in work.models.glob(f"{name}-*"):
-        shutil.rmtree(left)
+    """Folder name of the best policy. An interrupted attempt with a checkpoint (`checkpoints_of`) keeps its name."""
+    recorded = work.record(record := f"stage/{name}/best").get("folder")
+    if recorded is not None and any((work.out / "checkpoints" / f"{name}-last").glob("*.pt")):
+        return str(recorded)
+    for obsolete in work.models.glob(f"{name}-*"):
+        shutil.rmtree(obsolete)
     validation = f"{'real' if work.settings.real_budget != 0 else 'dreamed'} {len(work.validation_tasks())}"
     work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}"), "validation": validation})
     return new
 
 
 def _can_evaluate(work: Workspace, name: str, otherwise: str) -> bool:
-    """True if validation tasks can choose among a training's weights. Else it says why not, and what does `otherwise`.
+    """True if validation tasks can choose among a training's weights. Otherwise reports the reason and `otherwise`.
 
-    Raises `ConfigurationError` where only a dream could judge it, and there is no experience model yet.
+    Raises `ConfigurationError` if validation needs a dream and there is no experience model yet.
     """
     reason, real = "", work.settings.real_budget != 0
     if not work.validation_tasks():
@@ -226,9 +224,9 @@ def _can_evaluate(work: Workspace, name: str, otherwise: str) -> bool:
 
 
 def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: Any, tokenizer: Any, step: int) -> None:
-    """Play the validation tasks `EVALUATIONS` times while the policy is trained, and keep the best.
+    """At each of the `EVALUATIONS` steps, play the validation tasks and keep the best policy.
 
-    Success is real unless `real_budget` is 0, else in the dream.
+    Episodes are real unless `real_budget` is 0, else dreamed.
     """
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 

@@ -14,17 +14,17 @@ except ImportError:  # not POSIX: nothing keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
 
 _owners: dict[Path, int] = {}
-"""Threads of this process by the folder that they have locked."""
+"""Locked folders, and the threads of this process that hold their locks."""
 
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder. Two that train in one would mix their episodes and overwrite each other's weights.
+    """Lock a folder against other processes, which would mix their episodes and overwrite weights.
 
-    The thread that has the lock may enter again. It ends with the process, also where that is killed, unless a forked process
-    lives on. A file system without locks has none.
+    The thread that holds the lock may enter again. The lock ends with the process, however that ends, unless a forked child
+    lives on. On a file system without locks nothing is locked.
 
-    Raises `ConfigurationError` where another process has it, and where the folder cannot be written.
+    Raises `ConfigurationError` if another process holds the lock, and if the folder cannot be written.
     """
     if fcntl is None or _owners.get(key := folder.resolve()) == threading.get_ident():
         yield

@@ -1,4 +1,4 @@
-"""Rejection sampling: successes that training finds are imitated together with the recorded ones."""
+"""Rejection sampling: the policy imitates its own successes together with the recorded ones."""
 
 import shutil
 from collections import defaultdict
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 _DONE = "stage/train/rft"
-"""Record of finished updates, the folder of the weights, the imitated successes, and the last metrics."""
+"""Record name: number of updates, folder of the weights, digest of the imitated successes, and last metrics."""
 _METRICS = ("skipped", "solved_tasks")
 
 
 class RejectionLearner:
-    """Imitates recorded successes and the training's, each time from the start weights.
+    """Imitates recorded successes and the policy's own, each time from the start weights.
 
-    This is ReST-EM (Singh et al. 2023) with recorded episodes beside the policy's own. The training plays the tasks that have
-    no recorded success (`gate.trainable_tasks`). An update keeps the old weights if it found no new success, or if imitation
-    wins fewer validation tasks.
+    This is ReST-EM (Singh et al. 2023) with recorded episodes beside the policy's own. Training plays the tasks without a
+    recorded success (`gate.trainable_tasks`). An update keeps the old weights if there is no new success, or if imitation
+    solves fewer validation tasks.
 
     Args: `policy`, a baseline of this folder, whose weights are replaced; `path`, not used.
 
@@ -55,16 +55,16 @@ class RejectionLearner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the last update: `skipped`, and `solved_tasks`. One success of each is imitated beside the recorded ones."""
+        """Metrics of the last update: `skipped` and `solved_tasks`. Each solved task adds one success to imitate."""
         done = self._work.record(_DONE)
         return {name: done[name] for name in _METRICS if name in done}
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Imitate the successes of all iterations so far. The buffer has them, `groups` too."""
+        """Imitate the successes of all iterations in the replay buffer, those of `groups` included."""
         work, done, iteration = self._work, self._work.record(_DONE), self.iteration
         played = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
-        start, chosen = start_weights(work), new_successes(each for each in played if each.iteration <= iteration)
-        new = [replace(each, segments=()) for each in tokenized(work, chosen, start)] if chosen else []
+        start, successes = start_weights(work), new_successes(each for each in played if each.iteration <= iteration)
+        new = [replace(each, segments=()) for each in tokenized(work, successes, start)] if successes else []
         digest = sha256(repr(sorted((each.task.id, _actions(each)) for each in new)).encode()).hexdigest()
         folder, skipped, unused = done.get("folder"), not new or digest == done.get("digest"), None
         same = "; none is new, and the weights stay" if skipped else ""
@@ -83,16 +83,16 @@ class RejectionLearner:
         return self.metrics
 
     def _is_worse(self, name: str, *, than: str) -> bool:
-        """True for an imitation that wins fewer of the same validation tasks."""
-        own, before = validated(self._work, name), validated(self._work, than)
-        played, others = (self._work.record(f"stage/{each}/best").get("validation") for each in (name, than))
-        if own is None or before is None or own >= before or played != others:
+        """True if policy `name` solves fewer of the same validation tasks than policy `than`."""
+        new, old = validated(self._work, name), validated(self._work, than)
+        new_panel, old_panel = (self._work.record(f"stage/{each}/best").get("validation") for each in (name, than))
+        if new is None or old is None or new >= old or new_panel != old_panel:
             return False
-        self._work.say(f"it wins {own} validation tasks, and the policy before it {before}: the weights before it stay")
+        self._work.say(f"it wins {new} validation tasks, and the policy before it {old}: the weights before it stay")
         return True
 
     def _load(self, folder: str) -> None:
-        """Put an imitation's weights in the place of the policy's."""
+        """Load the weights of `models/FOLDER` into the policy."""
         from dreamgym_lg.integrations.transformers.loading import load_model
 
         assert self._policy.model is not None  # as `__init__` makes sure
@@ -104,9 +104,9 @@ def _actions(episode: Trajectory) -> tuple[str, ...]:
 
 
 def new_successes(played: Iterable[Trajectory]) -> list[Trajectory]:
-    """The most frequent success of each task, of those without an invalid action.
+    """The most frequent success of each task, among those without an invalid action.
 
-    One that is rare among the tries of its task is more often luck, such as a change that was made without a look.
+    A rare success is more often luck, such as a change that was made without looking anything up.
     """
     by_task = defaultdict[str, defaultdict[tuple[str, ...], list[Trajectory]]](lambda: defaultdict(list))
     for each in played:

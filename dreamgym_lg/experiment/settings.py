@@ -14,7 +14,7 @@ WITH_REAL_PART = ("s2r", "dream+real")
 
 CHANGED_LATER = {
     "iterations", "stop_after_uniform", "max_gap", "real_budget", "real_steps",
-    "max_false_success",  # asked before training begins, and `--force` lifts it together with `max_gap`
+    "max_false_success",  # checked before training begins; `--force` lifts it together with `max_gap`
 }  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
@@ -25,7 +25,7 @@ TRAINING = {
 CHANGEABLE = CHANGED_LATER | TRAINING
 """Settings that may change until training has begun."""
 STOP_CRITERIA = ("stop_after_uniform", "max_gap", "environment", "real_steps")
-"""Settings that decide where a training ends: one that has ended goes on with others."""
+"""Settings that decide when a training ends. With other values, a training that has ended continues."""
 
 _POSITIVE = (
     "iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "base_steps", "real_every",
@@ -35,7 +35,7 @@ _SHARES = ("synthetic_share", "max_false_success")
 
 
 START_KIND = "start"
-"""Of `Settings.episodes`: those that the start policy plays."""
+"""Key of `Settings.episodes` for the episodes that the start policy plays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,16 @@ class Settings:
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""
     tasks: int | None = None
-    """Number of tasks to take from the world, all splits together. None: all. A `DreamGym` plays what it is given."""
+    """Number of tasks to take from the world, all splits together. None: all. A `DreamGym` uses all its tasks."""
     episodes: Mapping[str, int] = field(default_factory=dict)
-    """Offline trajectories to collect by each of the world's scripted policies. `start`: by the policy that training begins
-    with, in the real environment, for a world that has none."""
+    """Number of offline trajectories to collect, by scripted policy of the world. The key `start` is the policy that training
+    begins with, for a world without scripted policies."""
 
     model: str = "smollm2-135m"
     """Initial weights of policy and local experience model. A folder, a GGUF file or a hub name."""
 
     retrieved: int = 3
-    """Real transitions in every prompt of the experience model: k of the paper's top-k. 0: nor is a user shown any turn."""
+    """Real transitions in every prompt of the experience model: k of the paper's top-k. 0: none, and no turns for a user."""
     retrieved_characters: int = 1000
     """Maximum characters of each of their observations."""
     experience_steps: int = 400
@@ -78,17 +78,17 @@ class Settings:
     `lora` 7e-4, falling to 1e-5."""
 
     environment: Place = "dream"
-    """Place of training episodes. `s2r`, the paper's sim-to-real: `iterations` in the dream and then some in the real
-    environment, until `real_steps` are spent. `dream+real` (Dyna): every `real_every`-th iteration is real until then;
-    the dream answers from these episodes too."""
+    """Place of training episodes. `s2r` is the paper's sim-to-real: `iterations` in the dream, then further ones in the real
+    environment until `real_steps` are spent. `dream+real` (Dyna): every `real_every`-th iteration is real, until they are
+    spent; the dream answers from these episodes too."""
     real_steps: int | None = None
-    """Number of real steps that ends training, of `dream+real` its real iterations. It ends in the iteration that reaches it.
-    Steps of failed episodes count, those of evaluations do not. None: no limit; `s2r` and `dream+real` need one."""
+    """Number of real steps after which training ends, or with `dream+real` its real iterations. The iteration that reaches it
+    is finished. Failed episodes count, evaluations do not. None: no limit; `s2r` and `dream+real` need one."""
     real_every: int = 4
     learner: LearnerName = "grpo"
-    """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes;
-    `ppo`: to a critic's value; `dpo`: preference of a task's better episodes; `rft`: imitation
-    of recorded successes and of new ones, on tasks that have none; `tinker`: as `grpo`, of weights on Tinker."""
+    """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes; `ppo`:
+    relative to a critic's value; `dpo`: prefers a task's better episodes; `rft`: plays tasks without a recorded success and
+    imitates the new successes with the recorded ones; `tinker`: as `grpo`, with weights on Tinker."""
     iterations: int = 40
     """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
@@ -96,13 +96,13 @@ class Settings:
     num_generations: int = 8
     """Episodes of a group: at least 2, but for `ppo`."""
     resample: int = 0
-    """Maximum further groups of an iteration, on other tasks, in place of those whose episodes all earned the same. Of `grpo`
-    and `dpo`, whose learning rate is multiplied by the share of groups that differ."""
+    """Maximum further groups of an iteration, on other tasks, in place of uniform ones (all episodes earned the same). Only for
+    `grpo` and `dpo`, whose learning rate is multiplied by the share of groups that are not uniform."""
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; under
-    `lora` ten times that, 1e-4 at most. `rft` has that of imitation."""
+    """Learning rate of the policy's updates. None: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; under `lora` ten times
+    that, 1e-4 at most. `rft` uses `supervised_learning_rate`."""
     beta: float | None = None
     """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `dpo` 0.1."""
     lora: bool | None = None
@@ -162,7 +162,7 @@ class Settings:
 def read_settings(folder: Path) -> dict[str, Any] | None:
     """The settings, `world` and `arguments` of a folder. None for a new one.
 
-    A setting that there was not yet has its default, which changes nothing.
+    A setting that is newer than the folder has its default.
     """
     file = folder / "settings.json"
     if not file.exists():
@@ -178,13 +178,13 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any], free: Collection[str]) -> None:
-    """Raise `ConfigurationError` where a folder was made with other values. Args: `free`, names that may differ."""
+def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any], changeable: Collection[str]) -> None:
+    """Raise `ConfigurationError` where a folder was made with other values. Args: `changeable`, names that may differ."""
     for key in current:
         before, now = stored.get(key), current[key]
-        if key in free or before == now:
+        if key in changeable or before == now:
             continue
-        if isinstance(before, dict) and isinstance(now, dict):  # of a world's arguments, those that differ
+        if isinstance(before, dict) and isinstance(now, dict):  # name only the arguments of a world that differ
             names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             before, now = ({name: each[name] for name in names if name in each} for each in (before, now))
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Supervised training in an experiment. Of the experience model and the user, and the parts shared with the policy's."""
+"""Supervised training of the experience model and the user. Training of policies shares some functions."""
 
 import json
 import shutil
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 HELD_OUT = 32
-"""Maximum held-out episodes whose loss ends the experience model's training; of the user's, a quarter."""
+"""Maximum held-out episodes for early stopping of the experience model; of the user, a quarter."""
 
 
 def train_experience_model(
     work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | Annotate | str | None = None
 ) -> None:
-    """Train `models/experience-0` on what it should have answered in the offline trajectories.
+    """Train `models/experience-0` to answer and judge as the offline trajectories show.
 
-    Args: `model`, its initial weights; `annotator`, writes the reasoning of steps that have none, in place of rules.
+    Args: `model`, its initial weights; `annotator`, writes missing reasoning of steps, in place of a rule.
     """
-    annotated = _to_annotate(annotator)
-    if annotated is not None:
-        _annotate(work, work.replay_buffer, annotated)
+    write_reasoning = _to_annotate(annotator)
+    if write_reasoning is not None:
+        _annotate(work, work.replay_buffer, write_reasoning)
     if not work.offline():
         raise ConfigurationError(
             f"{work.out} has no recorded trajectory of the split 'train' to learn from: call collect() first; for a DreamGym, "
@@ -55,39 +55,39 @@ def train_experience_model(
         )
     work.check_outcomes("an experience model learns from them what to reward")
     work.keep_data()
-    taught, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
+    train, held_out = (work.world.as_dreamed(episodes) for episodes in work.experience_data())
     start, edited = start_of(work, model), list[Trajectory]()
-    if any(map(ends_with_message, taught)):
-        edited = _edited(work, taught, annotated)
-        _check_judged(work, taught, edited)
-    watched = _rows(work, start, held_out[:HELD_OUT])
-    rows, steps = _rows(work, start, taught, edited), work.settings.experience_steps
+    if any(map(ends_with_message, train)):
+        edited = _edited(work, train, write_reasoning)
+        _check_judged(work, train, edited)
+    held_out_rows = _rows(work, start, held_out[:HELD_OUT])
+    rows, steps = _rows(work, start, train, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
-    fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, held_out=watched)
+    fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, held_out=held_out_rows)
 
 
 def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
-    """Train `models/user` on the users' turns, given goal and history. Args: as of `Experiment.train_user`."""
+    """Train `models/user` to reply as recorded users did, given goal and history. Args: as of `Experiment.train_user`."""
     written = run_lasting(write_goals(work.replay_buffer, goals))
     if written.failed:
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = work.model_user() or ModelUser(None)
     if work.seconds("experience") is None:
         work.keep_data()
-    # the gate goes on with the others
-    recorded, held_out = (list(filter(has_user_turns, each)) for each in work.experience_data())
-    if not recorded:
+    # held-out conversations are left for the gate
+    train, held_out = (list(filter(has_user_turns, episodes)) for episodes in work.experience_data())
+    if not train:
         raise ConfigurationError(
             f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "
             "such traces, or user=ModelUser(...) with a hosted model"
         )
     start = start_of(work, model)
-    rows, watched = (tokenized(start, [user.conversation(each) for each in group]) for group in (recorded, held_out))
-    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=watched[: HELD_OUT // 4])
+    rows, held_out_rows = (tokenized(start, [user.conversation(each) for each in episodes]) for episodes in (train, held_out))
+    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: HELD_OUT // 4])
 
 
 def _warn_of_cut_answers(work: Workspace, rows: Sequence[TrainingRow]) -> None:
-    """Say how many recorded answers have more tokens than the experience model may write."""
+    """Report recorded answers with more tokens than the experience model may write."""
     from dreamgym_lg.integrations.trl.rows import reply_lengths
 
     lengths, most = [length for row in rows for length in reply_lengths(row)], work.settings.experience_tokens
@@ -109,31 +109,31 @@ def _to_annotate(annotator: object) -> Annotate | None:
     )
 
 
-def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate) -> None:
-    """Let a chat model write missing reasoning. Failures are said, and left to rules."""
+def _annotate(work: Workspace, replay_buffer: ReplayBuffer, write_reasoning: Annotate) -> None:
+    """Let a chat model write missing reasoning. Failures are reported; a rule writes theirs."""
     source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
-    done = run_lasting(annotated(replay_buffer, source=source))
+    done = run_lasting(write_reasoning(replay_buffer, source=source))
     if done.failed:
         cause = next(iter(done.failed.values()))
         work.say(f"{len(done.failed)} episodes could not be annotated and have their reasoning by rules; the first: {cause}")
 
 
-def _edited(work: Workspace, taught: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
-    """Edit successes into failures, in a file of their own, from which nothing is retrieved."""
-    successes = [trajectory for trajectory in taught if trajectory.success and is_tool_task(trajectory.task)]
+def _edited(work: Workspace, train: Sequence[Trajectory], write_reasoning: Annotate | None) -> list[Trajectory]:
+    """Edit successes into failures. They are annotated in a buffer of their own, from which nothing is retrieved."""
+    successes = [trajectory for trajectory in train if trajectory.success and is_tool_task(trajectory.task)]
     edited = edited_successes(successes, writes=work.world.writing_tools(work.replay_buffer), seed=work.settings.seed)
-    if not edited or annotated is None:
+    if not edited or write_reasoning is None:
         return edited
     with ReplayBuffer(work.out / "edited.db") as buffer:
         buffer.extend(edited)
-        _annotate(work, buffer, annotated)
+        _annotate(work, buffer, write_reasoning)
         return list(buffer.trajectories())
 
 
 def _rows(
     work: Workspace, start: str | Path, recorded: Sequence[Trajectory], edited: Sequence[Trajectory] = ()
 ) -> list[TrainingRow]:
-    """Conversations of responder and judge in equal number, of successes and failures likewise.
+    """Training rows: as many answers as verdicts, as many verdicts of success as of failure.
 
     Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
@@ -154,18 +154,18 @@ def _balanced(*groups: list[TrainingRow]) -> list[TrainingRow]:
     return [rows[number % len(rows)] for rows in groups if rows for number in range(most)]
 
 
-def _check_judged(work: Workspace, taught: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
-    """Raise `ConfigurationError` without a success. Say where failures or data are few."""
-    judged = [trajectory for trajectory in taught if ends_with_message(trajectory)]
+def _check_judged(work: Workspace, train: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
+    """Raise `ConfigurationError` without a success. Warn of few episodes, or no failure."""
+    judged = [trajectory for trajectory in train if ends_with_message(trajectory)]
     successes = sum(trajectory.success for trajectory in judged)
     if not successes:
         raise ConfigurationError(
             f"none of the {len(judged)} recorded episodes that end in a message is a success: an experience model cannot learn "
             "what to reward; import traces with their outcome (`success` or `reward` in each row)"
         )
-    if len(taught) < FEW:
+    if len(train) < FEW:
         work.say(
-            f"{len(taught)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
+            f"{len(train)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
             "import more, some for each kind of task"
         )
     if successes == len(judged) and not edited:
@@ -183,7 +183,7 @@ def tokenizer_of(start: str | Path) -> Any:
 
 
 def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> list[TrainingRow]:
-    """The conversations as rows of the model's training."""
+    """Training rows of conversations, by the tokenizer of `start`; empty ones are left out."""
     from dreamgym_lg.integrations.trl.rows import tokenize
 
     return tokenize(tokenizer_of(start), list(filter(None, conversations))) if conversations else []
@@ -193,13 +193,13 @@ def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
-    as_a_baseline = {"temperature": 1.0, "max_new_tokens": work.settings.policy_tokens}
-    model.model_copy(update=as_a_baseline).save(work.models / "start")
+    sampling = {"temperature": 1.0, "max_new_tokens": work.settings.policy_tokens}
+    model.model_copy(update=sampling).save(work.models / "start")
     return work.models / "start"
 
 
 def checkpoints_of(work: Workspace, to: str, start: str | Path, steps: int, segments: Iterable[Segment]) -> Path:
-    """The folder of a training's checkpoints. Those of another training, such as one on other rows, are removed."""
+    """The folder of a training's checkpoints. Checkpoints of other weights, steps or rows are removed."""
     folder, tokens = work.out / "checkpoints" / to, [list(segment.token_ids) for segment in segments]
     digest = sha256(json.dumps([str(start), steps, tokens]).encode()).hexdigest()
     if not (folder / "rows").exists() or (folder / "rows").read_text() != digest:
@@ -218,11 +218,11 @@ def fine_tune(
     steps: int,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`. Killed, it goes on from `checkpoints/TO`.
+    """Fine-tune the model at `start` and write `models/TO`. After a crash it resumes from `checkpoints/TO`.
 
     Args: `options`, of `sft.fine_tune`.
     """
-    work.progress(label, 0, steps)  # what is loaded next, and the first step, take long
+    work.progress(label, 0, steps)  # loading and the first step take long
     from dreamgym_lg.integrations.trl import sft
 
     s, checkpoints = work.settings, checkpoints_of(work, to, start, steps, [row.segment for row in rows])

@@ -1,4 +1,4 @@
-"""Trackers of a training run: TensorBoard, Weights & Biases, MLflow and trackio, by accelerate."""
+"""Trackers of a training run, through accelerate: TensorBoard, Weights & Biases, MLflow and trackio."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from uuid import uuid4
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
-"""Names of trackers, each the package that it needs."""
+"""Names of trackers, which are also the names of their packages."""
 
 PROJECT = "dreamgym-lg"
 """Project of the runs; the environment may name another: `WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`."""
 
 
 def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
-    """The names given, each once; none for `"none"`.
+    """The named trackers without repetition; none for `"none"`.
 
     Raises `ConfigurationError` for an unknown name, `MissingDependency` where the tracker's package is not installed.
     """
@@ -33,12 +33,12 @@ def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class ExperimentTrackers:
-    """Sends each iteration's metrics to trackers. A run that goes on after a crash is the same run there, but for MLflow.
+    """Sends each iteration's metrics to trackers. A resumed training continues its run there, except in MLflow.
 
     Args:
-        names: Of `TRACKERS`.
-        folder: The experiment's, for TensorBoard's event files and the name of the run (`tracker-run`).
-        config: Of which numbers, texts and truth values are shown.
+        names: Some of `TRACKERS`.
+        folder: The experiment's folder, for TensorBoard's event files and the name of the run (`tracker-run`).
+        config: The run's configuration; only its numbers, texts and truth values are sent.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class ExperimentTrackers:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers ask it for the main process
-        shown = (self._folder / "tensorboard").exists()  # it would show the settings a second time
+        resumed = (self._folder / "tensorboard").exists()  # TensorBoard would show the settings a second time
         if not (file := self._folder / "tracker-run").exists():
             file.write_text(f"{self._folder.name}-{uuid4().hex[:8]}")
         run, project = file.read_text(), os.environ.get("WANDB_PROJECT", PROJECT)
@@ -76,6 +76,6 @@ class ExperimentTrackers:
         started = {name: LOGGER_TYPE_TO_CLASS[name](**arguments[name]) for name in self._names}
         for name, tracker in started.items():
             tracker.start()
-            if name != "tensorboard" or not shown:
+            if name != "tensorboard" or not resumed:
                 tracker.store_init_configuration(self._config)
         return list(started.values())

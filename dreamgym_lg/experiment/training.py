@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 _DREAMED = "stage/train/dream"
-"""Record of the iterations after which the dreamed part of a training was over."""
+"""Record name: number of iterations at the end of the dreamed part of a training."""
 
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
-"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_trl_learner`."""
+"""(policy, folder of checkpoints, settings) -> the learner of the policy, e.g. `create_trl_learner`."""
 
 
 def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
     """The learner that `settings.learner` names, by TRL or on Tinker. Args: `options`, further arguments of its class.
 
-    Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
+    Raises `ConfigurationError` for groups of one episode if the learner compares the episodes of a group, and as its class.
     """
     from dreamgym_lg.integrations.transformers.adapter_files import loaded_adapters
     from dreamgym_lg.integrations.trl.adapters import default_adapters, wants_adapters
@@ -59,7 +59,7 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
 
 
 def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
-    """The same weights, to be trained here, with replies from these servers."""
+    """A policy that is trained here and whose replies vLLM servers generate."""
     from dreamgym_lg.integrations.vllm.engine import ServedEngine
 
     engine = ServedEngine(servers, policy.tokenizer, model=policy.model, adapters=work.models / "adapters")
@@ -69,7 +69,7 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
 def train_policy(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
 ) -> "LocalChatModel":
-    """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
+    """Run the training graph to its end, and save the policy. Args: `before`, seconds of earlier, shorter trainings."""
     from dreamgym_lg.graphs.training import run_training
 
     start, total = time.perf_counter(), work.settings.iterations
@@ -79,7 +79,7 @@ def train_policy(
     if not (work.models / "base").exists():
         policy.save(work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
-    _tell_shared_entities(work)
+    _warn_of_shared_entities(work)
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training = create_training(work, policy, create_learner, real=real)
@@ -101,30 +101,30 @@ def train_policy(
 
 
 def _report(work: Workspace, trackers: ExperimentTrackers, total: int, iteration: int, metrics: Mapping[str, float]) -> None:
-    """Say and track what an iteration brought."""
+    """Report an iteration's metrics to the terminal and the trackers."""
     work.say(iteration_line(metrics, iteration, total))
     trackers.log(iteration, metrics)
 
 
 def _announce_calls(work: Workspace, dream: Dream) -> None:
-    """Estimate the training's calls of hosted models before the first. The gate counts its own."""
+    """Estimate the training's calls of hosted models, without those of the gate, and report them."""
     s, steps = work.settings, [len(each.steps) for each in work.offline() if each.steps]
     if not dream.hosted:
         return
-    per = sum(steps) / len(steps) if steps else work.world.max_steps
-    played = s.iterations * min(s.num_tasks, len(work.tasks("train"))) * s.num_generations
+    calls = sum(steps) / len(steps) if steps else work.world.max_steps
+    training = s.iterations * min(s.num_tasks, len(work.tasks("train"))) * s.num_generations
     evaluations = evaluation.planned_evaluations(work) + 2 * (s.real_budget is not None)  # `choose_sampling`
-    dreamed = 0 if s.references_only else evaluations * len(work.validation_tasks())
+    validation = 0 if s.references_only else evaluations * len(work.validation_tasks())
     work.say(
-        f"estimate: {(played + dreamed) * per:,.0f} calls of the dream's hosted models for {played:,} training and {dreamed:,} "
-        f"validation episodes of {per:.0f} calls each, as the traces have, and those of the gate"
+        f"estimate: {(training + validation) * calls:,.0f} calls of the dream's hosted models for {training:,} training and "
+        f"{validation:,} validation episodes of {calls:.0f} calls each, as the traces have, and those of the gate"
     )
 
 
 def _parts(work: Workspace) -> list[tuple[bool, int]]:
-    """The remaining parts of the training. Each is real or dreamed, with the total iterations at its end.
+    """The remaining parts of the training, each as (is real, total iterations at its end).
 
-    Raises `ConfigurationError` for another number of dreamed iterations than a real part has begun after.
+    Raises `ConfigurationError` if the number of dreamed iterations has changed after they ended.
     """
     s = work.settings
     if s.environment != "s2r":
@@ -142,7 +142,7 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
 
 
 def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
-    """Free the memory of generation, the dream's models included. An update needs all that there is."""
+    """Free the memory that generation uses, also that of the dream's models. Updates need it."""
     for model in (policy, *(dream.language_models if dream is not None else ())):
         if isinstance(model, TrainablePolicy):
             model.free_memory()
@@ -151,7 +151,7 @@ def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
 def create_training(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, real: bool = False
 ) -> "Training":
-    """The parts of the training graph by now. Args: `real`, not dreamed."""
+    """The parts of the training graph, in the state that the folder holds. Args: `real`, for real episodes."""
     from dreamgym_lg.graphs.training import Training
 
     s, dream = work.settings, None if real else work.dream()
@@ -159,7 +159,7 @@ def create_training(
         dream = dream.judged_by_traces()
     _check_training(work, policy, real=real)
     learner = create_learner(policy, work.models / "policy", s)
-    policy.weights_changed()  # those of a checkpoint may be in place now
+    policy.weights_changed()  # the learner may have loaded a checkpoint
     agent, create_environment = work.players(policy, dream)
     return Training(
         policy=policy,
@@ -200,10 +200,10 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
     if real or s.environment in WITH_REAL_PART or (s.real_budget != 0 and work.validation_tasks()):
-        work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations
+        work.world.agent(policy, real=True)  # report a missing verify_real now, not after ten iterations
 
 
-def _tell_shared_entities(work: Workspace) -> None:
+def _warn_of_shared_entities(work: Workspace) -> None:
     tasks = work.tasks("train")
     if shared := sharing(tasks, [*work.tasks("validation"), *work.tasks("test")]):
         example = next(f"{id!r}, {text[:80]!r}" for id, text in shared.items())
@@ -214,9 +214,9 @@ def _tell_shared_entities(work: Workspace) -> None:
 
 
 def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
-    """The curriculum over the training tasks, as the episodes trained so far have left it.
+    """The curriculum over the training tasks, restored from the episodes trained on so far.
 
-    Nothing is varied where the episodes are `real`, and under `references_only`, where no recorded success judges a new task.
+    No task is varied with `real` episodes, nor under `references_only`, as no recorded success judges a new task.
     """
     s = work.settings
     tasks = gate.trainable_tasks(work, real=real)

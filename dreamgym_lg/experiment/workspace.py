@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRAIN, OFFLINE = "train", "offline"
-"""Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
+"""Run names of training and of offline trajectories; those of evaluations begin with `validate/` and `proof/`."""
 
 EXPERIENCE, USER = "experience-0", "user"
 """Names of the local experience model and user in the folder."""
 
 MIN_CASES = 20
-"""Real failures, and real successes, that measure a judge at least. With fewer, training needs `force=True`."""
+"""Least number of real failures, and of real successes, to measure a judge on. Training on fewer needs `force=True`."""
 
 DATA = "stage/experience/data"
-"""Record of how many trajectories the experience model, or else the user, was trained from; and of the tasks held out."""
+"""Record name: numbers of offline trajectories, and of held-out tasks, when the experience model or the user was trained."""
 
 
 class Workspace:
@@ -72,8 +72,8 @@ class Workspace:
         replay_buffer: Holds traces and episodes. Default: `replay.db` in the folder.
         experience_model: A `Model`, any chat model, a name like `openai:gpt-5.4-mini`, or the folder of a local one
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
-        engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
-            `Engine.clear` is called. Default: the weights in this process.
+        engine: Creates the engine that generates the policy's replies, from the folder of its weights. At `Engine.clear` the
+            engine has to take the new weights. Default: replies are generated in this process.
         progress: Called with a label, the amount done and the total. Default: `show_progress`.
         say: Called with one line at each evaluation and with every warning. Default: a logged warning.
     """
@@ -94,9 +94,9 @@ class Workspace:
         self.settings = settings or self.stored_settings() or world.settings
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
-        self._given = experience_model
+        self._experience_model = experience_model
         self.force = False
-        """Whether `train` goes on where the gate refuses the dream."""
+        """True to train even if the gate refuses the dream."""
         self._loaded: dict[str, LocalChatModel] = {}
 
     # --- the folder ------------------------------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ class Workspace:
     def open(self, settings: Settings | None = None) -> None:
         """Make the folder, or check that it was made with this world and these settings. Args: `settings`, those to train with.
 
-        Raises `ConfigurationError` otherwise. What only training reads may change until it has begun, and nothing once a
+        Raises `ConfigurationError` otherwise. Settings of training may change until it has begun; none may change once a
         training with these settings has ended.
         """
-        free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
-        free = free if settings is None or not self.training_ended(settings) else set()
-        stored, current = read_settings(self.out), self.check_settings(settings, free)
+        changeable = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
+        changeable = changeable if settings is None or not self.training_ended(settings) else set()
+        stored, current = read_settings(self.out), self.check_settings(settings, changeable)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
         if stored is None or (settings is not None and stored != current):
@@ -133,11 +133,11 @@ class Workspace:
         stored.pop("arguments")
         return Settings(**stored)
 
-    def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
-        """The content of the folder's `settings.json`. Args: `settings`, other ones; `free`, names that may differ.
+    def check_settings(self, settings: Settings | None = None, changeable: Collection[str] = CHANGEABLE) -> dict[str, object]:
+        """The content of `settings.json` for these settings. Args: `changeable`, names that may differ from the stored ones.
 
-        Raises `ConfigurationError` if the folder was made with another world or other settings, and for settings that this
-        world contradicts.
+        Raises `ConfigurationError` if the folder was made with another world or other settings, and for settings that do not
+        fit this world.
         """
         if (settings or self.settings).references_only and not self.world.judged_by_dream:
             raise ConfigurationError(
@@ -146,7 +146,7 @@ class Workspace:
             )
         world = {"world": self.world.name, "arguments": dict(self.world.arguments)}
         current = dict(json.loads(json.dumps({**world, **asdict(settings or self.settings)})))
-        check_same(self.out, read_settings(self.out) or current, current, free)
+        check_same(self.out, read_settings(self.out) or current, current, changeable)
         return current
 
     def training_ended(self, settings: Settings) -> bool:
@@ -156,7 +156,7 @@ class Workspace:
         return same_end and done.get("iterations", 0) >= settings.iterations
 
     def run_name(self, name: str) -> str:
-        """Run name of episodes and metrics. In a shared buffer it begins with this folder's."""
+        """Run name of episodes and metrics. In a shared buffer it has a prefix of this folder."""
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
@@ -165,40 +165,40 @@ class Workspace:
         return f"{self._prefix}{name}"
 
     def record(self, name: str) -> dict[str, Any]:
-        """The figures kept under this name; empty before."""
+        """The figures kept under this name; empty without any."""
         return next(iter(self.replay_buffer.metrics(self.run_name(name))), {})
 
     def keep_record(self, name: str, figures: Mapping[str, float | int | str | None]) -> None:
-        """Keep figures under this name. One kept before is replaced."""
+        """Keep figures under this name, in place of earlier ones."""
         self.replay_buffer.record_metrics(self.run_name(name), 0, figures)
 
     @contextmanager
     def stage(self, name: str, **start: object) -> Iterator[bool]:
-        """Yield whether the stage is still to do. Its wall time is recorded at its end.
+        """Yield True if the stage is still to do. Its wall time is recorded afterwards.
 
-        Args: `start`, models that it begins with. Raises `ConfigurationError` where a finished one began with others.
+        Args: `start`, the models that it starts from. Raises `ConfigurationError` if a finished one started from others.
         """
         self.open()
-        began, names = f"stage/{name}/from", {key: model_name(value) for key, value in start.items()}
+        record, names = f"stage/{name}/from", {key: model_name(value) for key, value in start.items()}
         if self.seconds(name) is not None:
-            before = self.record(began)
-            if before.get("model") == "None":  # the default one was taken
-                before["model"] = self.record(f"stage/{name}/start").get("path", self.settings.model)
+            recorded = self.record(record)
+            if recorded.get("model") == "None":  # it started from the default model
+                recorded["model"] = self.record(f"stage/{name}/start").get("path", self.settings.model)
             for key, value in names.items():
-                if start[key] is not None and before.get(key, value) != value:
+                if start[key] is not None and recorded.get(key, value) != value:
                     raise ConfigurationError(
-                        f"{self.out} holds what {name!r} made of the {key} {before[key]!r}, and {value!r} is given: take "
+                        f"{self.out} holds what {name!r} made of the {key} {recorded[key]!r}, and {value!r} is given: take "
                         "another folder"
                     )
             yield False
             return
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         with only_process(self.out):
-            if todo := self.seconds(name) is None:  # no other process has ended it since
-                self.keep_record(began, names)
+            if todo := self.seconds(name) is None:  # another process may have ended it meanwhile
+                self.keep_record(record, names)
             yield todo
             if todo:
-                self.keep_record(f"stage/{name}", {"seconds": time.perf_counter() - begun})
+                self.keep_record(f"stage/{name}", {"seconds": time.perf_counter() - start_time})
 
     def seconds(self, name: str) -> float | None:
         """Wall time of a finished stage; None for one that has not ended."""
@@ -211,29 +211,29 @@ class Workspace:
         return self.world.stored_tasks(self.replay_buffer, split)
 
     def validation_tasks(self) -> list[Task]:
-        """The validation tasks that evaluations while training are played on."""
+        """The validation tasks of every evaluation during training."""
         return self.tasks("validation")[: self.settings.evaluate_tasks]
 
     def offline(self) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
 
-        What came after the training that `DATA` records is at the end: which of the others were held out from it stays.
+        Those added after the training that `DATA` records stay at the end, so that its held-out trajectories stay the same.
         """
-        usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
-        episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
-        own = {task.environment for split in get_args(Split) for task in self.tasks(split)}
-        episodes = [episode for episode in episodes if episode.task.environment in own]
-        before = episodes[: (known := int(self.record(DATA).get("trajectories", len(episodes))))]
-        Random(self.settings.seed).shuffle(before)
-        return before + episodes[known:]
+        load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
+        episodes = list(load(run=self.run_name(OFFLINE))) or list(load())
+        environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}
+        episodes = [episode for episode in episodes if episode.task.environment in environments]
+        earlier = episodes[: (count := int(self.record(DATA).get("trajectories", len(episodes))))]
+        Random(self.settings.seed).shuffle(earlier)
+        return earlier + episodes[count:]
 
     def check_outcomes(self, why: str) -> None:
-        """Raise `ConfigurationError` where there are recorded trajectories and none of them has an outcome.
+        """Raise `ConfigurationError` if there are recorded trajectories and none of them has an outcome.
 
-        Args: `why`, what needs them.
+        Args: `why`, the reason that outcomes are needed.
         """
-        recorded = [each for each in self.offline() if each.steps]
-        if recorded and not any(each.has_outcome for each in recorded):
+        recorded = [trajectory for trajectory in self.offline() if trajectory.steps]
+        if recorded and not any(trajectory.has_outcome for trajectory in recorded):
             raise ConfigurationError(
                 f"none of {len(recorded)} traces has a reward, and {why}: give --rewards (`dreamgym import`), reward= "
                 "(load_traces), or a `reward` in each row"
@@ -242,25 +242,27 @@ class Workspace:
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.
 
-        A tenth of the tasks is held out, and up to three tenths until the gate has `MIN_CASES` failures and successes. So are
-        tasks that are not reached: it is trained on no more episodes than its steps take.
+        A tenth of the tasks is held out; up to three tenths, until the gate has `MIN_CASES` failures and successes. Tasks that
+        the optimiser steps do not reach are held out too, and so is everything recorded later.
         """
         offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        before = offline[: int((data := self.record(DATA)).get("trajectories", len(offline)))]
-        number = int(data.get("held_out", _held_out_tasks(before)))
-        held_out = set([*dict.fromkeys(each.task.id for each in before)][:number])
-        trained = [trajectory for trajectory in before if trajectory.task.id not in held_out][:needed]
+        data = self.record(DATA)
+        count = int(data.get("trajectories", len(offline)))
+        earlier, later = offline[:count], offline[count:]
+        number = int(data.get("held_out", _held_out_tasks(earlier)))
+        held_out = set([*dict.fromkeys(trajectory.task.id for trajectory in earlier)][:number])
+        trained = [trajectory for trajectory in earlier if trajectory.task.id not in held_out][:needed]
         tasks = {trajectory.task.id for trajectory in trained}
-        return trained, [each for each in before if each.task.id not in tasks] + offline[len(before) :]
+        return trained, [trajectory for trajectory in earlier if trajectory.task.id not in tasks] + later
 
     def keep_data(self) -> None:
-        """Record what a model is now trained from (`DATA`). Later traces and corrected outcomes leave it held out or not."""
+        """Record the numbers of `DATA`, so that later traces and outcomes do not change what is held out."""
         self.keep_record(DATA, {"trajectories": len(self.offline())})
         self.keep_record(DATA, {"held_out": _held_out_tasks(self.offline())})
 
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` and `train_user` did not take; all, where neither was trained."""
-        trained = self._given is None or (self.models / USER).exists()
+        """The offline trajectories that neither the experience model nor the user was trained on."""
+        trained = self._experience_model is None or (self.models / USER).exists()
         return self.experience_data()[1] if trained else self.offline()
 
     def policy(self, name: str, temperature: float | None = None) -> "LocalChatModel":
@@ -270,7 +272,7 @@ class Workspace:
     def policy_at(self, path: str | Path, temperature: float | None = None) -> "LocalChatModel":
         """Load a model folder, hub name or `tinker:MODEL` as a policy that can be trained. It samples as it was saved.
 
-        Weights here are float32, under LoRA as they were saved. Of another experiment's policy, replies have `policy_tokens`.
+        Weights become float32, unless LoRA trains. Replies of a policy from elsewhere are cut off at this `policy_tokens`.
         """
         from dreamgym_lg.integrations.trl.adapters import wants_adapters
 
@@ -291,7 +293,7 @@ class Workspace:
         return dream
 
     def model_user(self) -> ModelUser | None:
-        """The world's user that a language model plays. It sees recorded turns of this buffer, unless `retrieved` is 0."""
+        """The world's user if a language model plays it. It is shown recorded turns, unless `retrieved` is 0."""
         if (user := model_user(self.world.user)) is not None:
             user.show_turns(self.replay_buffer if self.settings.retrieved else None)
         return user
@@ -299,16 +301,16 @@ class Workspace:
     @property
     def can_dream(self) -> bool:
         """True if there is an experience model, or the world needs none."""
-        return not self.world.needs_model or self._given is not None or self._is_trained
+        return not self.world.needs_model or self._experience_model is not None or self._is_trained
 
     def experience(self, *, untrained: bool = False) -> Model:
         """The experience model: the given one, else the folder's.
 
-        Args: `untrained`, one without weights, as until it is trained: it prepares training data.
+        Args: `untrained`, True for a model without weights, which can only prepare training data.
         """
-        if self._given is not None:
-            self._given = load_experience_model(self._given, self.replay_buffer, self.settings)
-            return self._given
+        if self._experience_model is not None:
+            self._experience_model = load_experience_model(self._experience_model, self.replay_buffer, self.settings)
+            return self._experience_model
         if untrained or not self._is_trained:
             return as_trained(None, self.settings, self.replay_buffer, "")
         return as_trained(self._local(EXPERIENCE), self.settings, self.replay_buffer, EXPERIENCE)
@@ -330,7 +332,7 @@ class Workspace:
     @property
     def experience_version(self) -> str:
         """The dream's version, without loading a model; "" before an experience model is trained."""
-        model = self._given
+        model = self._experience_model
         if not self.world.needs_model:
             return self.dream().version
         if model is None:
@@ -342,7 +344,7 @@ class Workspace:
         return (self.models / EXPERIENCE).exists()
 
     def play(self, *args: Any, **options: Any) -> list[Trajectory]:
-        """As `aplay`, for code without an event loop."""
+        """`aplay` for synchronous code."""
         return run_lasting(self.aplay(*args, **options))
 
     async def aplay(
@@ -356,11 +358,12 @@ class Workspace:
         source: Source = "real",
         num_generations: int = 1,
     ) -> list[Trajectory]:
-        """Episodes of each task, in the real environment or, with `dream`, there; recorded under `name`.
+        """Play and record episodes of each task, in the `dream` or, without one, in reality.
 
-        What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
+        A failing episode is tried three times, or once if the guard or the wall stopped it, and then returned with its `error`.
 
-        Args: `source`, of real episodes: `offline` for those that are learned from.
+        Args: `name`, the run name without this folder's prefix; `source`, of real episodes, `offline` if they are to be learned
+        from.
         """
         agent, create_environment = self.players(policy, dream)
         count = counter(self.progress, f"episodes ({' '.join(name.split('/')[:4])})", len(tasks) * num_generations)
@@ -383,7 +386,7 @@ class Workspace:
 
     def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:
         """The agent of episodes, and the factory of their environments. Real without `dream`."""
-        self.model_user()  # a real one sees the same as a dreamed one
+        self.model_user()  # shows recorded turns to the user of real episodes too
         create_environment = self.world.create_environment if dream is None else dream.create_environment
         return self.world.agent(policy, real=dream is None), create_environment
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 GROUP = "dreamgym_lg.worlds"
-"""Entry-point group of installed worlds. Each creates a `World` when called without arguments, or again with its
-`World.arguments`; the last part of the world's name is its own."""
+"""Entry-point group of installed worlds. An entry point is called without arguments, or with a stored `World.arguments`, and
+returns a `World`. Its name is the last part of the world's name."""
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
 
@@ -41,8 +41,8 @@ class World(ABC):
     name: str
     """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
     arguments: Mapping[str, object] = {}
-    """Its keyword arguments, JSON-serialisable (of a function, its name). Stored in the folder of an experiment, which refuses
-    another world and creates an installed one with them again."""
+    """Keyword arguments that create the world, JSON-serialisable (a function by its name). Stored in the experiment's folder,
+    which refuses a world with others."""
     settings: Settings = Settings()
     """Default settings of an experiment on this world."""
     max_steps: int = 30
@@ -53,12 +53,12 @@ class World(ABC):
     """True if judges of the dream decide a dreamed episode's reward. False for a world that verifies dreamed episodes itself:
     then there is no gate before training."""
     user: User | None = None
-    """Talks with the agent in dreamed episodes; None: nobody does."""
+    """Replies to the agent in dreamed episodes. None: nobody does."""
     needs_model: bool = True
     """True if the dream needs an experience model. False for a world that brings its own dream."""
 
     promises: str = ""
-    """Isolation of dreamed episodes on this machine, for the report. Empty where nothing real was near."""
+    """The isolation of dreamed episodes on this machine, in words, for the report. Empty where none is needed."""
 
     @property
     def source(self) -> Mapping[str, object] | None:
@@ -70,8 +70,8 @@ class World(ABC):
         """The real tasks of a split. The splits share no task.
 
         Args:
-            limit: At most so many tasks, of all splits together; None for all there are.
-            seed: Which of a world's unlimited tasks; a world with a fixed set ignores it.
+            limit: Maximum number of tasks, of all splits together. None: all.
+            seed: Selects among a world's unlimited tasks; a world with a fixed set ignores it.
         """
 
     def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
@@ -85,25 +85,25 @@ class World(ABC):
     def create_dream(self, model: Model) -> Dream:
         """The dream of this world. Args: `model`, the experience model, with the experiment's replay buffer.
 
-        Default: `model` answers every action; it also judges a text agent, and a judge beside it judges a tool agent.
+        Default: `model` answers every action and judges text agents; a `ModelJudge` judges tool agents.
         """
         return Dream([model], judges=[ModelJudge(model)])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
-        """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""
+        """Real offline trajectories of scripted policies. Args: `episodes`, number by name of the scripted policy."""
         raise ConfigurationError(
             f"the world {self.name} has no scripted policies to collect trajectories with: let the start policy collect "
             "(Settings(episodes={'start': 50})), or import recorded traces (`load_traces`, `dreamgym import`)"
         )
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
-        """The agent of an episode. Default: the episode graph, whose policy acts in text. Args: `real`, not in the dream."""
+        """The agent that plays an episode, dreamed or `real`. Default: the episode graph, whose policy acts in text."""
         from dreamgym_lg.graphs.episode import create_episode_graph
 
         return create_episode_graph(policy, max_steps=self.max_steps).compile()
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
-        """Writes variations of the training tasks `tasks` for the curriculum; None: there are none."""
+        """The generator of variations of the training tasks `tasks`, for the curriculum. None: no variations."""
         return None
 
     def check_task(self, task: Task) -> str | None:
@@ -121,11 +121,11 @@ class World(ABC):
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> list[TrainingRow]:
-        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
+        """Trajectories as rows of supervised training of a policy. Default: from `conversation`.
 
-        Args: `max_new_tokens`, the most tokens of a reply when it plays.
+        Args: `max_new_tokens`, maximum tokens of a reply in rollouts.
 
-        Raises `ConfigurationError` if a recorded reply has more: the policy could never give it.
+        Raises `ConfigurationError` if a recorded reply has more, which the policy could never give.
         """
         from dreamgym_lg.integrations.trl.rows import reply_lengths, tokenize
 
@@ -140,7 +140,7 @@ class World(ABC):
         return rows
 
     def conversation(self, trajectory: Trajectory) -> Messages:
-        """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""
+        """The policy's conversation in a trajectory, for supervised training. Default: that of the episode graph."""
         first = trajectory.steps[0].observation
         messages = [{"role": "system", "content": trajectory.task.instruction}, {"role": "user", "content": first}]
         for step in trajectory.steps:

@@ -1,4 +1,4 @@
-"""Figures of a training run, and the look of every picture. Needs matplotlib to draw."""
+"""Curves of a training run, and the style of all pictures. Drawing needs matplotlib."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from dreamgym_lg.statistics import Rate, wilson
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
+# Okabe and Ito's colours, which suit any colour vision. Real and dream have the same ones everywhere.
 REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
 STYLE: Mapping[str, object] = {
     "font.size": 15,
@@ -30,7 +30,7 @@ STYLE: Mapping[str, object] = {
     "legend.fontsize": 14,
 }
 TICKS = [0, 0.25, 0.5, 0.75, 1]
-"""Of an axis of shares."""
+"""Ticks of an axis from 0 to 1."""
 
 
 History = Mapping[int, Mapping[str, Any]]
@@ -38,25 +38,25 @@ History = Mapping[int, Mapping[str, Any]]
 
 UNIFORM, VALUE = ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Variance", 0.25)
 INVALID, ENTROPY = ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf)
-"""Metrics that are drawn in pairs: key, name and largest possible value."""
+"""Metrics that are drawn in pairs: (key, name, largest possible value)."""
 
 
 class Evaluation(NamedTuple):
-    """Success of a policy on the same tasks, really and in the dream."""
+    """Success of a policy on the same tasks, in reality and in the dream."""
 
     real: Rate | None
     dream: Rate | None
 
     @property
     def gap(self) -> str:
-        """Dream minus real: how much the dream flatters."""
+        """Dreamed minus real success, as text."""
         return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
 
 
 def by_iteration(metrics: Sequence[Mapping[str, Any]]) -> History:
-    """Of two records of an iteration the later counts."""
-    placed = {int(record["iteration"]): record for record in metrics if read_number(record.get("iteration")) is not None}
-    return dict(sorted(placed.items()))
+    """Metrics by iteration, in order. Of two records of an iteration the later counts."""
+    history = {int(record["iteration"]): record for record in metrics if read_number(record.get("iteration")) is not None}
+    return dict(sorted(history.items()))
 
 
 def read_number(value: Any, most: float = math.inf) -> float | None:
@@ -67,7 +67,7 @@ def read_number(value: Any, most: float = math.inf) -> float | None:
 
 
 def read_rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
-    """The rate of possible counts, else None; with Wilson's interval where none is given."""
+    """The rate in a record, with Wilson's interval if it has none. None for missing or impossible counts."""
     episodes = int(read_number(record.get(f"{prefix}episodes")) or 0)
     successes = read_number(record.get(f"{prefix}successes"), episodes)
     if not episodes or successes is None:
@@ -93,7 +93,7 @@ def read_real_steps(history: History) -> dict[int, int]:
 
 
 def whiskers(rates: Iterable[Rate]) -> list[list[float]]:
-    """Lengths of the whiskers below and above each rate, for `errorbar`. 0 where the interval does not hold it."""
+    """Lengths of the whiskers below and above each rate, for `errorbar`; never negative."""
     below_and_above = [(max(0.0, rate.value - rate.low), max(0.0, rate.high - rate.value)) for rate in rates]
     return [list(lengths) for lengths in zip(*below_and_above, strict=True)]
 
@@ -139,7 +139,7 @@ def draw_run(history: History, alarms: Collection[int] = ()) -> bytes:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    # the edges are given: matplotlib's own layout would take as long again as all the drawing
+    # fixed edges, as matplotlib's own layout would double the time to draw
     edges = {"left": 0.045, "right": 0.955, "top": 0.88, "bottom": 0.16, "wspace": 0.32}
     with style.context(["default", dict(STYLE)]):  # "default" first: a user's own style must not leak in
         figure, buffer = Figure(figsize=(20, 5), dpi=100, facecolor="white"), BytesIO()

@@ -21,7 +21,7 @@ def check_installed(*packages: str, extra: str) -> None:
 
 
 def create_templates(**filters: Callable[..., Any]) -> "Environment":
-    """The templates, with these filters beside their own; they escape whatever is put into them."""
+    """The templates, with additional filters; they escape all values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("dreamgym_lg", "templates")
@@ -39,5 +39,5 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
 
 
 def text(value: Any, spec: str = "") -> str:
-    """The value in a page; a dash where there is none."""
+    """The formatted value; a dash for None."""
     return "–" if value is None else format(value, spec)

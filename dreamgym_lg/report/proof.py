@@ -1,7 +1,7 @@
 """The proof of a finished run as `report.html` and a table.
 
-Every figure is an input or derived from one here, once, for page and terminal alike. What is missing, null or
-impossible is left out, never guessed; a gain over the best baseline whose interval holds 0 is called not proven.
+Page and terminal show the same figures. Missing, null and impossible values are left out, never guessed. A gain over the best
+baseline whose interval includes 0 is called not proven.
 """
 
 from base64 import b64encode
@@ -24,19 +24,19 @@ LABELS = {
     **{"filtered": "filtered imitation, no dream", "offline_rl": "offline RL, no dream"},
     **{"drawn": "imitation of drawn tasks too", "trained": "trained"},
 }
-"""The stages of a proof, in their order; those before the last need no dreamed episode."""
+"""Labels of a proof's stages, in order. Only the last one needs dreamed episodes."""
 ENOUGH = "imitation is enough"
 MIN_TASKS = 20
-"""Tasks without which nobody is told that imitation is enough."""
+"""Least number of tasks for the claim that imitation is enough."""
 BASELINES = ("base", "filtered", "offline_rl", "drawn")
-"""Policies without a dreamed episode. Trained on every recorded success; on the best recorded episodes, where there are others;
-on all that have an outcome; on successes and the references of drawn tasks, where there are some."""
+"""Policies trained without a dreamed episode: on every recorded success; on the best recorded episodes; on all episodes with an
+outcome; on successes and the references of drawn tasks. The second and the last may be missing."""
 POLICIES = (*BASELINES, "trained")
-"""The policies of a proof; the last in the dream."""
+"""The policies of a proof; the last is trained in the dream."""
 
 
 class Claim(NamedTuple):
-    """A policy against the best stage before it, in one mode."""
+    """The comparison of a policy with the best stage before it, in one mode."""
 
     word: str
     """`proven`, `not proven` or `worse`. Proven and worse need a 95 % interval of the difference that excludes 0."""
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     baseline: str = ""
     """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True where the policy is no better than this one even without an interval, on `MIN_TASKS` tasks at least."""
+    """True if the policy's success rate is not above the baseline's, on at least `MIN_TASKS` tasks."""
 
     @property
     def verdict(self) -> str:
@@ -52,11 +52,11 @@ class Claim(NamedTuple):
 
 
 def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
-    """The gain of a stage over the best one before it (`Experiment.prove`).
+    """The claim about a policy's gain over the best stage before it (`Experiment.prove`).
 
-    Args: `mode`, how actions were chosen; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
+    The difference is paired over the tasks that both played; without such tasks nothing is proven.
 
-    The difference is paired, on the tasks that both played; without one nothing is proven.
+    Args: `mode`, `sampled` or `greedy`; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
@@ -99,7 +99,7 @@ MODES = ("sampled", "greedy")  # how actions were chosen; the first is the headl
 NODES = ("curriculum", "rollout", "update_policy", "evaluate")
 STEPS = {"offline": "offline", "train": "in training", "evaluation": "evaluation"}
 ASSISTED = "assisted by the world's rules"
-"""Said of a dream in which the world's own rules answer or judge (`World.assisted`)."""
+"""Remark about a dream in which the world's own rules answer or judge (`World.assisted`)."""
 NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
@@ -109,7 +109,7 @@ UNFILTERED = "No filtered imitation: the successes are the best recorded episode
 
 
 class Row(NamedTuple):
-    """One policy in one mode, on the same tasks really and in the dream."""
+    """One policy in one mode, on the same tasks in reality and in the dream."""
 
     policy: str
     mode: str
@@ -130,9 +130,9 @@ def write_report(
 ) -> Path:
     """Write `report.html` into the folder `out` and return its path.
 
-    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of order
-    or have gaps; of two records of an iteration the later counts. The page shows the first EPISODES_SHOWN episodes and says
-    how many there were. Without matplotlib or jinja2: MissingDependency, and nothing is written.
+    The page is self-contained: the picture is embedded, nothing is fetched, there is no script, all text is escaped. `metrics`
+    may be empty, out of order or have gaps; of two records of an iteration the later counts. The page shows the first
+    EPISODES_SHOWN episodes and their total number. Raises `MissingDependency` without matplotlib or jinja2.
     """
     check_installed("matplotlib", "jinja2", extra="report")
     page = _page(result, curves.by_iteration(metrics), episodes)
@@ -157,7 +157,7 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """Every policy in each mode."""
+    """One row per mode and policy with figures; always rows of `base` and `trained`."""
     rows = []
     for mode, policy in product(MODES, ("start", *POLICIES)):
         real, dream = (_figures(result, place, policy, mode) for place in ("real", "dream"))
@@ -172,7 +172,7 @@ def _mode(result: Mapping[str, Any], mode: str) -> str:
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Success after each stage and the verdict, per mode. The first is the headline. With drawn tasks, what they add."""
+    """Success after each stage and the verdict, per mode; the gain by drawn tasks too. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""

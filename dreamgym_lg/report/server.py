@@ -1,4 +1,4 @@
-"""The server of `dreamgym ui`: pages over one replay buffer, for this machine's user alone."""
+"""The server of `dreamgym ui`: pages about one replay buffer, for this machine alone."""
 
 import json
 import socket
@@ -27,7 +27,7 @@ from dreamgym_lg.text import clean
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
-"""Names under which the page answers. Another one in a request's Host is a foreign site's that was pointed here."""
+"""Accepted values of a request's Host header. Others come from a foreign site whose name resolves to this machine."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -45,13 +45,13 @@ PAGES: dict[str, Callable[[ReplayReader, views.Query], views.Values]] = {
     "/episode": views.episode,
 }
 _STATUS = {views.NotStored: 404, ConfigurationError: 400, ReplayBufferError: 503}
-_drawing = Lock()  # matplotlib's style is the process's
+_drawing = Lock()  # matplotlib's style is global
 
 
 def create_app(path: Path) -> Starlette:
-    """The pages over the replay buffer at `path`, which is never written to.
+    """The pages about the replay buffer at `path`, which is never written to.
 
-    A file that cannot be read is told in the page, and may be there at the next request.
+    If the file cannot be read, the page says so; the next request tries again.
     """
     templates = create_templates(success=views.success, number=read_number)
     templates.globals |= {"link": views.link, "database": path.name}
@@ -59,7 +59,7 @@ def create_app(path: Path) -> Starlette:
 
     def page(request: Request) -> Response:
         view = PAGES[request.url.path]
-        version = stamp(path)  # before the file is read: what is stored meanwhile is shown next
+        version = stamp(path)  # before the file is read, so that the browser reloads what is stored meanwhile
         with ReplayReader(path) as reader:
             values = view(reader, request.query_params)
         return HTMLResponse(clean(templates.get_template(f"ui_{view.__name__}.html.j2").render(values, stamp=version)))
@@ -75,7 +75,7 @@ def create_app(path: Path) -> Starlette:
     def curves(request: Request) -> Response:
         with ReplayReader(path) as reader:
             metrics = reader.metrics(request.query_params.get("run", ""))
-        cached = {"Cache-Control": "private, max-age=3600"}  # its address changes with the figures
+        cached = {"Cache-Control": "private, max-age=3600"}  # the picture's address changes with the metrics
         return Response(_curves(json.dumps(metrics)), media_type="image/png", headers=cached)
 
     def changed(request: Request) -> Response:
@@ -108,13 +108,13 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
     """Serve the pages on this machine's loopback until Ctrl-C, then raise `KeyboardInterrupt`.
 
-    Args: `port`, 0 for any free one; `say`, told the address.
+    Args: `port`, 0 for any free one; `say`, called with the address.
 
     Raises `ReplayBufferError` for a file that cannot be read, `ConfigurationError` for a port that is taken.
     """
     with ReplayReader(path):
-        pass  # what cannot be read is told here, and not at the first page
-    _curves("[]")  # matplotlib takes a second or two to begin with
+        pass  # report an unreadable file now, not in the first page
+    _curves("[]")  # the first picture takes matplotlib a second or two
     with listen(HOST, port) as listening:
         say(f"http://{HOST}:{listening.getsockname()[1]}")
         uvicorn.Server(uvicorn.Config(create_app(path), log_level="warning")).run(sockets=[listening])
@@ -129,7 +129,7 @@ def _curves(metrics: str) -> bytes:
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Adds `HEADERS` to every answer, but for what it has already."""
+    """Add `HEADERS` to every response, except those that it sets itself."""
     response = await answer(request)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)

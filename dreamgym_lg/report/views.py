@@ -1,4 +1,4 @@
-"""Values of each page's template, from a replay buffer and the page's address."""
+"""The values of each page's template, from a replay buffer and the page's query."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, r
 from dreamgym_lg.types import DECIDERS, Source, Split
 
 Query = Mapping[str, str]
-"""The part of an address behind its `?`."""
+"""The query parameters of an address."""
 Values = dict[str, Any]
 
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -33,15 +33,15 @@ class NotStored(DreamGymError):
 
 
 def link(page: str, **values: object) -> str:
-    """The address of a page; None leaves a value away."""
+    """The address of a page with query parameters; None leaves one out."""
     query = urlencode({name: value for name, value in values.items() if value is not None}, errors="replace")
     return f"{page}?{query}" if query else page
 
 
 def success(row: Run | Iteration) -> str | None:
-    """Success of the episodes that could be played; None where each ended in an error.
+    """Success rate of the playable episodes; None if all ended in an error.
 
-    Without an interval: a group's episodes are of one task, and so are alike.
+    It has no interval, as a group's episodes are of one task and not independent.
     """
     played = row.episodes - row.failed
     return f"{row.successes / played:.2f}" if row.errors < row.episodes else None
@@ -117,7 +117,7 @@ def read_filters(query: Query) -> Filters:
 
 
 def alarms(history: History) -> list[tuple[int, str]]:
-    """Each iteration of a run where something began to go wrong, with its sentence."""
+    """(iteration, sentence) for every new alarm, failed episodes and an early end of a run."""
     rows, before, sentences = list(history.values()), dict[str, str](), list[tuple[int, str]]()
     for end, (iteration, row) in enumerate(history.items(), 1):
         current = dict(check_health(rows[:end]))
@@ -136,7 +136,7 @@ def alarms(history: History) -> list[tuple[int, str]]:
 
 
 def _digest(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Another one for other figures: the browser then asks for the picture again."""
+    """A digest of the metrics: when it changes, the browser loads the picture again."""
     return blake2b(json.dumps(metrics).encode(), digest_size=8).hexdigest()
 
 

@@ -14,7 +14,7 @@ from orders import DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Says, order_task, 
 from dreamgym_lg import Dream, Model, ReplayBuffer, Trajectory
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.dream import Answer, ModelJudge, RelativeJudge, Verdict, usual_dream
-from dreamgym_lg.dream.relative import PENDING, compared
+from dreamgym_lg.dream.relative import PENDING, compare_groups
 from dreamgym_lg.experiment.gate import refusals
 from dreamgym_lg.fidelity.judgement import MISSED, REAL_FAILURES, ajudge
 
@@ -121,16 +121,16 @@ def test_a_group_is_rewarded_once_where_no_other_judge_decides(scripted: Any, tm
     mixed = [replace(each, task=order_task("t2")) for each in [*group(NOTED), *group(REFUNDS, waits=False)]]
     mixed[1] = replace(mixed[1], rollout_index=1)
     buffer.extend([*episodes, broken, *mixed])
-    rewarded = asyncio.run(compared(dream, [*episodes, broken, *mixed], buffer))
+    rewarded = asyncio.run(compare_groups(dream, [*episodes, broken, *mixed], buffer))
     assert [each.reward for each in rewarded] == [0.5, 1, 0, 0, 0, 0]
     stored = {(each.task.id, each.rollout_index): each for each in buffer.trajectories(run="r")}
     assert [stored["t1", n].reward for n in range(3)] == [0.5, 1, 0] and not stored["t1", 1].success
     assert stored["t1", 1].steps[-1].reasoning == "compared with its group: by the calls"
     assert [row["judge_consistency"] for row in buffer.metrics("r")] == [1]
     asked = len(chat.asked)
-    again = asyncio.run(compared(dream, [stored["t1", n] for n in range(3)], buffer))
+    again = asyncio.run(compare_groups(dream, [stored["t1", n] for n in range(3)], buffer))
     assert [each.reward for each in again] == [0.5, 1, 0] and len(chat.asked) == asked, "as after a crash"
-    assert asyncio.run(compared(Dream([Says(Answer("x"))]), episodes, buffer)) == episodes
+    assert asyncio.run(compare_groups(Dream([Says(Answer("x"))]), episodes, buffer)) == episodes
 
 
 def test_an_episode_that_is_played_again_has_its_group_compared_again(scripted: Any) -> None:
@@ -139,10 +139,10 @@ def test_an_episode_that_is_played_again_has_its_group_compared_again(scripted: 
     dream = Dream([Says(Answer("x"))], judges=[RelativeJudge(chat)])
     first, late, other = group(NOTED, REFUNDS, NOTHING)
     buffer.extend([first, other])
-    done = asyncio.run(compared(dream, [first, other], buffer))
+    done = asyncio.run(compare_groups(dream, [first, other], buffer))
     assert [each.reward for each in done] == [1, 0]
     buffer.add(late)
-    again = asyncio.run(compared(dream, [done[0], late, done[1]], buffer))
+    again = asyncio.run(compare_groups(dream, [done[0], late, done[1]], buffer))
     assert [each.reward for each in again] == [0.5, 1, 0]
     assert {each.rollout_index: each.reward for each in buffer.trajectories(run="r")} == {0: 0.5, 1: 1, 2: 0}
 

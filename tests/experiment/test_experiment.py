@@ -375,7 +375,7 @@ def test_dpo_takes_no_more_steps_than_imitation_may(
     monkeypatch.setattr(imitation, "preference_pairs", lambda groups: [pair for group in groups for pair in group])
     work: Any = SimpleNamespace(settings=Settings(base_steps=steps, batch_size=8))
     recorded: Any = [["a pair", "another"]] * 9 + [[]]
-    chosen, number = imitation._within_steps(work, recorded)
+    chosen, number = imitation._limit_pairs(work, recorded)
     assert (len(chosen), number) == (groups, pairs) and all(chosen)
 
 

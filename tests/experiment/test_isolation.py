@@ -161,7 +161,7 @@ def test_a_model_whose_own_tools_run_at_its_provider_is_played_in_no_dream(own: 
 def test_an_object_is_guarded_and_what_that_cannot_promise_is_said_once(
     app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent_arguments._say_guard.cache_clear()
+    agent_arguments._warn_of_guard.cache_clear()
     graph = load_agent(f"{app}:graph")
     with caplog.at_level(logging.WARNING):
         worlds = [AgentWorld(graph), AgentWorld(graph), AgentWorld(f"{app}:graph", isolation="guard")]

@@ -17,9 +17,9 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
-from dreamgym_lg.experiment.evaluation import START, _chosen, check_dreamed, count_real_steps
+from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.training import _tell_shared_entities
+from dreamgym_lg.experiment.training import _warn_of_shared_entities
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
@@ -368,14 +368,22 @@ def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of
 def test_what_held_out_tasks_show_chooses_no_policy() -> None:
     def result(validation: dict[str, int], test: dict[str, int]) -> dict[str, Any]:
         def rates(numbers: dict[str, int]) -> dict[str, Any]:
-            return {name: {"sampled": {"successes": n, "episodes": 40, "interval": [0, 1]}} for name, n in numbers.items()}
+            def rate(n: int) -> dict[str, Any]:
+                return {
+                    "successes": n,
+                    "episodes": 40,
+                    "interval": [0, 1],
+                    "outcomes": {str(task): task < n for task in range(40)},
+                }
+
+            return {name: {"sampled": rate(n)} for name, n in numbers.items()}
 
         return {"validation": rates(validation), "real": rates(test), "filtered": 0, "offline_rl": ""}
 
     better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
-    assert _chosen(result(better, worse))[0] == "trained" and _chosen(result(worse, better))[0] == "base"
-    assert _chosen(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
-    assert [_chosen(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
+    assert _choose_policy(result(better, worse))[0] == "trained" and _choose_policy(result(worse, better))[0] == "base"
+    assert _choose_policy(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
+    assert [_choose_policy(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:
@@ -513,7 +521,7 @@ def test_training_says_how_many_tasks_name_what_a_held_out_one_names() -> None:
         split: [Task(id=f"{split} {number}", instruction=text, environment="desk") for number, text in enumerate(each)]
         for split, each in texts.items()
     }
-    _tell_shared_entities(SimpleNamespace(tasks=tasks.__getitem__, say=said.append))  # type: ignore[arg-type]
+    _warn_of_shared_entities(SimpleNamespace(tasks=tasks.__getitem__, say=said.append))  # type: ignore[arg-type]
     assert len(said) == 1 and said[0].startswith("1 of 2 training tasks name an id, amount or name that a held-out task names")
     assert "such as 'train 0'" in said[0]
 
