@@ -132,7 +132,8 @@ def load_object(place: str, **arguments: object) -> object:
         raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
     module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
     top = sys.modules[module.__name__.partition(".")[0]]
-    _agent_packages.add(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
+    if folder := next(iter(getattr(top, "__path__", ())), getattr(top, "__file__", None)):
+        _agent_packages.add(folder)
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)

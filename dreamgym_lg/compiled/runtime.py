@@ -12,6 +12,7 @@ from calendar import monthrange
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -81,12 +82,12 @@ class State:
     def mentions(self, value: Any) -> bool:
         """True if a known document contains this value."""
         name = json.dumps(value)
-        return any(text is not None and name in text for text in self.documents.values())
+        return any(text is not None and contains(text, name) for text in self.documents.values())
 
     def check_mentions(self, value: Any, *, changed: bool = False) -> None:
         """Raise `Unknown` unless a known document contains this value, or (`changed`) contained it earlier."""
         texts = (text for layer in self._layers[1:] for text in layer.values())
-        if not self.mentions(value) and not (changed and any(json.dumps(value) in text for text in texts)):
+        if not self.mentions(value) and not (changed and any(contains(text, json.dumps(value)) for text in texts)):
             raise Unknown(f"no known document names {value!r}")
 
     def forget_answer(self, tool: str, /, **arguments: Any) -> None:
@@ -143,15 +144,28 @@ def values_in(document: Any) -> list[Any]:
     return [document]
 
 
+@lru_cache(4096)
+def _values(document: str) -> frozenset[str]:
+    return frozenset(json.dumps(value) for value in values_in(json.loads(document)))
+
+
+def contains(document: str, name: str) -> bool:
+    """True if a document contains this value (both in JSON). 50 does not contain 5."""
+    return name in document and (name[0] in '"[{' or name in _values(document))
+
+
 def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:
     """The documents whose arguments or content contain one of these values (in JSON)."""
-    return [place for place, text in documents.items() if any(name in place[1] or name in text for name in names)]
+    return [
+        place for place, text in documents.items() if any(contains(place[1], name) or contains(text, name) for name in names)
+    ]
 
 
 def common_in(documents: Mapping[tuple[str, str], str]) -> Callable[[str], bool]:
     """A test for values (in JSON) that more than max(5, 10 %) documents contain."""
     limit = max(5, len(documents) / 10)
-    return lambda name: sum(name in key or name in text for (_, key), text in documents.items()) > limit
+    texts = [(key, text) for (_, key), text in documents.items()]
+    return lambda name: sum(contains(key, name) or contains(text, name) for key, text in texts) > limit
 
 
 def linked_to(

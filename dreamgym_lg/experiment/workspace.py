@@ -256,7 +256,7 @@ class Workspace:
         return trained, [trajectory for trajectory in earlier if trajectory.task.id not in tasks] + later
 
     def keep_data(self) -> None:
-        """Record the numbers of `DATA`, so that later traces and outcomes do not change what is held out."""
+        """Record the numbers of `DATA`: later traces and outcomes then change no held-out task."""
         self.keep_record(DATA, {"trajectories": len(self.offline())})
         self.keep_record(DATA, {"held_out": _held_out_tasks(self.offline())})
 

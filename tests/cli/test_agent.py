@@ -273,6 +273,8 @@ def test_an_unknown_tool_or_node_is_refused(folder: Path) -> None:
     assert code == 2 and "Did you mean 'log'" in shown
     with pytest.raises(ConfigurationError):
         load_agent("my_agent.py:")
+    with pytest.raises(ConfigurationError, match="nothing"):  # a module without a file
+        load_object("builtins:nothing")
 
 
 def conversation(city: str, success: bool = True) -> str:

@@ -238,6 +238,13 @@ def test_a_hostile_module_tells_the_experience_model_nothing_but_texts(known: st
         Compiled(folder).lookups(Episode(task=TRAJECTORIES[0].task, action=render_call("ship", {"order_id": "K1"})))
 
 
+def test_a_number_in_a_document_is_no_part_of_another() -> None:
+    state = State({("get", key_of({"id": 50})): json.dumps({"total": 1500, "lines": [{"seat": 7}]})})
+    assert state.mentions(7) and state.mentions(1500) and not state.mentions(5) and not state.mentions(150)
+    with pytest.raises(Unknown):
+        state.check_mentions(5)
+
+
 def test_a_state_forgets_what_a_call_may_have_changed() -> None:
     state = State({("get_order", '{"id": "K1"}'): '{"customer": "C1"}', ("get_customer", '{"id": "C1"}'): '{"city": "Oslo"}'})
     state.write("get_order", {"customer": "C2"}, id="K1")
