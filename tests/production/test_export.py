@@ -399,7 +399,9 @@ def test_where_imitation_is_as_good_the_card_says_so_and_claims_no_dream(
         played: dict[str, Any] = {"source": "real", "policy_version": version, "run": gym.experiment.run_name(f"{name}/real")}
         gym.replay_buffer.add(episode("t", split="test", **played))
     rates = {"base": 104, "filtered": 136, "trained": successes}
-    real = {name: {"sampled": {"successes": n, "episodes": 150, "interval": wilson(n, 150)}} for name, n in rates.items()}
+    outcomes = {name: {str(task): task < n for task in range(150)} for name, n in rates.items()}
+    figures = {name: {"successes": n, "episodes": 150, "interval": wilson(n, 150)} for name, n in rates.items()}
+    real = {name: {"sampled": {**figures[name], "outcomes": outcomes[name]}} for name in rates}
     (gym.experiment.out / "result.json").write_text(json.dumps({"real": real, "filtered": 251, "offline_rl": ""}))
     for name in ("filtered", "trained"):
         gym.export(tmp_path / name, policy=gym.experiment.policy(name, 0))
