@@ -74,7 +74,7 @@ def _load(folder: Path, device: str, *_: Any, **__: Any) -> Any:
 
     model = load_model(folder, device=device)
     model.generation_config = GenerationConfig.from_pretrained(folder)  # under adapters it is the base's
-    return model
+    return model.eval()  # adapters are loaded to be trained: with dropout
 
 
 def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ It needs only the standard library: this file is the program of the walled proce
 
 import importlib.util
 import json
+import re
 import resource
 import sqlite3
 import sys
@@ -12,7 +13,6 @@ from calendar import monthrange
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -144,14 +144,11 @@ def values_in(document: Any) -> list[Any]:
     return [document]
 
 
-@lru_cache(4096)
-def _values(document: str) -> frozenset[str]:
-    return frozenset(json.dumps(value) for value in values_in(json.loads(document)))
-
-
 def contains(document: str, name: str) -> bool:
     """True if a document contains this value (both in JSON). 50 does not contain 5."""
-    return name in document and (name[0] in '"[{' or name in _values(document))
+    if name not in document or name[0] in '"[{':
+        return name in document
+    return re.search(rf"(?<![^\[:, ]){re.escape(name)}(?![^,\]}}])", document) is not None
 
 
 def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:

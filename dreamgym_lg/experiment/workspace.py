@@ -219,13 +219,18 @@ class Workspace:
 
         Those added after the training that `DATA` records stay at the end, so that its held-out trajectories stay the same.
         """
+        return self._offline(self.record(DATA).get("trajectories"))
+
+    def _offline(self, earlier: int | None) -> list[Trajectory]:
+        """Offline trajectories, the `earlier` first ones (default: all) in an order drawn by the seed."""
         load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(load(run=self.run_name(OFFLINE))) or list(load())
         environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}
         episodes = [episode for episode in episodes if episode.task.environment in environments]
-        earlier = episodes[: (count := int(self.record(DATA).get("trajectories", len(episodes))))]
-        Random(self.settings.seed).shuffle(earlier)
-        return earlier + episodes[count:]
+        count = len(episodes) if earlier is None else int(earlier)
+        shuffled = episodes[:count]
+        Random(self.settings.seed).shuffle(shuffled)
+        return shuffled + episodes[count:]
 
     def check_outcomes(self, why: str) -> None:
         """Raise `ConfigurationError` if there are recorded trajectories and none of them has an outcome.
@@ -257,8 +262,8 @@ class Workspace:
 
     def keep_data(self) -> None:
         """Record the numbers of `DATA`: later traces and outcomes then change no held-out task."""
-        self.keep_record(DATA, {"trajectories": len(self.offline())})
-        self.keep_record(DATA, {"held_out": _held_out_tasks(self.offline())})
+        offline = self._offline(None)
+        self.keep_record(DATA, {"trajectories": len(offline), "held_out": _held_out_tasks(offline)})
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that neither the experience model nor the user was trained on."""

@@ -21,6 +21,7 @@ from dreamgym_lg.replay.rows import (
     corrections,
     load_metrics,
     load_trajectories,
+    same_outcome,
     sqlite_errors,
     store,
     store_tasks,
@@ -124,6 +125,8 @@ class ReplayBuffer:
     ) -> None:
         """Replace the reasoning of every step of a stored trajectory, in their order.
 
+        Nothing is stored if the outcome has been corrected meanwhile: the reasoning is about the old one.
+
         Args: `annotation`, of the whole episode, and `reward`, of its last step, are stored with them or, after a crash, not at
         all; None leaves what it had.
         """
@@ -137,6 +140,8 @@ class ReplayBuffer:
             )
         rows = [(clean(text), ids[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
+            if not same_outcome(connection, ids[0][0], trajectory):
+                return
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if reward is not None:
                 sql = "UPDATE steps SET reward = ? WHERE trajectory_id = ? AND position = ?"
@@ -176,7 +181,12 @@ class ReplayBuffer:
         sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):
-            yield from load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
+            yield from self._load_page(ids[start : start + _PAGE], segments=segments)
+
+    def _load_page(self, ids: Sequence[int], *, segments: bool) -> list[Trajectory]:
+        with self._lock, sqlite_errors(self._name), self._connection as connection:
+            connection.execute("BEGIN")  # another process may correct an outcome between two queries
+            return load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), ids, segments=segments)
 
     def count(
         self,

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -46,8 +45,6 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
     _hold_out(connection, tasks)
     stored = 0
     for each in trajectories:
-        if each.run == TRACES:
-            _renew_key(connection, each)
         if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
             id = _store_row(connection, each)
         if id is not None:
@@ -95,29 +92,28 @@ def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
     return changed.rowcount > 0
 
 
-def _renew_key(connection: sqlite3.Connection, each: Trajectory) -> None:
-    """Give a trace stored before 0.1.0 its present key. The outcome was part of it, and a run that goes on imports it again."""
-    text = repr(list(each.steps)) + "".join(step.words for step in each.steps)
-    before = int(sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
-    sql = "UPDATE OR IGNORE trajectories SET rollout_index = ? WHERE run = ? AND task_id = ? AND rollout_index = ?"
-    connection.execute(sql, (each.rollout_index, each.run, each.task.id, before))
-
-
 def _correct_outcome(connection: sqlite3.Connection, each: Trajectory) -> None:
     """Give a stored trace this outcome, if it has another. Annotations know the old one: they are written anew."""
     key = (each.run, each.iteration, each.task.id, each.rollout_index)
     sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
     ((id,),) = connection.execute(sql, key)
-    (stored,) = load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), [id])
-    if stored.has_outcome and (stored.success, stored.reward) == (each.success, each.reward):
+    if same_outcome(connection, id, each):
         return
     connection.execute("UPDATE trajectories SET success = ?, annotation = NULL WHERE id = ?", (each.success, id))
     # Ids of steps stay (`Retriever`). A known outcome may add a step: the agent ended with a tool's answer.
     outcomes = [(step.reward, step.terminated, step.truncated, id, n) for n, step in enumerate(each.steps)]
     sql = "UPDATE steps SET reward = ?, terminated = ?, truncated = ?, reasoning = '' WHERE trajectory_id = ? AND position = ?"
     connection.executemany(sql, outcomes)
-    _store_steps(connection, id, each, start=len(stored.steps))
+    ((steps,),) = connection.execute("SELECT count(*) FROM steps WHERE trajectory_id = ?", (id,))
+    _store_steps(connection, id, each, start=steps)
     connection.execute(f"PRAGMA user_version = {corrections(connection) + 1}")
+
+
+def same_outcome(connection: sqlite3.Connection, id: int, each: Trajectory) -> bool:
+    """True if the stored trajectory has this one's outcome."""
+    (stored,) = load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), [id])
+    outcomes = [(one.has_outcome, one.success, one.reward) for one in (stored, each)]
+    return outcomes[0] == outcomes[1]
 
 
 def corrections(connection: sqlite3.Connection) -> int:

@@ -31,6 +31,7 @@ Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
 """The score of a recorded conversation, above 0 for a success. By its messages, or by its id (`Conversation.id`)."""
 
 _Conversations = Iterator[Conversation | Rejected]
+_SCORED = "scored"
 _READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Conversations]] = {
     "messages": rows.conversations,
     "langsmith": langsmith.conversations,
@@ -123,9 +124,11 @@ class Traces(Iterable[Trajectory]):
                 tools |= {str(tool["function"]["name"]): tool for tool in conversation.tools}
                 for name in () if conversation.tools else called_tools(conversation.messages):
                     tools.setdefault(name, name)
-                with suppress(ValueError):  # one that cannot be read stands for no shorter one
-                    ParsedConversation.parse(conversation.messages)
-                    prefixes.add(conversation, self._telling_verdict(conversation))
+                with suppress(ValueError):  # one that is rejected replaces no shorter one
+                    parsed = ParsedConversation.parse(conversation.messages)
+                    scored_later = conversation.thread and callable(self._reward)
+                    self._converted(conversation, parsed, (), None if scored_later else self._verdict(conversation))
+                    prefixes.add(conversation, self._outcome(conversation))
         if unknown:
             raise ConfigurationError(
                 f"reward= has {len(unknown)} ids of no conversation in {self._name}, e.g. {min(unknown)!r}: give thread ids of "
@@ -140,18 +143,29 @@ class Traces(Iterable[Trajectory]):
         tools, prefixes = self._surveyed
         try:
             parsed = ParsedConversation.parse(conversation.messages)
-            if prefixes.fold(conversation, self._telling_verdict(conversation)):
+            if prefixes.fold(conversation, self._outcome(conversation)):
                 return None
-            verdict, id = self._verdict(conversation), conversation.thread or conversation.id
-            return to_trajectory(parsed, conversation.fields, self._environment, verdict, tools, id)
+            return self._converted(conversation, parsed, tools, self._verdict(conversation))
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
             return Rejected(conversation.line, f"{conversation.place}{error}")
 
-    def _telling_verdict(self, conversation: Conversation) -> Verdict | None:
-        """The verdict that tells a conversation from one that begins with it. None where its thread does."""
-        return None if conversation.thread else self._verdict(conversation)
+    def _converted(
+        self,
+        source: Conversation,
+        parsed: ParsedConversation,
+        tools: Sequence[Mapping[str, Any] | str],
+        verdict: Verdict | None,
+    ) -> Trajectory:
+        return to_trajectory(parsed, source.fields, self._environment, verdict, tools, source.id or source.thread)
+
+    def _outcome(self, conversation: Conversation) -> str:
+        """The outcome that a longer conversation must have to replace this one. In one thread, any."""
+        if conversation.thread and callable(self._reward):
+            return _SCORED  # a function scores all, and is not called for what is left out
+        verdict = self._verdict(conversation)
+        return "" if verdict is None else _SCORED if conversation.thread else repr(verdict)
 
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):

@@ -7,28 +7,23 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from dreamgym_lg.actions import render_call, render_malformed
 from dreamgym_lg.traces.rows import Conversation
-from dreamgym_lg.traces.verdicts import Verdict
 
 
 class Prefixes:
-    """Digests of the beginnings of conversations, alone and with the outcome of the whole."""
+    """Digests of the beginnings of conversations, alone and with an outcome of the whole."""
 
     def __init__(self) -> None:
-        self._known = set[bytes]()
+        self._digests = set[bytes]()
 
-    def add(self, conversation: Conversation, outcome: Verdict | None) -> None:
-        """Note a conversation's proper prefixes."""
+    def add(self, conversation: Conversation, outcome: str) -> None:
+        """Add a conversation's proper prefixes. Args: `outcome`, "" for an unknown one."""
         for digest in [*_digests(conversation)][:-1]:
-            self._known |= {digest, digest + repr(outcome).encode()}
+            self._digests |= {digest, digest + outcome.encode()}
 
-    def fold(self, conversation: Conversation, outcome: Verdict | None) -> bool:
-        """True for the beginning of a longer conversation in the same thread.
-
-        Without a thread's id it may be another conversation: one with an outcome that no longer one has is kept.
-        """
+    def fold(self, conversation: Conversation, outcome: str) -> bool:
+        """True for the beginning of a longer conversation. With an outcome, the longer one needs the same."""
         *_, digest = _digests(conversation)
-        same = conversation.thread or outcome is None or digest + repr(outcome).encode() in self._known
-        return bool(same) and digest in self._known
+        return digest + outcome.encode() in self._digests
 
 
 def _digests(conversation: Conversation) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ import json
 import tracemalloc
 import warnings
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -189,6 +188,24 @@ def test_a_correction_takes_the_annotation_of_the_old_outcome_away(write) -> Non
         assert trajectory.annotation is None and not trajectory.steps[0].reasoning
 
 
+def test_reasoning_about_an_outcome_that_was_corrected_meanwhile_is_not_stored(write) -> None:
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(load_traces(write(GOOD | {"score": 1})))
+        (before,) = buffer.trajectories()
+        buffer.extend(load_traces(write(GOOD | {"score": 0})))
+        buffer.set_reasoning(before, ["it worked"], annotation={"success_mode": "greeted"})
+        (after,) = buffer.trajectories()
+        assert after.annotation is None and not after.steps[0].reasoning and not after.success
+
+
+def test_rows_of_one_session_are_corrected_by_their_own_id(write) -> None:
+    one, other = ({**GOOD, "session_id": "s", "id": id} for id in "ab")
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(load_traces(write(one | {"score": 0}, other | {"score": 1})))
+        buffer.extend(load_traces(write(one | {"score": 0}, other | {"score": 0})))
+        assert [success for success, *_ in stored(buffer)] == [False, False] and buffer.corrections() == 1
+
+
 def test_like_conversations_of_other_outcomes_are_two_traces(write) -> None:
     both = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 0}, BOOKED | {"score": 1}, BOOKED | {"score": 0})
     corrected = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 1})
@@ -197,20 +214,6 @@ def test_like_conversations_of_other_outcomes_are_two_traces(write) -> None:
             assert buffer.extend(load_traces(both)) == new and buffer.corrections() == 0
         assert buffer.extend(load_traces(corrected)) == 0 and buffer.corrections() == 1
         assert [success for success, *_ in stored(buffer)] == [True, True, True, False]
-
-
-def test_a_run_goes_on_with_traces_whose_outcome_is_in_their_key(write) -> None:
-    """So were they stored before: a run that imports them again, as it begins anew, would have had all of them twice."""
-    loaded = load_traces(write(GOOD | {"id": "a", "score": 1}, BOOKED | {"reward": 0}))
-    traces = [replace(each, steps=tuple(each.steps)) for each in loaded]
-
-    def before(each: Trajectory) -> Trajectory:
-        text = repr(list(each.steps)) + "".join(step.words for step in each.steps)
-        return replace(each, rollout_index=int(sha256(text.encode()).hexdigest()[:12], 16))
-
-    with ReplayBuffer(":memory:") as buffer:
-        buffer.extend(map(before, traces))
-        assert buffer.extend(traces) == 0 and buffer.corrections() == 0 and list(buffer.trajectories()) == traces
 
 
 # --- conversations turn by turn ---------------------------------------------------------------------------------------------
@@ -247,12 +250,24 @@ def test_of_a_thread_turn_by_turn_the_longest_trace_is_kept(order, fields, write
         (begun(3, thread_id="a"), begun(5, thread_id="b")),
         (begun(3, reward=1), begun(5, reward=0)),
         (begun(3, reward=1), begun(5)),
+        (begun(3, thread_id="t", reward=1), begun(5, thread_id="t")),
+        (begun(3, thread_id="t", reward=1), begun(5, thread_id="t", reward=1, rubric=5)),
         (begun(3), {"messages": [*TURNS[:2], {"role": "assistant", "content": "When?"}, *TURNS[3:5]]}),
         (begun(3), {"messages": TURNS[1:5]}),
         (begun(3, thread_id="a"), begun(3, thread_id="b")),
         (begun(5), {"messages": [*TURNS[:5], {"role": "tool", "tool_call_id": "x", "content": "?"}]}),
     ],
-    ids=["other threads", "other outcomes", "own outcome", "other words", "other system message", "alike", "unreadable"],
+    ids=[
+        "other threads",
+        "other outcomes",
+        "own outcome",
+        "the only reward",
+        "bad rubric",
+        "other words",
+        "other system message",
+        "alike",
+        "unreadable",
+    ],
 )
 def test_conversations_that_only_begin_alike_are_kept(rows, write) -> None:
     traces = load_traces(write(*rows))
