@@ -23,8 +23,9 @@ class Condition(NamedTuple):
     """A test of one part of a scope (`left`).
 
     Kinds: `exists`; `equals` a constant; `same` as another part; `named`: a document contains the argument, or all items of
-    a list; `below` another part, or a limit. A limit is the largest example value below it and the smallest above; between them the
-    outcome is unknown. `below` and `above` also compare with a sum or product; they raise `LookupError` if it has no numbers.
+    a list; `below` another part, or a limit. A limit is the largest example value below it and the smallest above; between
+    them the outcome is unknown. `below` and `above` also compare with a sum or product; they raise `LookupError` if it has no
+    numbers.
     """
 
     kind: str
