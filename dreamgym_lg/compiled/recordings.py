@@ -13,7 +13,7 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, naming, parsed, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, names_in, naming, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -115,6 +115,11 @@ class Recordings:
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
     @cached_property
+    def _places(self) -> frozenset[tuple[str, str]]:
+        """Each recorded look-up: tool, and arguments in JSON."""
+        return frozenset((tool, key_of(args)) for trace in self.traces for tool, args, _ in trace.calls if tool in self.reads)
+
+    @cached_property
     def common_values(self) -> frozenset[Hashable]:
         """Values in JSON that too many documents contain to be an entity's (`common_entities`)."""
         documents = {
@@ -132,17 +137,18 @@ class Recordings:
         Left out is what a writing call may have changed before it was read: documents that contain one of the call's values,
         documents that these refer to, and those of tools in `spreads`.
         """
-        documents, read, written_values, spread_tools = Documents(), Documents(), set[str](), set[str]()
+        documents, read, written, spread_tools = Documents(), Documents(), set[str](), set[str]()
+        is_common = self.common_values.__contains__
         for tool, arguments, answer in trace.calls:
             if tool in self.writes:
-                values = {value for value in values_in(dict(arguments)) if isinstance(value, str) and is_name(value)}
-                written_values |= {json.dumps(value) for value in values} - self.common_values
+                values = [each for each in values_in(dict(arguments)) if not isinstance(each, str) or is_name(each)]
+                written |= names_in(values, self._places)
                 spread_tools |= {*self.spreads.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
             read[place] = text
-            changed = naming(read, written_values)
-            if tool not in spread_tools and place not in (*changed, *linked_to(changed, read, self.common_values.__contains__)):
+            changed = naming(read, written, is_common)
+            if tool not in spread_tools and place not in (*changed, *linked_to(changed, read, is_common)):
                 documents.setdefault(place, text)
         return documents
 
@@ -162,14 +168,15 @@ class Recordings:
     @cached_property
     def keeps(self) -> Mapping[str, Sequence[str]]:
         """Writing tool -> reading tools that it never changed in `MIN_KEPT` later reads."""
+        is_common = self.common_values.__contains__
         unchanged: dict[tuple[str, str], Counter[bool]] = {}
         for trace in self.records:
             read, writes_since = Documents(), dict[tuple[str, str], list[str]]()
             for call in trace:
                 if call.tool in self.writes:
-                    names = {json.dumps(value) for value in values_in(dict(call.arguments)) if isinstance(value, str) and value}
-                    places = naming(read, names - self.common_values)
-                    for place in (*places, *linked_to(places, read, self.common_values.__contains__)):
+                    names = names_in(values_in(dict(call.arguments)), self._places)
+                    places = naming(read, names, is_common)
+                    for place in (*places, *linked_to(places, read, is_common)):
                         writes_since.setdefault(place, []).append(call.tool)
                     continue
                 place, text = (call.tool, key_of(call.arguments)), json.dumps(call.answer)

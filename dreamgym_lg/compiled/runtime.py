@@ -101,15 +101,14 @@ class State:
                 self._changed[place] = None
 
     def forget(self, *values: Any, keep: Iterable[str] = (), linked: bool = False) -> None:
-        """Make documents unknown whose arguments or content contain one of these values.
+        """Make documents unknown that one of these values names (`names_in`, `naming`).
 
         Common values do not count (`common_in`). Args: `keep`, tools whose documents stay; `linked`, True to forget also the
         documents that those refer to, such as the customer of an order.
         """
         stored = self._known
         is_common = common_in(stored)
-        names = {json.dumps(value) for value in values if isinstance(value, str) and value}
-        places = naming(stored, {name for name in names if not is_common(name)})
+        places = naming(stored, names_in(values, stored), is_common)
         for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
             if place[0] not in keep:
                 self._changed[place] = None
@@ -151,10 +150,26 @@ def contains(document: str, name: str) -> bool:
     return re.search(rf"(?<![^\[:, ]){re.escape(name)}(?![^,\]}}])", document) is not None
 
 
-def naming(documents: Mapping[tuple[str, str], str], names: Iterable[str]) -> list[tuple[str, str]]:
-    """The documents whose arguments or content contain one of these values (in JSON)."""
+def names_in(values: Sequence[Any], places: Iterable[tuple[str, str]]) -> set[str]:
+    """The values (in JSON) that may be ids: texts, and whole numbers that one of these documents is looked up by."""
+    texts = {json.dumps(value) for value in values if isinstance(value, str) and value}
+    numbers = {json.dumps(value) for value in values if isinstance(value, int) and not isinstance(value, bool)}
+    return texts | {number for number in numbers if any(contains(key, number) for _, key in places)}
+
+
+def naming(
+    documents: Mapping[tuple[str, str], str], names: Iterable[str], is_common: Callable[[str], bool]
+) -> list[tuple[str, str]]:
+    """The documents whose arguments or content contain one of these values (in JSON), if it is not common.
+
+    A common number, such as 1, still names the documents that are looked up by it.
+    """
+    rare = {name for name in names if not is_common(name)}
+    keys = rare | {name for name in names if name[0] != '"'}
     return [
-        place for place, text in documents.items() if any(contains(place[1], name) or contains(text, name) for name in names)
+        place
+        for place, text in documents.items()
+        if any(contains(place[1], name) for name in keys) or any(contains(text, name) for name in rare)
     ]
 
 

@@ -255,6 +255,29 @@ def test_a_state_forgets_what_a_call_may_have_changed() -> None:
     assert state.read("get_customer", id="C1") == {"city": "Oslo"}
 
 
+def test_a_state_forgets_documents_that_are_looked_up_by_a_number() -> None:
+    carts = {("get_cart", key_of({"id": n})): json.dumps({"customer": f"C{n}", "pieces": 1}) for n in range(1, 9)}
+    sold = {("list_sold", "{}"): json.dumps({"carts": [2, 3], "sum": 900})}
+    state = State({**carts, **sold})
+    state.forget(1, 3, 900, True)
+    unknown = [tool + key for (tool, key), text in state.documents.items() if text is None]
+    assert unknown == ['get_cart{"id": 1}', 'get_cart{"id": 3}', "list_sold{}"], "1 is common, but names a cart"
+
+
+def test_what_a_call_may_have_changed_of_a_numbered_entity_is_no_first_document() -> None:
+    calls = [
+        ("get_cart", {"id": 1}, '{"pieces": 2}'),
+        ("pack", {"cart": 7, "pieces": 2}, "done"),
+        ("get_cart", {"id": 7}, '{"pieces": 2, "packed": true}'),
+        ("get_cart", {"id": 8}, '{"pieces": 2}'),
+    ]
+    steps = [Step(observation="", action=render_call(tool, own), next_observation=text) for tool, own, text in calls]
+    replay_buffer = ReplayBuffer(":memory:")
+    replay_buffer.add(Trajectory(task=Task(id="pack", instruction="Pack.", environment="carts", tools=["pack"]), steps=steps))
+    recordings = Recordings.of(replay_buffer, tools=(), writes=["pack"], environment=None)
+    assert [key for _, key in recordings.first_documents(recordings.traces[0])] == ['{"id": 1}', '{"id": 8}']
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [('{"a": 1}', {"a": 1}), ('{"a":1}', '{"a":1}'), ('"a"', '"a"'), ("1.20", "1.20"), ("free", "free")]
 )
