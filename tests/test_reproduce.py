@@ -64,8 +64,6 @@ def test_mcnemar(reproduce: Any, only_a: int, only_b: int, p: float) -> None:
 
 def test_the_interval_over_seeds(reproduce: Any) -> None:
     over_seeds, half = reproduce.tables.over_seeds, [1, 0] * 50
-    assert over_seeds([[1] * 3 + [0] * 7]) == pytest.approx((0.3, *wilson(3, 10)))
-    assert over_seeds([[1] * 10, [1] * 9]) == pytest.approx((1, 1, 1))
     assert over_seeds([[1] * 10, [0] * 10]) == (0.5, 0, 1), "two seeds that disagree say nothing"
     alike = over_seeds([half] * 30)  # only the tasks vary: sqrt(0.25 / 100 / 30) = 0.0091
     assert alike.value == 0.5 and (alike.high - alike.low) / 2 == pytest.approx(1.96 * 0.0091, rel=0.1)
@@ -76,6 +74,13 @@ def test_the_interval_over_seeds(reproduce: Any) -> None:
 
 def tasks(outcomes: str) -> dict[str, bool]:
     return {f"task {number}": outcome == "1" for number, outcome in enumerate(outcomes)}
+
+
+def test_a_share_of_one_seed_or_without_a_difference_has_wilsons_interval(reproduce: Any) -> None:
+    success_of = reproduce.tables.success_of
+    assert success_of({3: tasks("1110000000")}) == pytest.approx((0.3, *wilson(3, 10)))
+    assert success_of({3: tasks("0" * 10), 4: tasks("0" * 10)}) == pytest.approx((0, *wilson(0, 20)))
+    assert success_of({3: tasks("1" * 10), 4: tasks("0" * 10)}) == (0.5, 0, 1)
 
 
 def test_pairs_are_of_the_same_tasks_and_seeds(reproduce: Any) -> None:
@@ -106,10 +111,10 @@ def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a
     assert "from the 3 finished cells" in text and text.count("## ") == 1
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[2:7] == [
-        "| start, untrained | – | 0.00 [0.00, 0.00] | 0 | – |",
+        "| start, untrained | – | 0.00 [0.00, 0.32] | 0 | – |",
         "| SFT, successes | – | 0.50 [0.12, 0.88] | 0 | – |",
         "| SFT, filtered | – | 0.25 [0.00, 0.62] | 0 | – |",
-        "| GRPO, in the dream, assisted by the world's rules | – | 1.00 [1.00, 1.00] | 0 | 2 |",
+        "| GRPO, in the dream, assisted by the world's rules | – | 1.00 [0.68, 1.00] | 0 | 2 |",
         "| GRPO, in the dream, then real | – | 0.25 [0.05, 0.70] | 800 | 2 |",
     ]
     assert rows[9] == (

@@ -37,7 +37,8 @@ _DRAWS = 4000
 NOTE = """\
 Real success on held-out tasks. Of several seeds: the mean, with the 95 % interval of a bootstrap over seeds and over the tasks
 of each (of two or three seeds it is too narrow). Of one seed: Wilson's interval of that policy, which says nothing of other
-seeds. Real steps are those of training. p: McNemar's exact test of the tasks that only one of both solves.
+seeds. Real steps are those of training. p: McNemar's exact test of the tasks that only one of both
+solves, for these seeds alone.
 """
 
 
@@ -55,11 +56,9 @@ class Estimate(NamedTuple):
 def over_seeds(outcomes: Sequence[Sequence[float]]) -> Estimate:
     """The mean of the seeds' means, with a bootstrap over seeds and, within each, over its held-out tasks.
 
-    Of a single seed's outcomes 0 and 1 the interval is Wilson's, of its differences that of the tasks alone.
+    Of a single seed it is over the tasks alone.
     """
     means = [float(np.mean(each)) for each in outcomes]
-    if len(outcomes) == 1 and set(outcomes[0]) <= {0, 1}:
-        return Estimate(means[0], *wilson(float(sum(outcomes[0])), len(outcomes[0])))
     rng, drawn = np.random.default_rng(0), np.zeros(_DRAWS)
     for _ in outcomes:  # each time a seed, and then so many of its tasks
         chosen = rng.integers(len(outcomes), size=_DRAWS)
@@ -146,7 +145,7 @@ def draw_success(worlds: Mapping[str, Sequence[Figures]], file: Path) -> None:
             axes.grid(axis="x")
             for place, (title, outcomes) in enumerate(rows.items()):
                 color = FAINT if title in BASELINES.values() else REAL if title.endswith(", real") else DREAM
-                mean = _success(outcomes)
+                mean = success_of(outcomes)
                 axes.plot([mean.low, mean.high], [place] * 2, color=color, lw=3, solid_capstyle="butt")
                 axes.plot(mean.value, place, "o", ms=11, color=color)
                 of_seeds = [np.mean(list(tasks.values())) for tasks in outcomes.values()]
@@ -165,14 +164,14 @@ def _world(cells: Sequence[Figures]) -> list[str]:
     by_mode = {mode: rows_of(cells, mode) for mode in MODES}
     rows, compared = [], []
     for title in sorted({title for found in by_mode.values() for title in found}, key=_place):
-        shown = [_success(by_mode[mode][title]) if title in by_mode[mode] else "–" for mode in MODES]
+        shown = [success_of(by_mode[mode][title]) if title in by_mode[mode] else "–" for mode in MODES]
         own = [cell for cell in cells if title == title_of(cell)]
         spent = f"{np.mean([cell['real_steps']['train'] for cell in own]):,.0f}" if own else "0"
         seconds = [cell["seconds"]["train"] for cell in own if cell["seconds"]["train"] is not None]
         rows.append((title, *shown, spent, f"{np.mean(seconds) / 60:.0f}" if seconds else "–"))
     for mode, found in by_mode.items():
         trained = sorted((title for title in found if title.removesuffix(ASSISTED) in TRAINED), key=_place)
-        without = {title: _success(each).value for title, each in found.items() if title not in trained}
+        without = {title: success_of(each).value for title, each in found.items() if title not in trained}
         best = max(without, key=lambda title: without[title], default="")
         for title in trained if best else ():
             if (pair := compare(found[title], found[best])) is not None:
@@ -188,8 +187,13 @@ def _world(cells: Sequence[Figures]) -> list[str]:
     return [*_table(head, rows), *_table(against, compared), *notes, *[""][: len(notes)]]
 
 
-def _success(outcomes: Outcomes) -> Estimate:
-    return over_seeds([[int(each) for each in tasks.values()] for tasks in outcomes.values()])
+def success_of(outcomes: Outcomes) -> Estimate:
+    """The share of successes, with Wilson's interval for one seed and where all tasks end alike (a bootstrap has no width)."""
+    seeds = [[int(each) for each in tasks.values()] for tasks in outcomes.values()]
+    values = [value for each in seeds for value in each]
+    if len(seeds) == 1 or len({*values}) == 1:
+        return Estimate(float(np.mean(values)), *wilson(float(sum(values)), len(values)))
+    return over_seeds(seeds)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -151,7 +151,7 @@ def contains(document: str, name: str) -> bool:
 
 
 def names_in(values: Sequence[Any], places: Iterable[tuple[str, str]]) -> set[str]:
-    """The values (in JSON) that may be ids: texts, and whole numbers that one of these documents is looked up by."""
+    """The values that may be ids, in JSON: texts, and whole numbers in a document's arguments."""
     texts = {json.dumps(value) for value in values if isinstance(value, str) and value}
     numbers = {json.dumps(value) for value in values if isinstance(value, int) and not isinstance(value, bool)}
     return texts | {number for number in numbers if any(contains(key, number) for _, key in places)}
@@ -160,9 +160,9 @@ def names_in(values: Sequence[Any], places: Iterable[tuple[str, str]]) -> set[st
 def naming(
     documents: Mapping[tuple[str, str], str], names: Iterable[str], is_common: Callable[[str], bool]
 ) -> list[tuple[str, str]]:
-    """The documents whose arguments or content contain one of these values (in JSON), if it is not common.
+    """The documents that have one of these values, in JSON, in arguments or content.
 
-    A common number, such as 1, still names the documents that are looked up by it.
+    Common values do not count, but for numbers in arguments: cart 1 is the cart that is looked up by 1.
     """
     rare = {name for name in names if not is_common(name)}
     keys = rare | {name for name in names if name[0] != '"'}
