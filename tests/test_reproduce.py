@@ -86,8 +86,8 @@ def test_a_share_of_one_seed_or_without_a_difference_has_wilsons_interval(reprod
 def test_pairs_are_of_the_same_tasks_and_seeds(reproduce: Any) -> None:
     compare = reproduce.tables.compare
     first = {0: tasks("1110"), 1: tasks("1100"), 2: tasks("1111")}
-    difference, only_first, only_second = compare(first, {0: tasks("1001"), 1: tasks("0000"), 5: tasks("1111")})
-    assert difference.value == pytest.approx((0.25 + 0.5) / 2) and (only_first, only_second) == (4, 1)
+    difference, by_seed = compare(first, {0: tasks("1001"), 1: tasks("0000"), 5: tasks("1111")})
+    assert difference.value == pytest.approx((0.25 + 0.5) / 2) and by_seed == [(2, 1), (2, 0)]
     assert compare(first, first)[0] == (0, 0, 0)
     assert compare(first, {7: tasks("1001")}) is None and compare(first, {0: {"another": True}}) is None
 
@@ -119,7 +119,7 @@ def test_the_table_has_the_rows_of_a_proof_and_claims_against_the_best_without_a
     ]
     assert rows[9] == (
         "| GRPO, in the dream, assisted by the world's rules − SFT, successes | temperature 1 "
-        "| +0.50 [+0.12, +0.88] | 4, 0 | 0.12 |"
+        "| +0.50 [+0.12, +0.88] | 2, 0; 2, 0 | 0.5; 0.5 |"
     )
     assert rows[10].startswith(
         "| GRPO, in the dream, then real − SFT, successes | temperature 1 | -0.25 [-0.75, +0.00] | 0, 1 | 1 |"
