@@ -201,7 +201,7 @@ class Workspace:
                 self.keep_record(f"stage/{name}", {"seconds": time.perf_counter() - start_time})
 
     def seconds(self, name: str) -> float | None:
-        """Wall time of a finished stage; None for one that has not ended."""
+        """Wall seconds of a finished stage in the process that ended it; None for one that has not ended."""
         return self.record(f"stage/{name}").get("seconds")
 
     # --- tasks, models, episodes -------------------------------------------------------------------------------------------
