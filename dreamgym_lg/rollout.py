@@ -123,9 +123,12 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
             advice = "Mend that"
         elif all(is_unanswered(episode.error) for episode in missing):
             advice = "Take tasks about what the traces looked up, play these in reality (real=True), or add an experience model"
+        run, place, number = missing[0].run, "", "all"
+        if run:  # stored under this name
+            place, number = f" (run {run!r})", f"only these {len(missing)}"
         raise EpisodesMissing(
-            f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
-            f"without them; the first causes: {causes}. {advice}; then {again} plays only these {len(missing)} again"
+            f"{len(missing)} of {len(episodes)} episodes{place} could not be played, and there is no verdict without them; the "
+            f"first causes: {causes}. {advice}; then {again} plays {number} again"
         )
     return episodes
 

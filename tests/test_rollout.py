@@ -346,6 +346,8 @@ def test_there_is_no_verdict_while_an_episode_is_missing() -> None:
         "3 of 5 episodes (run 'proof') could not be played, and there is no verdict without them; the first causes: "
         "ConnectionError: a; KeyError: b. Mend that; then the same command plays only these 3 again"
     )
+    with pytest.raises(EpisodesMissing, match=r"^1 of 1 episodes could not .* then the same command plays all again$"):
+        check_played([Trajectory(task=TASKS[0], error="KeyError: b")])
     with pytest.raises(EpisodesMissing, match=r"Take tasks about what the traces looked up, .*\(real=True\)"):
         check_played(episodes("Unanswered: get_order of 7", "Unanswered: get_order of 8"))
     with pytest.raises(EpisodesMissing, match=r"2 of 2 .* then evaluate\(run='x'\) plays"):

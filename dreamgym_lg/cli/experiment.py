@@ -264,6 +264,8 @@ def _improve(
     name: str, policy: str | None, reflection: str | None, out: Path | None, *, learner: str | None, force: bool
 ) -> None:
     """Improve the prompts of an agent, and write them to a folder."""
+    from dreamgym_lg.production.export import check_free
+
     with errors_shown(resumes=True):
         if learner not in (None, "gepa"):
             raise ConfigurationError(f"--reflection improves prompts, and --learner {learner} trains weights: leave one away")
@@ -272,10 +274,11 @@ def _improve(
         if not isinstance(gym, DreamGym) or reflection is None:
             raise ConfigurationError("learner gepa needs FILE.py:NAME of a DreamGym, and --reflection MODEL")
         gym.experiment.say = console.print
+        check_free(folder := out or gym.experiment.out / "prompts")  # before the search
         improved = gym.train(policy, learner="gepa", reflection=reflection, force=force)
         console.print(str(improved), markup=False)
         if improved.changes:
-            improved.export(folder := out or gym.experiment.out / "prompts")
+            improved.export(folder)
             console.print(f"prompts: {folder}", soft_wrap=True)
 
 

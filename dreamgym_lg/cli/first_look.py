@@ -29,7 +29,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.doctor import Examination
 from dreamgym_lg.simulate.episode import input_hint, required_context
 from dreamgym_lg.traces import Rejected, lacking_rewards, load_traces
-from dreamgym_lg.types import DECIDERS, Trajectory
+from dreamgym_lg.types import DECIDERS, Trajectory, is_unanswered
 
 Experience = Annotated[str | None, typer.Option(help=f"Answers what no trace knows, and judges, e.g. {EXAMPLE_MODEL}.")]
 Policy = Annotated[str | None, typer.Option(help=f"The chat model that acts, e.g. {EXAMPLE_MODEL}. Default: the agent's own.")]
@@ -80,6 +80,9 @@ def try_agent(
             _say_cost(gym, meter.sums)
     arguments = [f"--writes {each}" for each in writes or ()]
     arguments += [f"--experience-model {experience_model}"] * bool(experience_model)
+    arguments += [f"--isolation {isolation}"] * bool(isolation)
+    arguments += [f"--pass-through {each}" for each in pass_through or ()]
+    arguments += [f"--simulate-node {each}" for each in simulate_node or ()]
     say(f"\nall of it in the browser: dreamgym ui {out / 'replay.db'}")
     say(f"next: {' '.join(['dreamgym init', agent, str(traces), *arguments])}", "bold")
 
@@ -174,8 +177,11 @@ def _say_deciders(episodes: Sequence[Trajectory]) -> None:
     names = Counter(DECIDERS.get(step.decided_by, step.decided_by) for step in steps)
     total = max(sum(names.values()), 1)
     shares = ", ".join(f"{name} {number / total:.0%}" for name, number in names.most_common())
-    cut = sum(each.error is not None for each in episodes)
-    say(f"answered by: {shares}" + (f"; {cut} episodes ended at a call that nothing in the dream answers" if cut else ""))
+    unanswered = sum(is_unanswered(each.error) for each in episodes)
+    others = [each.error for each in episodes if each.error is not None and not is_unanswered(each.error)]
+    ends = [f"{unanswered} episodes ended at a call that nothing in the dream answers"] * bool(unanswered)
+    ends += [f"{len(others)} failed otherwise: {each}" for each in others[:1]]
+    say("; ".join([f"answered by: {shares}", *ends]))
 
 
 def _say_gate(gym: DreamGym) -> None:
@@ -211,17 +217,21 @@ def init(
     experience_model: Experience = None,
     writes: Writes = None,
     isolation: Isolated = None,
+    pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
 ) -> None:
     """Write a commented train.py for your agent.
 
     It names the traces, the tools that write, and held-out tasks, and has stubs of the reset and check of the real system."""
+    options = {"isolation": isolation, "pass_through": pass_through, "simulate_nodes": simulate_node}
+    options = {name: value for name, value in options.items() if value}
     with errors_shown():
         if to.exists():
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")
         with ReplayBuffer(":memory:") as buffer:
             buffer.extend(_read(traces))
             has_user = recorded_user(buffer) is not None
-            world = AgentWorld(agent, isolation=isolation, writes=writes or None, context={})  # no episode is played
+            world = AgentWorld(agent, writes=writes or None, context={}, **options)  # no episode is played
             names, fields = sorted(world.writing_tools(buffer)), required_context(world.graph)
         stored, template = is_replay_buffer(traces), files("dreamgym_lg") / "templates" / "train.py.txt"
         text = template.read_text(encoding="utf-8").format(
@@ -236,6 +246,8 @@ def init(
             fields=", ".join(f"{name}=FILL_IN" for name in fields),
             **{"#load": "# " * stored, "#model": "# " * (not experience_model), "#dream": "# " * bool(experience_model)},
             **{"#context": "# " * (not fields), "context": ", context=CONTEXT" * bool(fields)},
+            **{"#options": "# " * (not options), "options": ", **OPTIONS" * bool(options)},
+            played=", ".join(f"{name}={json.dumps(value)}" for name, value in options.items()) or "pass_through=[]",
             **{"#user": "# " * (not has_user), "user": ", user=user" * has_user},
             **{"#model_user": "# " * (not has_user or not experience_model)},
         )

@@ -34,6 +34,8 @@ def serve(
     with errors_shown():
         if "tinker" in (manifest := read_manifest(folder)):
             raise ConfigurationError(f"{folder} has no weights, which are on Tinker: load_policy(folder) samples them there")
+        if "prompts" in manifest:
+            raise ConfigurationError(f"{folder} holds prompts and no weights: `langgraph dev` in it serves the agent with them")
         quiet_libraries(offline=True)
         try:
             from transformers.cli.serve import Serve

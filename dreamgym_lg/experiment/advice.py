@@ -16,8 +16,9 @@ from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import has_learning_signal
 from dreamgym_lg.report.proof import BASELINES, LABELS
+from dreamgym_lg.rollout import check_played
 from dreamgym_lg.statistics import wilson
-from dreamgym_lg.types import Task, Trajectory, lacks_answers
+from dreamgym_lg.types import Task, Trajectory, is_missing, lacks_answers
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -89,7 +90,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         lost = underrepresented_tools(successes, trainable, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{policy_version(policy)}/dream@{dream.version}"
-        played = work.play(run, policy, sample, dream=judged, num_generations=n)
+        played = _check_reached(work.play(run, policy, sample, dream=judged, num_generations=n))
         played = run_lasting(compare_groups(judged, played, work.replay_buffer))
         groups = [played[i : i + n] for i in range(0, len(played), n)]
     by_learner: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
@@ -115,8 +116,13 @@ def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream
     path = work.record(START).get("path")
     start = policy if path is None else work.policy_at(path)
     dream, suffix = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
-    played = work.play(f"validate/start/{policy_version(start)}{suffix}", start, tasks, dream=dream)  # all may fail
+    played = _check_reached(work.play(f"validate/start/{policy_version(start)}{suffix}", start, tasks, dream=dream))
     return {"start": sum(each.success for each in played), **won}
+
+
+def _check_reached(episodes: list[Trajectory]) -> list[Trajectory]:
+    """Raises `EpisodesMissing` if an episode was stopped from outside. Others may all fail: that is a figure too."""
+    return check_played(episodes) if any(is_missing(each.error) for each in episodes) else episodes
 
 
 def _second_tries(groups: Sequence[Sequence[Trajectory]], solved: Collection[str]) -> list[str]:

@@ -17,10 +17,10 @@ from dreamgym_lg.experiment.advice import Advice, advise
 from dreamgym_lg.experiment.experience_models import model_name, place_of_training, policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
-from dreamgym_lg.experiment.settings import START_KIND, Settings
+from dreamgym_lg.experiment.settings import START_KIND, TRAINING, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, served_by, train_policy
-from dreamgym_lg.experiment.workspace import OFFLINE, USER, Workspace
+from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_SETTINGS, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import LearnerName
@@ -263,6 +263,7 @@ class Experiment(Workspace):
         the folder, `UntruthfulDream` if the gate refuses the dream (`max_false_success`), `NothingToTrain` if no episode can be
         learned from, `MissingDependency` without the extra `train`.
         """
+        self.adopt_settings()
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known, options = {field.name for field in fields(Settings)}, dict(learner_options or {})
         for name in settings:
@@ -293,6 +294,8 @@ class Experiment(Workspace):
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
+            # `environment` needs `real_steps`; what else may change is that of the newest call
+            self.keep_record(TRAIN_SETTINGS, dict.fromkeys((TRAINING | {"real_steps"}) & settings.keys(), True))
             self._check_trainable()
             self.force, self.start_policy = force, start
             self.trained = self._train(learner, servers)

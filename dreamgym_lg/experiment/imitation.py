@@ -138,11 +138,16 @@ def _train_dpo(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
     evaluated = _can_evaluate(work, name, "the last step decides")
     settings = replace(work.settings, learner="dpo", num_generations=2, learning_rate=None, beta=None)
     learner = create_trl_learner(policy, checkpoints, settings, updates=-(-2 * pairs // settings.batch_size))
+
+    def evaluate() -> None:
+        if evaluated and learner.iteration:
+            _evaluate(work, name, best, DPO_PASSES, policy.model, policy.tokenizer, learner.iteration)
+
+    evaluate()  # of a resumed training, in case that it was interrupted
     while learner.iteration < DPO_PASSES:
         learner.update(groups)
         work.progress(f"{name} policy", learner.iteration, DPO_PASSES)
-        if evaluated:
-            _evaluate(work, name, best, DPO_PASSES, policy.model, policy.tokenizer, learner.iteration)
+        evaluate()
     policy.save(work.models / last)
     shutil.rmtree(checkpoints)
     _keep(work, name, best)

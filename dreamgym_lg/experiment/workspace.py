@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -55,6 +55,9 @@ EXPERIENCE, USER = "experience-0", "user"
 
 MIN_CASES = 20
 """Least number of real failures, and of real successes, to measure a judge on. Training on fewer needs `force=True`."""
+
+TRAIN_SETTINGS = "stage/train/settings"
+"""Record name: the settings that `train` was called with, by name."""
 
 DATA = "stage/experience/data"
 """Record name: numbers of offline trajectories, and of held-out tasks, when the experience model or the user was trained."""
@@ -139,6 +142,8 @@ class Workspace:
         Raises `ConfigurationError` if the folder was made with another world or other settings, and for settings that do not
         fit this world.
         """
+        if settings is None:
+            self.adopt_settings()
         if (settings or self.settings).references_only and not self.world.judged_by_dream:
             raise ConfigurationError(
                 "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
@@ -148,6 +153,12 @@ class Workspace:
         current = dict(json.loads(json.dumps({**world, **asdict(settings or self.settings)})))
         check_same(self.out, read_settings(self.out) or current, current, changeable)
         return current
+
+    def adopt_settings(self) -> None:
+        """Once training has begun, take over the settings that `train` was called with, so that the same script goes on."""
+        if (self.out / "training.db").exists() and (stored := read_settings(self.out)):
+            names = stored.keys() & self.record(TRAIN_SETTINGS)
+            self.settings = replace(self.settings, **{name: stored[name] for name in names})
 
     def training_ended(self, settings: Settings) -> bool:
         """True if a training with these settings has nothing left to do here."""

@@ -12,6 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.pregel import Pregel
 
@@ -127,7 +128,10 @@ class _Canary:
         episode, chunks = self._begin(graph, run), play(input, heard, **more)
         with self._failures_counted(run):
             yield from iterate_in_episode(chunks, episode) if episode else chunks
-        self._end(run)
+        if self._has_outcome(run):
+            with _failures_of_verify_logged():
+                if not (_may_be_at_breakpoint(graph) and graph.get_state(heard).next):
+                    self._record(run)
 
     async def astream(
         self, graph: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any
@@ -144,7 +148,10 @@ class _Canary:
             async with aclosing(own):
                 async for chunk in own:
                     yield chunk
-        await asyncio.to_thread(self._end, run)
+        if self._has_outcome(run):
+            with _failures_of_verify_logged():
+                if not (_may_be_at_breakpoint(graph) and (await graph.aget_state(heard)).next):
+                    await asyncio.to_thread(self._record, run)
 
     def _begin(self, graph: Pregel, run: _Run) -> AgentEpisode | None:
         """The episode whose policy plays the run; None: production plays."""
@@ -166,18 +173,21 @@ class _Canary:
                 self._log.add_error(self._name, run.thread)
             raise
 
-    def _end(self, run: _Run) -> None:
-        """Record the user's own verdict on a run that was streamed to its end."""
-        if self._verify is None or not run.end.ended or run.end.interrupted:
-            return
-        try:
-            success = self._verify(run.input, run.end.state)
-        except Exception as error:
-            logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
-            return
-        if success is not None:
+    def _has_outcome(self, run: _Run) -> bool:
+        """True for a run that was streamed to its end, or to a breakpoint."""
+        return self._verify is not None and run.end.ended and not run.end.interrupted
+
+    def _record(self, run: _Run) -> None:
+        """Record the user's own verdict on a run that has ended."""
+        assert self._verify is not None
+        if (success := self._verify(run.input, run.end.state)) is not None:
             with _failures_logged():
                 self._log.record_outcome(run.thread, bool(success), name=self._name)
+
+
+def _may_be_at_breakpoint(graph: Pregel) -> bool:
+    """True where `interrupt_before` and `interrupt_after` can stop a run: they raise nothing that a listener hears."""
+    return isinstance(graph.checkpointer, BaseCheckpointSaver)
 
 
 def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_Run, RunnableConfig]:
@@ -193,6 +203,14 @@ def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_R
     else:
         callbacks = [*callbacks, end]
     return _Run(uuid4().hex if thread is None else str(thread), input, end), {**config, "callbacks": callbacks}
+
+
+@contextmanager
+def _failures_of_verify_logged() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
 
 
 @contextmanager

@@ -78,14 +78,14 @@ def export_policy(
         _write(policy, draft, folder, provenance, agent)
 
 
-def check_free(folder: Path, overwrite: bool = False) -> None:
+def check_free(folder: Path, overwrite: bool | None = None) -> None:
+    """Raise `ConfigurationError` for a folder that is not new. Args: `overwrite`, None where no caller can give it."""
     if overwrite and folder.exists() and not (folder / MANIFEST).is_file():
         raise ConfigurationError(f"{folder} holds no exported policy, so it is not overwritten: name another folder")
     if not overwrite and folder.exists():
         free = next(name for n in count(2) if not (name := folder.with_name(f"{folder.name}-{n}")).exists())
-        raise ConfigurationError(
-            f"{folder} exists already: overwrite=True (--overwrite) replaces it; or name another, e.g. {free}"
-        )
+        replaced = "" if overwrite is None else "overwrite=True (--overwrite) replaces it; or "
+        raise ConfigurationError(f"{folder} exists already: {replaced}name another, e.g. {free}")
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":

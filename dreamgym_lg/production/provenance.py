@@ -15,12 +15,12 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.experiment.evaluation import kept_policy
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import ASSISTED, BASELINES, LABELS, read_claim
 from dreamgym_lg.rollout import missing_episodes
-from dreamgym_lg.statistics import wilson
+from dreamgym_lg.statistics import clustered_rate
 from dreamgym_lg.types import Source, Trajectory
 
 _PACKAGES = {
@@ -59,9 +59,11 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
 
 
 def _claim(work: Workspace) -> str | None:
-    """The verdict of the last proof, against the best baseline. None before one."""
+    """The verdict of the proof of these trained weights, against the best baseline. None before one."""
     file = work.out / "result.json"
-    return read_claim(json.loads(file.read_text())).verdict if file.exists() else None
+    result = json.loads(file.read_text()) if file.exists() else {}
+    proven = result.get("keep", {}).get("instead_of")
+    return read_claim(result).verdict if proven == policy_version(work.models / "trained") else None
 
 
 def _training(work: Workspace, supervised: str) -> dict[str, Any]:
@@ -69,8 +71,8 @@ def _training(work: Workspace, supervised: str) -> dict[str, Any]:
     entry = {"world": work.world.name, "seed": s.seed, "settings": asdict(s)}
     if supervised:
         return {**entry, "environment": "traces", "learner": supervised}
-    done = work.record("stage/train")
-    return {**entry, "environment": s.environment, "learner": s.learner, "iterations": done.get("iterations", s.iterations)}
+    played = sum("episodes" in each for each in work.replay_buffer.metrics(work.run_name(TRAIN)))
+    return {**entry, "environment": s.environment, "learner": s.learner, "iterations": played}
 
 
 def _base_model(work: Workspace) -> str:
@@ -112,7 +114,7 @@ def _data(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
-    """Stored evaluations of this policy on held-out tasks, with 95 % Wilson intervals.
+    """Stored evaluations of this policy on held-out tasks, with 95 % intervals over tasks (`clustered_rate`).
 
     One with episodes that could not be played is left out: there is no verdict without them.
     """
@@ -127,8 +129,9 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
     rows = []
     for key, episodes in runs.items():
         if not missing_episodes(episodes):
-            successes = sum(each.success for each in episodes)
-            figures = {"successes": successes, "episodes": len(episodes), "interval": wilson(successes, len(episodes))}
+            rate = clustered_rate((each.task.id, each.success) for each in episodes)
+            assert rate is not None  # a run has an episode
+            figures = {"successes": rate.successes, "episodes": rate.episodes, "interval": (rate.low, rate.high)}
             rows.append({**dict(zip(names, key, strict=False)), **figures})
     return rows
 

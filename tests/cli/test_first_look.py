@@ -167,11 +167,13 @@ def test_init_names_the_model_and_the_buffer_that_it_was_given(folder: Path, mon
     monkeypatch.chdir(folder)
     ReplayBuffer("stored.db").extend(load_traces("traces.jsonl"))
     named = ["--experience-model", "openai:gpt-5.4-mini", "--to", "hosted.py", "--isolation", "guard", "--writes", "refund"]
+    named += ["--pass-through", "get_order"]
     result = CliRunner().invoke(app, ["init", "my_app.py:graph", "stored.db", *named])
     assert result.exit_code == 0, result.output
     text = (folder / "hosted.py").read_text()
     assert '\n    experience_model="openai:gpt-5.4-mini",' in text and "\n    # dream=" in text
     assert 'ReplayBuffer("stored.db")' in text and "\n# replay_buffer.extend" in text
+    assert '\nOPTIONS = dict(isolation="guard", pass_through=["get_order"])' in text and "\n    **OPTIONS,\n" in text
     ast.parse(text)
 
 

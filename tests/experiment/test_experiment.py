@@ -329,6 +329,8 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
         make(progress=kill).train_offline()
     assert not (work.models / "offline_rl").exists()
     work.train_offline()
+    played = work.replay_buffer.trajectories(run=f"validate/{work.record('stage/offline_rl/best')['folder']}")
+    assert {each.iteration for each in played} == {1, 2, 3}, "that of the pass before the kill too"
     version = (work.models / "offline_rl" / "version").read_text()
     make().train_offline()
     assert (work.models / "offline_rl" / "version").read_text() == version, "what is done is not done again"
@@ -414,6 +416,25 @@ def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experi
         Experiment(Doors(), work.out, replace(Experiment(Doors(), work.out).settings, retrieved=2)).collect()
     with pytest.raises(ConfigurationError, match="was made with world='tests/doors'"):
         Experiment(Shut(), work.out).open()
+
+
+def test_what_train_was_called_with_holds_for_the_same_script_again(work: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script gives its own settings to the constructor, and others to `train`."""
+    monkeypatch.setattr(Experiment, "_train", lambda *_: None)
+    monkeypatch.setattr(Experiment, "_check_trainable", lambda *_: None)
+    settings = replace(Doors.settings, retrieved=3)
+    work = Experiment(Doors(), work.out, settings)
+    work.collect()
+    work.train(num_tasks=3, evaluate_every=2)
+    (work.out / "training.db").touch()
+    again = Experiment(Doors(), work.out, settings)
+    again.collect()
+    assert again.settings == replace(settings, num_tasks=3, evaluate_every=2)
+    Experiment(Doors(), work.out, settings).train(iterations=99)
+    with pytest.raises(ConfigurationError, match="was made with num_tasks=3, and num_tasks=4 is given"):
+        Experiment(Doors(), work.out, settings).train(num_tasks=4)
+    with pytest.raises(ConfigurationError, match="was made with num_generations="):
+        Experiment(Doors(), work.out, replace(settings, num_generations=7)).collect()
 
 
 def test_a_folder_of_another_version_says_so(work: Experiment) -> None:

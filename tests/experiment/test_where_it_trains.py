@@ -438,6 +438,15 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
 
 
+def test_no_advice_follows_from_episodes_that_were_stopped_from_outside() -> None:
+    task = Task(id="new", instruction="open", environment="doors")
+    unreadable = Trajectory(task=task, steps=(), error="PredictionFailed: x")
+    away = replace(unreadable, error="ModelUnavailable: y")
+    assert advice._check_reached([unreadable]) == [unreadable], "all may fail"
+    with pytest.raises(EpisodesMissing, match="ModelUnavailable: y"):
+        advice._check_reached([unreadable, away])
+
+
 def test_advice_says_what_second_tries_would_imitate() -> None:
     task = Task(id="new", instruction="open", environment="doors")
     won, lost = (Trajectory(task=task, steps=(), success=success) for success in (True, False))

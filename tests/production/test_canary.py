@@ -119,6 +119,17 @@ async def test_who_reads_a_part_of_the_stream_leaves_the_rest_unplayed(tmp_path:
     assert desk.cancelled == [] and CanaryLog(tmp_path / "log.db").state().served["policy"].errors == 0
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_run_at_a_breakpoint_has_no_outcome_yet(asynchronous: bool, tmp_path: Path) -> None:
+    seen = list[str]()
+    talks = talker(checkpointer=InMemorySaver(), interrupt_before=["node"])
+    verify = lambda _, state: not seen.append(state["messages"][-1].text)  # noqa: E731
+    graph = canary(talks, policy(says("policy")), log=tmp_path / "log.db", share=1.0, verify=verify)
+    for payload in (ask("A1"), None):
+        await graph.ainvoke(payload, in_thread(1)) if asynchronous else graph.invoke(payload, in_thread(1))
+    assert seen == ["policy"]
+
+
 # --- what turns it off --------------------------------------------------------------------------------------------------------
 
 

@@ -327,6 +327,10 @@ def test_the_command_line_improves_prompts_and_langgraph_json_names_the_agent_wi
         "refund",
     ]
     assert json.loads(json.dumps(said[3].tool_calls[0]["args"])) == {"order": 5, "amount": 500}
+    refused = CliRunner().invoke(app, [*arguments[:-1], str(folder)])
+    assert refused.exit_code == 2 and "exists already: name another" in " ".join(refused.output.split())
+    refused = CliRunner().invoke(app, ["serve", str(folder)])
+    assert refused.exit_code == 2 and "holds prompts and no weights" in " ".join(refused.output.split())
     lacks = "needs FILE.py:NAME of a DreamGym, and --reflection"
     for wrong, why in (
         (["peckingorder", "--reflection", "x"], lacks),
