@@ -151,7 +151,7 @@ def contains(document: str, name: str) -> bool:
 
 
 def names_in(values: Sequence[Any], places: Iterable[tuple[str, str]]) -> set[str]:
-    """The values that may be ids, in JSON: texts, and whole numbers in a document's arguments."""
+    """Possible ids among the values, in JSON: texts, and whole numbers in documents' arguments."""
     texts = {json.dumps(value) for value in values if isinstance(value, str) and value}
     numbers = {json.dumps(value) for value in values if isinstance(value, int) and not isinstance(value, bool)}
     return texts | {number for number in numbers if any(contains(key, number) for _, key in places)}

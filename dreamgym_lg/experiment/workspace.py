@@ -155,7 +155,10 @@ class Workspace:
         return current
 
     def adopt_settings(self) -> None:
-        """Once training has begun, take over the settings that `train` was called with, so that the same script goes on."""
+        """Take over the settings that `train` was called with, once training has begun.
+
+        So the same script goes on, which gives them to `train` after other stages.
+        """
         if (self.out / "training.db").exists() and (stored := read_settings(self.out)):
             names = stored.keys() & self.record(TRAIN_SETTINGS)
             self.settings = replace(self.settings, **{name: stored[name] for name in names})
