@@ -165,7 +165,7 @@ def _from_file(path: Path) -> types.ModuleType:
         root, name = root.parent, f"{root.name}.{name}"
     sys.path.insert(0, str(root))
     _forget_modules_of_others(root)
-    if "." in name:
+    if root != path.parent:  # a dot may be in a file's own name, too
         return importlib.import_module(name.removesuffix(".__init__"))
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
@@ -184,11 +184,11 @@ def _from_file(path: Path) -> types.ModuleType:
 
 def _forget_modules_of_others(root: Path) -> None:
     """Unload other agents' modules whose name this folder also has, as in two checkouts."""
-    others = tuple(f"{each}{os.sep}" for each in _roots - {root})
+    roots = sorted(_roots | {root}, key=lambda each: len(each.parts), reverse=True)  # a checkout may lie inside another
     for name, module in list(sys.modules.items()):
         file, top = getattr(module, "__file__", None) or "", root / name.partition(".")[0]
-        is_foreign = file.startswith(others) and not file.startswith(f"{root}{os.sep}") and not of_library(file)
-        if is_foreign and (top.is_dir() or top.with_suffix(".py").is_file()):
+        owner = next((each for each in roots if file.startswith(f"{each}{os.sep}")), root)
+        if owner != root and not of_library(file) and (top.is_dir() or top.with_suffix(".py").is_file()):
             del sys.modules[name]
     _roots.add(root)
 

@@ -301,7 +301,7 @@ def _create_task(episode: ContextEpisode, original: Method, loop: BaseEventLoop,
 
 
 def _run_in_executor(episode: ContextEpisode, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
-    pool, *rest = args
+    _, pool, *rest = inspect.signature(original).bind(loop, *args, **kwargs).args
     return original(loop, THREADS if pool is None and episode.guard is not None else pool, *rest)
 
 

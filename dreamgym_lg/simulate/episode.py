@@ -5,7 +5,7 @@ import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -16,7 +16,7 @@ from langgraph.types import Interrupt
 from pydantic import BaseModel
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.call_order import CallOrder
 from dreamgym_lg.simulate.context import ContextEpisode, EpisodeBroken, in_episode, set_var
@@ -159,7 +159,7 @@ class AgentEpisode(ContextEpisode):
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None
-        """The environment's error, which ended the episode."""
+        """The error of environment or policy that ended the episode."""
         self.last: StepResult | None = None
         """The environment's answer that ended the task, if one did."""
         self._environment, self._route, self._pass_through = environment, route, frozenset(pass_through)
@@ -244,8 +244,15 @@ class AgentEpisode(ContextEpisode):
             with in_episode(None), set_var(var_child_runnable_config, None):
                 yield
         except Exception as error:
-            self.cause = self.cause or error
-            raise EpisodeBroken(str(error)) from error
+            self.break_off(error)
+
+    def break_off(self, error: Exception) -> NoReturn:
+        """End the episode with this error as its cause, even if the graph catches errors."""
+        self.cause = self.cause or error
+        raise EpisodeBroken(str(error)) from error
+
+    def stop(self, error: RunStopped) -> None:
+        """Called with an error of the policy after which no episode can go on. In production the agent handles it."""
 
     # --- what happened ----------------------------------------------------------------------------------------------------
 

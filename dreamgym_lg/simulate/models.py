@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -15,7 +15,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.simulate.context import (
     Args,
     Handler,
@@ -111,7 +111,7 @@ def _answer(name: str) -> Handler:
         kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
         bound = normalise({key: value for key, value in kwargs.items() if key not in kept})
         episode.register_tools(bound.get("tools", ()))
-        bound = _bind_to(policy, bound)
+        bound = bind_to(policy, bound)
         if episode.task is not None and args:
             args = (_prompts(episode.task, model, args[0], whole="stream" in name), *args[1:])
         prompt = _system_prompt(model, args[0] if args else kwargs.get("messages", kwargs.get("input")))
@@ -160,14 +160,25 @@ def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
     return PolicyCall(episode, callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ())
 
 
+@contextlib.contextmanager
+def _outage_ends(episode: AgentEpisode, call: Call | None) -> Iterator[None]:
+    """An error of the policy after which no episode can go on ends this one, even if the agent catches it."""
+    try:
+        yield
+    except RunStopped as error:
+        if call is not None:
+            episode.stop(error)
+        raise
+
+
 def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with in_episode(_policy_call(episode, model)):
+    with _outage_ends(episode, call), in_episode(_policy_call(episode, model)):
         result = method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
 
 async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with in_episode(_policy_call(episode, model)):
+    with _outage_ends(episode, call), in_episode(_policy_call(episode, model)):
         result = await method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
@@ -184,9 +195,10 @@ def _finish_call(episode: AgentEpisode, call: Call | None, result: Any, kwargs: 
 def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        for chunk in iterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
-            chunks.append(chunk)
-            yield chunk
+        with _outage_ends(episode, call):
+            for chunk in iterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
+                chunks.append(chunk)
+                yield chunk
     finally:  # also if the reader stops early
         whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
@@ -196,9 +208,10 @@ def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwarg
 async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        async for chunk in aiterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
-            chunks.append(chunk)
-            yield chunk
+        with _outage_ends(episode, call):
+            async for chunk in aiterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
+                chunks.append(chunk)
+                yield chunk
     finally:
         whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
@@ -262,7 +275,7 @@ def check_provider_tools(model: BaseChatModel) -> None:
             )
 
 
-def _bind_to(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
+def bind_to(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `normalise` with tools in the form that the policy's `bind_tools` gives."""
     if not (tools := bound.get("tools")) or type(policy).bind_tools is BaseChatModel.bind_tools:
         return bound

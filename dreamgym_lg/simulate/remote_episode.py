@@ -36,9 +36,10 @@ from pydantic import PrivateAttr
 from dreamgym_lg import errors
 from dreamgym_lg.actions import is_answer, tool_schemas
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import EnvironmentFailed
+from dreamgym_lg.errors import EnvironmentFailed, RunStopped
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.agent import AgentState
+from dreamgym_lg.simulate.models import bind_to
 from dreamgym_lg.simulate.remote_messages import Message, read_error, read_message
 from dreamgym_lg.text import clean
 from dreamgym_lg.types import StepResult, Task
@@ -309,7 +310,8 @@ class RemoteEpisode:
         arguments: dict[str, Any] = {name: options[name] for name in ("tool_choice", "response_format") if name in options}
         if tools := tool_schemas(options.get("tools") or ()):  # drops tools that would run at the provider
             arguments["tools"] = tools
-        return [self._messages[item[0] if isinstance(item, tuple) else item] for item in sent], arguments
+        messages = [self._messages[item[0] if isinstance(item, tuple) else item] for item in sent]
+        return messages, bind_to(self._policy, arguments)
 
     async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
         (messages, arguments), policy = self._read_call(sent, options), self._policy
@@ -341,6 +343,8 @@ class RemoteEpisode:
         state: AgentState | None = message.get("state")
         if state is not None:
             state.setdefault("success", False)
+        if stopped := next((each for each in self._errors.values() if isinstance(each, RunStopped)), None):
+            return state, stopped  # also where the agent caught it
         return state, None if "ended" in message else read_error(message, self._errors)
 
     def contradiction(self, state: AgentState, *, verified: bool) -> EnvironmentFailed | None:

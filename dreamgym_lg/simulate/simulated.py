@@ -20,7 +20,7 @@ from langgraph.types import Command, Interrupt
 
 from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.rollout import episode_tracing
 from dreamgym_lg.simulate.allow import Allow
 from dreamgym_lg.simulate.context import (
@@ -112,6 +112,9 @@ class SimulatedEpisode(AgentEpisode):
     def twin(self, graph: Pregel) -> Pregel:
         return graph if self._environment is None else self._twins.twin(graph)
 
+    def stop(self, error: RunStopped) -> None:
+        self.break_off(error)
+
     def __enter__(self) -> "SimulatedEpisode":
         install_episode(guarded=self.guard is not None)
         if self.task is not None and self._environment is not None:
@@ -165,6 +168,7 @@ class SimulatedEpisode(AgentEpisode):
                 if isinstance(self.graph, Pregel):
                     for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
+                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
                 elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
                     run.add_chunk(self.graph.invoke(run.input, run.config, **kwargs))
@@ -183,6 +187,7 @@ class SimulatedEpisode(AgentEpisode):
                 if isinstance(self.graph, Pregel):
                     async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
                         run.add_chunk(chunk)
+                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
                 elif isinstance(self.graph, Runnable):
                     run.add_chunk(await self.graph.ainvoke(run.input, run.config, **kwargs))
@@ -286,6 +291,16 @@ class _Run:
             if not chunk:
                 return
         self.state = chunk
+
+    def check_resumable(self, graph: Pregel) -> None:
+        """Raise `ConfigurationError` for a graph that stops at interrupts or breakpoints and cannot go on."""
+        breakpoints = graph.interrupt_before_nodes or graph.interrupt_after_nodes
+        if not isinstance(graph.checkpointer, BaseCheckpointSaver) and (self._interrupts or breakpoints):
+            kind = "an interrupt" if self._interrupts else "a breakpoint"
+            raise ConfigurationError(
+                f"the graph stops at {kind} and has no checkpointer to go on from: give it one for training, "
+                "compile(checkpointer=InMemorySaver()); LangGraph's server brings its own"
+            )
 
     def may_be_paused(self, graph: Pregel) -> bool:
         """True if the graph may be at a breakpoint, which needs a checkpointer."""

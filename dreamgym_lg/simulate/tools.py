@@ -184,7 +184,8 @@ def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs)
             if attempt.step is not None:
                 attempt.step.answer = as_text(result)
             else:
-                _add_step(episode, attempt, as_text(result), valid=not _is_error(result))
+                refused = not attempt.ran and tool.handle_validation_error  # its text is the result of a call by code
+                _add_step(episode, attempt, as_text(result), valid=not refused and not _is_error(result))
             return result
 
         try:

@@ -361,7 +361,12 @@ class TokenTrainer:
             state: dict[str, Any] = torch.load(file, map_location=self.model.device, weights_only=True)
             for name, value in self._state().items():
                 value.data.copy_(state["weights"][name])
+            groups = self.optimizer.param_groups
+            options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
             self.optimizer.load_state_dict(state["optimizer"])
+            for group, own in zip(self.optimizer.param_groups, options, strict=True):  # options may differ since
+                group.pop("initial_lr", None)
+                group.update(own)
         except (RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
             kind = type(error).__name__
             raise ConfigurationError(f"{file} cannot be read ({kind}): delete it, and the training begins anew") from error

@@ -253,6 +253,11 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
     assert "book" in shown
 
 
+def test_a_file_may_have_a_dot_in_its_name(folder: Path) -> None:
+    (folder / "agent_v1.2.py").write_text("graph = ['the second']\n")
+    assert load_object("agent_v1.2.py:graph") == ["the second"]
+
+
 @pytest.mark.slow
 def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dreamgym_lg import user_code

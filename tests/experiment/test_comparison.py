@@ -314,10 +314,13 @@ def test_recorded_users_talk_with_both_versions(tmp_path: Path, scripted: Any) -
 
 
 @pytest.mark.parametrize("place", ["my_app.py", "package/my_app.py"])
-def test_two_checkouts_of_a_project_are_two_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+@pytest.mark.parametrize("checkouts", [("old", "new"), ("repository/old", "repository")], ids=["beside", "inside"])
+def test_two_checkouts_of_a_project_are_two_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, checkouts: tuple[str, str]
+) -> None:
     """As in CI, `old/my_app.py:graph new/my_app.py:graph`: each with the modules beside it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("old", "new", "old"):
+    for name in (*checkouts, checkouts[0]):
         file = tmp_path / name / place
         file.parent.mkdir(parents=True, exist_ok=True)
         if "/" in place:

@@ -24,11 +24,33 @@ from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.environment import EpisodeContext
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed, ServersUnavailable
 from dreamgym_lg.simulate import Call, SimulatedAgent, simulated, with_policy
 from dreamgym_lg.types import StepResult
 
 # --- who is trained -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_outage_of_the_policy_ends_the_episode_also_where_the_agent_catches_it(streamed: bool, tmp_path: Path) -> None:
+    """In production the agent handles it."""
+
+    class Away(ScriptedPolicy):
+        def _asked(self, messages: Any, kwargs: Any) -> None:
+            raise ServersUnavailable("nobody answers")
+
+    model = World(folder=tmp_path).model
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        try:
+            return {"messages": list(model.stream(state["messages"])) if streamed else model.invoke(state["messages"])}
+        except Exception as error:
+            return {"messages": [("ai", f"sorry: {error}")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    with pytest.raises(ServersUnavailable, match="nobody answers"):
+        dream(graph, Away())
+    assert with_policy(graph, Away()).invoke(ask())["messages"][-1].text == "sorry: nobody answers"
 
 
 def two_nodes(world: World) -> Any:

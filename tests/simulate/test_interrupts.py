@@ -86,6 +86,17 @@ async def test_breakpoints_are_passed(breakpoints: dict[str, Any], tmp_path: Pat
     assert names(again) == ["book", "pay"]
 
 
+@pytest.mark.parametrize("kind", ["interrupt", "breakpoint"])
+def test_a_graph_that_stops_and_has_no_checkpointer_to_go_on_from_is_refused(kind: str) -> None:
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", interrupt("really?") if kind == "interrupt" else "done")]}
+
+    options: dict[str, Any] = {"interrupt_before": ["node"]} if kind == "breakpoint" else {}
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile(**options)
+    with pytest.raises(ConfigurationError, match=f"stops at an? {kind} and has no checkpointer .*InMemorySaver"):
+        dream(graph, ScriptedPolicy())
+
+
 def test_breakpoints_of_a_subgraph_are_passed_and_none_lasts_for_ever(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     inner = create_agent(world.model, list(toolbox(world)[:2]), interrupt_before=["tools"])

@@ -69,6 +69,25 @@ def test_two_calls_of_one_id_are_both_answered(tmp_path: Path) -> None:
     assert len(episode.steps) == 2
 
 
+def test_wrong_arguments_that_a_tool_puts_into_words_are_an_invalid_call_by_code_too(tmp_path: Path) -> None:
+    @tool
+    def order(count: int) -> str:
+        """Order so many."""
+        raise AssertionError("it must not run")
+
+    order.handle_validation_error = True
+    model = World(folder=tmp_path).model
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        reply = model.bind_tools([order]).invoke(state["messages"])
+        text = order.invoke(reply.tool_calls[0]["args"])
+        return {"messages": [reply, ToolMessage(text, tool_call_id=reply.tool_calls[0]["id"])]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    episode, _ = dream(graph, Saying(says=[[("order", {"count": "many"})]]))
+    assert [(step.valid, "validation error" in step.next_observation) for step in episode.steps] == [(False, True)]
+
+
 # --- parallel calls -----------------------------------------------------------------------------------------------------------
 
 

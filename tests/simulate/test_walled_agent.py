@@ -27,7 +27,7 @@ from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed, ServersUnavailable
 from dreamgym_lg.hosted import Hosted, hosted_for
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -218,6 +218,39 @@ async def test_a_worker_cannot_ask_for_tools_that_run_at_the_provider() -> None:
     while episode.unanswered:
         await asyncio.sleep(0)
     assert given == [book]
+
+
+async def test_a_policy_gets_tools_in_its_own_form_behind_the_wall_too() -> None:
+    class Policy(ScriptedPolicy):
+        def bind_tools(self, tools: Any, *, tool_choice: Any = None, **_: Any) -> Any:
+            return self.bind(tools=[{"name": each["function"]["name"]} for each in tools], tool_choice={"type": tool_choice})
+
+        def _asked(self, messages: Any, kwargs: Any) -> None:
+            given.update(kwargs)
+
+    given = dict[str, Any]()
+    book = {"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}
+    episode = RemoteEpisode(lambda order: None, 1, Policy(), Answers())
+    message = json.dumps({"message": message_to_dict(HumanMessage("Hello"))})
+    options = {"tools": [book], "tool_choice": "required"}
+    episode.hear({"episode": 1, "ask": "policy", "number": 1, "args": [[[0, message]], None, options]})
+    while episode.unanswered:
+        await asyncio.sleep(0)
+    assert (given["tools"], given["tool_choice"]) == ([{"name": "book"}], {"type": "any"})
+
+
+async def test_an_outage_that_the_agent_caught_ends_its_episode() -> None:
+    class Away(ScriptedPolicy):
+        def _asked(self, messages: Any, kwargs: Any) -> None:
+            raise ServersUnavailable("nobody answers")
+
+    episode = RemoteEpisode(lambda order: None, 1, Away(), Answers())
+    message = json.dumps({"message": message_to_dict(HumanMessage("Hello"))})
+    episode.hear({"episode": 1, "ask": "policy", "number": 1, "args": [[[0, message]], None, {}]})
+    while episode.unanswered:
+        await asyncio.sleep(0)
+    episode.hear({"episode": 1, "ended": True, "state": {"steps": [], "success": False}})
+    assert isinstance(episode.result()[1], ServersUnavailable)
 
 
 async def test_an_outcome_that_the_world_has_not_given_is_a_failed_episode() -> None:

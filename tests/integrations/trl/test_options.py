@@ -68,6 +68,15 @@ def test_options_have_trls_names_and_defaults(tokenizer: PreTrainedTokenizerFast
     assert [first, *(learner.update(groups_of(model, i))["learning_rate"] for i in (1, 2))] == [0.0, 0.005, 0.01]
 
 
+def test_options_given_to_a_resumed_training_hold(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = model_of(tokenizer)
+    learner_of(model, tokenizer, tmp_path, learning_rate=0.1).update(groups_of(model, 0))
+    model = model_of(tokenizer)
+    again = learner_of(model, tokenizer, tmp_path, learning_rate=0.01, adam_beta1=0.5)
+    assert again.iteration == 1 and again.update(groups_of(model, 1))["learning_rate"] == 0.01
+    assert {(group["lr"], group["betas"][0]) for group in again._trainer.optimizer.param_groups} == {(0.01, 0.5)}
+
+
 # --- temperature ------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -126,7 +127,9 @@ def in_threads_async(world: World) -> Built:
     async def node(state: MessagesState) -> dict[str, Any]:
         loop, bound = asyncio.get_running_loop(), world.model.bind_tools([book])
         reply = await asyncio.to_thread(bound.invoke, state["messages"])
-        results = await asyncio.gather(*(loop.run_in_executor(None, book.invoke, call) for call in reply.tool_calls))
+        results = await asyncio.gather(
+            *(loop.run_in_executor(executor=None, func=partial(book.invoke, call)) for call in reply.tool_calls)
+        )
         last = await asyncio.create_task(bound.ainvoke([*state["messages"], reply, *results]))
         return {"messages": [reply, *results, last]}
 
