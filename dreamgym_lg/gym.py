@@ -322,7 +322,11 @@ def _with_held_out(
     Args: `proof`, as for `_split`.
     """
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
-    if len(training) < _FEW_TASKS or any(task.split != "train" for task in (*tasks, *traced)):
+    if any(task.split != "train" for task in (*tasks, *traced)):
+        return traced
+    if len(training) < _FEW_TASKS:
+        if sum(not task.drawn for task in tasks) >= _FEW_TASKS:
+            say("no task is held out, and nothing validates or proves a training: split_tasks(tasks) holds some out")
         return traced
     try:
         split = _split(training, proof)

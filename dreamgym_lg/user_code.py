@@ -131,7 +131,7 @@ def load_object(place: str, **arguments: object) -> object:
     if not source or not name:
         raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
     module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
-    top = sys.modules[module.__name__.partition(".")[0]]
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
     if folder := next(iter(getattr(top, "__path__", ())), getattr(top, "__file__", None)):
         _agent_packages.add(folder)
     if not hasattr(module, name):

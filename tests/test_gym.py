@@ -588,8 +588,9 @@ def test_the_proof_gets_nothing_where_too_little_would_be_left_to_train_on() -> 
     assert split == {"train": 9, "validation": 3}, "with a proof it would be half of them"
 
 
+@pytest.mark.parametrize("run", ["elsewhere/train", "elsewhere/prompts/ab12"])
 def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_are_left_alone(
-    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+    run: str, agent: Agent, buffer: ReplayBuffer, tmp_path: Path
 ) -> None:
     buffer.extend(map(recorded, range(9)))
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "few").tasks("validation")
@@ -597,9 +598,9 @@ def test_validation_tasks_of_ones_own_few_traces_and_a_training_that_has_begun_a
     buffer.extend(map(recorded, range(9, 20)))
     assert not gym_of(agent, buffer, tasks=[], out=begun.experiment.out).tasks("validation")
     said: list[str] = []
-    buffer.extend([replace(recorded(n), source="synthetic", run="elsewhere/train") for n in range(20)])
+    buffer.extend([replace(recorded(n), source="synthetic", run=run) for n in range(20)])
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "after", say=said.append).tasks("validation")
-    assert "no task is held out: " in said[0] and "the run 'elsewhere/train'" in said[0]
+    assert "no task is held out: " in said[0] and f"the run {run!r}" in said[0]
     buffer.add_tasks([Task(id="own", instruction="Book room R-99.", environment="traces", split="test")])
     assert not gym_of(agent, buffer, tasks=[], out=tmp_path / "own").tasks("validation")
 

@@ -61,7 +61,8 @@ class Compiled:
     def respond(self, episode: Episode) -> Answer | None:
         if (call := parse_call(episode.action)) is None:
             return None
-        answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments)
+        own = episode.own_traces
+        answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments, own=own)
         return None if answer is None else Answer(answer)
 
     def lookups(self, episode: Episode) -> list[Step]:
@@ -84,12 +85,15 @@ class Compiled:
         rules = json.loads((self.folder / "rules.json").read_text())
         return [schema for schema in rules["tools"] if rules["admitted"].get(schema["name"])]
 
-    def answer(self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any]) -> str | None:
+    def answer(
+        self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any], *, own: bool = True
+    ) -> str | None:
         """The answer to a call after these steps; None if it is unknown.
 
-        Args: `steps`, lists of tool, arguments and answer; an answer of None is computed by the world.
+        Args: `steps`, lists of tool, arguments and answer; an answer of None is computed by the world. `own`, False to leave
+            out the documents of the task's own traces.
         """
-        answer = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)])
+        answer = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)], own=own)
         if answer is not None and not isinstance(answer, str):
             raise self._lost(f"answered {tool} with {type(answer).__name__} instead of a text")
         return answer
@@ -104,12 +108,13 @@ class Compiled:
     def close(self) -> None:
         """End the process; the next request starts a new one."""
         if self._process is not None:
+            self._process = None
             self._end()
 
     def replay(self, trace: Trace) -> list[str | None]:
-        """The world's answer to each call of a trace, given after the recorded ones. Tools need not be admitted."""
-        answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
-        if not isinstance(answers, list) or len(answers) != len(trace.calls):
+        """The world's answer to each step of a trace, given after the recorded ones. Tools need not be admitted."""
+        answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.steps])
+        if not isinstance(answers, list) or len(answers) != len(trace.steps):
             raise self._lost("did not answer each call of a trace")
         return [answer if isinstance(answer, str) else None for answer in answers]
 

@@ -206,40 +206,50 @@ class Module:
         self.admitted: Mapping[str, bool] = json.loads((folder / "rules.json").read_text())["admitted"]
         self.documents, self.by_task = _documents(folder / "world.db")
 
-    def state(self, task: str) -> State:
-        """A new state; the task's own first documents come before those of others."""
-        return State(self.by_task.get(task, {}), self.documents)
+    def state(self, task: str, *, own: bool = True) -> State:
+        """A new state; the task's own first documents come before those of others. Args: `own`, False to leave these out."""
+        if own:
+            return State(self.by_task.get(task, {}), self.documents)
+        others = (documents for other, documents in self.by_task.items() if other != task)
+        return State({place: text for documents in others for place, text in documents.items()})
 
-    def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> str | None:
-        """The answer to a call after these steps; None if unknown or not admitted."""
-        state = self._after(task, steps)
+    def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]], own: bool = True) -> str | None:
+        """The answer to a call after these steps; None if unknown or not admitted. Args: `own`, as for `state`."""
+        state = self.state(task, own=own)
+        self._take(steps, state)
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
     def replay(self, steps: Steps) -> list[str | None]:
-        """The module's answer to each recorded call, given after the recorded ones before it."""
-        state = State(self.documents)
-        return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
+        """The module's answer to each recorded call (`replayed`)."""
+        return replayed(self.source, State(self.documents), steps)
 
     def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
-        """`"tool arguments"` -> document that the steps changed; None for an unknown one."""
-        return {f"{tool} {key}": text for (tool, key), text in self._after(task, steps).changes.items()}
+        """`"tool arguments"` -> document that the steps changed; None for an unknown one.
+
+        If the module cannot compute a step, there is an unknown one, "".
+        """
+        is_known = self._take(steps, state := self.state(task))
+        unknown = {} if is_known else {"": None}
+        return unknown | {f"{tool} {key}": text for (tool, key), text in state.changes.items()}
 
     def lookups(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
         """[tool, arguments, answer] of look-ups of the entities in a call, before that call."""
-        state, looks = self._after(task, steps), list[list[Any]]()
+        state, looks = self.state(task), list[list[Any]]()
+        self._take(steps, state)
         for tool, key in state.about(call[1]):
             answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None
             looks += [] if answer is None else [[tool, json.loads(key), answer]]
         return looks
 
-    def _after(self, task: str, steps: Steps) -> State:
-        state = self.state(task)
+    def _take(self, steps: Steps, state: State) -> bool:
+        """Apply these steps to a state. False if a step without an answer gets none from the module."""
+        is_known = True
         for tool, arguments, answer in steps:
             if answer is None:
-                answer = answer_of(self.source, state, tool, arguments)
+                is_known &= answer_of(self.source, state, tool, arguments) is not None
             else:
                 follow(self.source, state, tool, arguments, answer)
-        return state
+        return is_known
 
 
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | None:
@@ -249,6 +259,17 @@ def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[st
         return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
     except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
+
+
+def replayed(source: ModuleType, state: State, steps: Steps) -> list[str | None]:
+    """The module's answer to each recorded call, after the recorded ones before it.
+
+    A step without an answer is a call that the tool refused: it changes nothing.
+    """
+    return [
+        answer_of(source, state.copy(), tool, arguments) if answer is None else follow(source, state, tool, arguments, answer)
+        for tool, arguments, answer in steps
+    ]
 
 
 def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:

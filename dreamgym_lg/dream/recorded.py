@@ -28,7 +28,7 @@ class Recorded:
 
     * A reading call repeated without a writing call in between gets the same answer as before in the episode.
     * Traces of the same task come first, then those of the same world. If recordings disagree, more than half must agree.
-    * A look-up of an unknown thing gets the answer of most such look-ups, usually an error.
+    * A look-up of an unknown thing gets the answer that most different unknown things got, usually an error.
 
     It answers no text agent. Args: `traces`, a replay buffer or its `TraceIndex`, which tells which tools write.
     """
@@ -76,7 +76,8 @@ class Recorded:
         """The usual answer to a look-up of an unknown thing."""
         task = episode.task
         before = " ".join([task.instruction, first_observation(task), *(step.next_observation for step in episode.steps)])
-        miss = None if self.index.writes(call.tool) else self.index.miss(task.environment, call, before)
+        without = "" if episode.own_traces else task.id
+        miss = None if self.index.writes(call.tool) else self.index.miss(task.environment, call, before, without=without)
         return None if miss is None else Answer(*miss)
 
 

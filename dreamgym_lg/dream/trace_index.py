@@ -21,7 +21,7 @@ from dreamgym_lg.types import Step, Task, Trajectory
 FREE_TEXT_WORDS = 4
 """Least number of words of an argument that counts as free text, if it does not occur earlier in the episode."""
 MISSES = 4
-"""Least number of tasks whose look-ups of unknown things got the same answer, for others to get it too."""
+"""Least number of unknown things whose look-ups got the same answer, for others to get it too."""
 
 
 class Call(NamedTuple):
@@ -50,7 +50,7 @@ class Success(NamedTuple):
     effects: Effects
     """Sorted by tool; calls of one tool in their order."""
     calls: tuple[str, ...]
-    """Actions of the writing calls, in order."""
+    """Actions of the valid writing calls, in order."""
     message: str
     """The action that ended it."""
     facts: frozenset[str]
@@ -90,8 +90,8 @@ class TraceIndex:
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task id; by environment and instruction; and by these and the system message."""
-        self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[str]]] = {}
-        """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> task ids."""
+        self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[tuple[str, ...]]]] = {}
+        """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> (task, values)."""
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
@@ -145,7 +145,7 @@ class TraceIndex:
                 votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
             if scopes and (unnamed := unnamed_values(call, before)) and not self.writes(call.tool):
                 forms = self.misses.setdefault((task.environment, call.tool, tuple(unnamed)), {})
-                forms.setdefault((_form(step.next_observation, unnamed), step.valid), set()).add(task.id)
+                forms.setdefault((_form(step.next_observation, unnamed), step.valid), set()).add((task.id, *unnamed.values()))
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
         if trajectory.success and trajectory.steps:
@@ -164,14 +164,18 @@ class TraceIndex:
         # a plain number such as 88 is a fact only if a look-up returned it: otherwise it may be a count
         looked_up = numbers(*(step.next_observation for step, writes in calls if not writes)) - numbers(*before)
         stated = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
-        return Success(task.id, unordered(effects), tuple(step.action for step in writing), last, stated, turns)
+        return Success(task.id, unordered(effects), tuple(step.action for step in writing if step.valid), last, stated, turns)
 
-    def miss(self, environment: str, call: Call, before: str) -> tuple[str, bool] | None:
-        """(answer, valid) of most recorded look-ups of unknown things; None without enough of them (`MISSES`)."""
+    def miss(self, environment: str, call: Call, before: str, *, without: str = "") -> tuple[str, bool] | None:
+        """(answer, valid) of look-ups of most unknown things; None without enough of them (`MISSES`).
+
+        Args: `without`, the id of a task whose traces do not count.
+        """
         unnamed = unnamed_values(call, before)
-        forms = self.misses.get((environment, call.tool, tuple(unnamed)), {})
-        (form, valid), tasks = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set[str]()))
-        if len(tasks) < MISSES or 2 * len(tasks) <= sum(map(len, forms.values())):
+        recorded = self.misses.get((environment, call.tool, tuple(unnamed)), {})
+        forms = {form: {each[1:] for each in things if each[0] != without} for form, things in recorded.items()}
+        (form, valid), values = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set()))
+        if len(values) < MISSES or 2 * len(values) <= sum(map(len, forms.values())):
             return None
         for name, value in unnamed.items():
             form = form.replace(_place(name), value)

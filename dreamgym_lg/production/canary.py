@@ -186,7 +186,7 @@ class _Canary:
 
 
 def _may_be_at_breakpoint(graph: Pregel) -> bool:
-    """True where `interrupt_before` and `interrupt_after` can stop a run: they raise nothing that a listener hears."""
+    """True where breakpoints can stop a run. They raise nothing that a listener hears."""
     return isinstance(graph.checkpointer, BaseCheckpointSaver)
 
 

@@ -163,13 +163,15 @@ def _hold_out(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
 def _check_untrained(connection: sqlite3.Connection, task_id: str, split: str) -> None:
     """Raise `ConfigurationError` for a train task that a run was trained on. It cannot be held out any more.
 
-    A training in the dream or in reality leaves episodes of the task (run `train`), the others a stage's metrics.
+    A training in the dream or in reality leaves episodes of the task (run `train`, of prompts `prompts/...`), the others a
+    stage's metrics.
     """
     train = connection.execute("SELECT 1 FROM tasks WHERE id = ? AND split = 'train'", (task_id,)).fetchone()
     if not train:
         return
     run = connection.execute(
-        "SELECT run FROM trajectories WHERE task_id = ? AND source != 'offline' AND (run = 'train' OR run LIKE '%/train')"
+        "SELECT run FROM trajectories WHERE task_id = ? AND source != 'offline' AND (run = 'train' OR run LIKE '%/train'"
+        " OR run LIKE 'prompts/%' OR run LIKE '%/prompts/%')"
         " UNION SELECT run FROM metrics WHERE (run LIKE '%stage/base%' OR run LIKE '%stage/experience%')"
         " AND EXISTS (SELECT 1 FROM trajectories WHERE task_id = ? AND source = 'offline')",
         (task_id, task_id),

@@ -162,7 +162,7 @@ def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
 
 @contextlib.contextmanager
 def _outage_ends(episode: AgentEpisode, call: Call | None) -> Iterator[None]:
-    """An error of the policy after which no episode can go on ends this one, even if the agent catches it."""
+    """A `RunStopped` of the policy ends the episode, even if the agent catches it."""
     try:
         yield
     except RunStopped as error:

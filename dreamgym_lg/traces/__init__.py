@@ -119,7 +119,7 @@ class Traces(Iterable[Trajectory]):
         unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
         for conversation in self._read():
             if isinstance(conversation, Conversation):
-                unknown.discard(conversation.id)
+                unknown -= {conversation.id, conversation.thread}
                 feedback |= {*(conversation.fields.get("feedback") or {})}
                 tools |= {str(tool["function"]["name"]): tool for tool in conversation.tools}
                 for name in () if conversation.tools else called_tools(conversation.messages):
@@ -170,8 +170,8 @@ class Traces(Iterable[Trajectory]):
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):
             reward = self._asked(self._reward, conversation)
-        elif self._reward is not None and conversation.id in self._reward:
-            reward = self._reward[conversation.id]
+        elif keys := [each for each in (conversation.id, conversation.thread) if each in (self._reward or {})]:
+            reward = (self._reward or {})[keys[0]]
         else:
             return verdict(conversation.fields, self._range, self._key)
         try:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -67,10 +68,12 @@ def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
     """
     with path.open("rb") as plain:
         start = plain.read(6)
-    opened = next((way for magic, way in _COMPRESSED.items() if start.startswith(magic)), open)
+    opened = next((way for magic, way in _COMPRESSED.items() if start.startswith(magic)), None)
     try:
-        yield from _rows(opened, path)
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        yield from _rows(opened or open, path)
+    except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
+        if opened is None:
+            raise
         raise ConfigurationError(f"{path} cannot be decompressed ({error}): give it undamaged, or unpacked") from error
 
 

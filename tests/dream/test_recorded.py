@@ -75,6 +75,23 @@ def test_a_look_up_of_what_nobody_named_is_answered_as_most_such_look_ups_were(b
     assert desk.decided(other, look_up("D9"))[0][1] == "model", "half of them found something"
 
 
+def test_a_popular_look_up_answers_no_other_one(buffer: ReplayBuffer, desk: Desk) -> None:
+    popular, other = (render_call("get_policy", {"topic": topic}) for topic in ("refunds", "warranty"))
+    for number in range(MISSES + 1):
+        buffer.add(trace(order_task(f"t{number}"), (popular, "refunds: within 30 days"), DONE))
+    assert desk.decided(order_task("other"), other)[0][1] == "model"
+
+
+def test_what_is_measured_does_not_vote_on_unknown_things(buffer: ReplayBuffer) -> None:
+    for number in range(MISSES):
+        look_up = render_call("get_order", {"order_id": f"B{number}"})
+        buffer.add(trace(order_task(f"t{number}"), (look_up, "no such order", False), DONE))
+    episode = Episode(task=order_task("t0"), action=render_call("get_order", {"order_id": "D8"}))
+    recorded = Recorded(Index(buffer))
+    assert recorded.respond(episode).observation == "no such order"  # type: ignore[union-attr]
+    assert recorded.respond(replace(episode, own_traces=False)) is None
+
+
 def test_an_error_is_answered_as_the_error_that_it_was(buffer: ReplayBuffer, desk: Desk) -> None:
     buffer.add(trace(order_task(), (REFUND, "Error: try later", False), (ORDER, PAID), DONE))
     failed, after = desk.play(order_task("t2"), REFUND, ORDER)

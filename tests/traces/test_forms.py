@@ -690,9 +690,11 @@ def test_compressed_files_are_read(pack: Any, write: Any) -> None:
     for text in (json.dumps(rows), json.dumps(rows, indent=1), "\n".join(map(json.dumps, rows))):
         path = write(pack(text.encode()))
         assert len(list(load_traces(path))) == 1
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ConfigurationError, match="cannot be decompressed"):
-        list(load_traces(path))
+    packed = path.read_bytes()
+    for damaged in (packed[:-20], packed[:40] + bytes(20) + packed[60:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match="cannot be decompressed"):
+            list(load_traces(path))
 
 
 def test_an_element_of_a_line_is_named_by_its_number(write: Any) -> None:

@@ -124,6 +124,8 @@ def test_rewards_are_given_by_the_ids_of_rows(write) -> None:
     assert [each.reward for each in load_traces(path, reward={"a": 0.25})] == [0.25, 0.5, 0.0]
     with pytest.raises(ConfigurationError, match="1 ids of no conversation in .*, e.g. 'c'"):
         load_traces(path, reward={"a": 1, "c": 1})
+    path = write(GOOD | {"id": "a", "thread_id": "t"}, GOOD | {"thread_id": "u"})
+    assert [each.reward for each in load_traces(path, reward={"t": 0.5, "u": 0.25, "a": 0.75})] == [0.75, 0.25]
 
 
 def test_a_reward_is_asked_for_once_an_episode(played, write) -> None:
