@@ -215,7 +215,7 @@ class Workspace:
                 self.keep_record(f"stage/{name}", {"seconds": time.perf_counter() - start_time})
 
     def seconds(self, name: str) -> float | None:
-        """Wall seconds of a finished stage in the process that ended it; None for one that has not ended."""
+        """Wall seconds of a finished stage's last process; None for an unfinished one."""
         return self.record(f"stage/{name}").get("seconds")
 
     # --- tasks, models, episodes -------------------------------------------------------------------------------------------
