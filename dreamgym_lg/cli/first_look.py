@@ -223,8 +223,8 @@ def init(
     """Write a commented train.py for your agent.
 
     It names the traces, the tools that write, and held-out tasks, and has stubs of the reset and check of the real system."""
-    options = {"isolation": isolation, "pass_through": pass_through, "simulate_nodes": simulate_node}
-    options = {name: value for name, value in options.items() if value}
+    chosen = {"isolation": isolation, "pass_through": pass_through, "simulate_nodes": simulate_node}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
     with errors_shown():
         if to.exists():
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")
