@@ -16,12 +16,13 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.episode import check_names
+from dreamgym_lg.simulate.episode import NO_CHECKPOINTER, check_names
 from dreamgym_lg.simulate.object_graph import (
     body,
     code_names,
@@ -183,6 +184,7 @@ def _tool_parts(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> It
 
 
 def _graph_parts(graphs: Sequence[Pregel]) -> Iterator[Part]:
+    goes_on = any(isinstance(each.checkpointer, BaseCheckpointSaver) for each in graphs)
     for i, each in enumerate(graphs):
         name = each.get_name()
         if i:
@@ -192,7 +194,8 @@ def _graph_parts(graphs: Sequence[Pregel]) -> Iterator[Part]:
                 yield Part(kind, f"{type(kept).__name__} of {name}", "replaced")
         for when in ("before", "after"):
             if nodes := getattr(each, f"interrupt_{when}_nodes", ()):
-                yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
+                name = f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}"
+                yield Part("interrupt", name, *(("answered",) if goes_on else ("not simulated", NO_CHECKPOINTER)))
 
 
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:

@@ -93,6 +93,12 @@ def check_context(graph: object, context: object) -> None:
         )
 
 
+NO_CHECKPOINTER = (
+    "the graph has no checkpointer to go on from: give it one for training, compile(checkpointer=InMemorySaver()); LangGraph's "
+    "server brings its own"
+)
+
+
 def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
     """Raise `ConfigurationError` for names in `route` and `pass_through` that the graph lacks.
 

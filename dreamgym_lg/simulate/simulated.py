@@ -46,7 +46,7 @@ from dreamgym_lg.simulate.conversation import (
     next_input,
     question,
 )
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, PendingStep, check_names
+from dreamgym_lg.simulate.episode import NO_CHECKPOINTER, AgentEpisode, EpisodeOptions, PendingStep, check_names
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
@@ -297,10 +297,7 @@ class _Run:
         breakpoints = graph.interrupt_before_nodes or graph.interrupt_after_nodes
         if not isinstance(graph.checkpointer, BaseCheckpointSaver) and (self._interrupts or breakpoints):
             kind = "an interrupt" if self._interrupts else "a breakpoint"
-            raise ConfigurationError(
-                f"the graph stops at {kind} and has no checkpointer to go on from: give it one for training, "
-                "compile(checkpointer=InMemorySaver()); LangGraph's server brings its own"
-            )
+            raise ConfigurationError(f"the graph stops at {kind}, and {NO_CHECKPOINTER}")
 
     def may_be_paused(self, graph: Pregel) -> bool:
         """True if the graph may be at a breakpoint, which needs a checkpointer."""

@@ -17,7 +17,7 @@ from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import SimulatedAgent, call_order, simulated
+from dreamgym_lg.simulate import SimulatedAgent, call_order, examine, simulated
 
 
 def reviewed(world: World) -> Any:
@@ -93,8 +93,9 @@ def test_a_graph_that_stops_and_has_no_checkpointer_to_go_on_from_is_refused(kin
 
     options: dict[str, Any] = {"interrupt_before": ["node"]} if kind == "breakpoint" else {}
     graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile(**options)
-    with pytest.raises(ConfigurationError, match=f"stops at an? {kind} and has no checkpointer .*InMemorySaver"):
+    with pytest.raises(ConfigurationError, match=f"stops at an? {kind}, and the graph has no checkpointer .*InMemorySaver"):
         dream(graph, ScriptedPolicy())
+    assert [part.kind for part in examine(graph).refused] == ["interrupt"] * (kind == "breakpoint")
 
 
 def test_breakpoints_of_a_subgraph_are_passed_and_none_lasts_for_ever(tmp_path: Path) -> None:
