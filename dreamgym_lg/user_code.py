@@ -188,7 +188,8 @@ def _forget_modules_of_others(root: Path) -> None:
     for name, module in list(sys.modules.items()):
         file, top = getattr(module, "__file__", None) or "", root / name.partition(".")[0]
         owner = next((each for each in roots if file.startswith(f"{each}{os.sep}")), root)
-        if owner != root and not of_library(file) and (top.is_dir() or top.with_suffix(".py").is_file()):
+        is_own = file.startswith((f"{top}.", f"{top}{os.sep}"))  # this root would find the same
+        if owner != root and not is_own and not of_library(file) and (top.is_dir() or top.with_suffix(".py").is_file()):
             del sys.modules[name]
     _roots.add(root)
 

@@ -36,9 +36,9 @@ ASSISTED = ", assisted by the world's rules"
 _DRAWS = 4000
 NOTE = """\
 Real success on held-out tasks. Of several seeds: the mean, with the 95 % interval of a bootstrap over seeds and over the tasks
-of each (of two or three seeds it is too narrow). Of one seed: Wilson's interval of that policy, which says nothing of other
-seeds. Real steps are those of training; so are minutes, those of the last process where a training was resumed. p: McNemar's
-exact test of the tasks that only one of both solves, seed by seed.
+of each (of two or three seeds it is too narrow; Wilson's where all tasks end alike). Of one seed: Wilson's interval of that
+policy, which says nothing of other seeds. Real steps are those of training; so are minutes, those of the last process where a
+training was resumed. p: McNemar's exact test of the tasks that only one of both solves, seed by seed.
 """
 
 

@@ -250,7 +250,7 @@ def train(
     settings |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
     with _opened(world, seed=seed, out=out, report_to=report_to, **settings) as work:
         options: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
-        options |= {"learner": learner} if learner else {}
+        options |= {name: value for name, value in settings.items() if value is not None and name != "model"}
         if policy:
             place_of_training(policy, learner)  # report a wrong policy now, not after the other stages
         work.start_policy = policy or work.start_policy

@@ -20,7 +20,7 @@ from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.recordings import Documents, Recordings, Trace
 from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
-from dreamgym_lg.compiled.runtime import State, replayed
+from dreamgym_lg.compiled.runtime import State, follow
 from dreamgym_lg.compiled.source import write_rules, write_source
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.files import whole_folder
@@ -109,7 +109,7 @@ def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgres
         documents = _all_documents(rest)
         for trace in held_out:
             state = State(documents)
-            replay.add(trace, replayed(source, state, trace.steps))
+            replay.add(trace, [follow(source, state, *call) for call in trace.calls])
         advance()
 
 

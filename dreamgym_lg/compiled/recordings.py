@@ -13,14 +13,12 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, names_in, naming, parsed, values_in
-from dreamgym_lg.dream.parts import Episode
-from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, names_in, naming, only_argument, parsed, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
 from dreamgym_lg.tasks import find_tool_uses, schemas
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Step
 
 FOLDS = 5
 RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "KEEPS", "Any", "str", "sorted"})
@@ -45,27 +43,12 @@ class Trace(NamedTuple):
     task: str
     calls: Sequence[tuple[str, Mapping[str, Any], str]]
     """Tool, arguments, answer."""
-    refused: Sequence[tuple[int, str, Mapping[str, Any]]] = ()
-    """Number of calls before it, tool, arguments: calls that the tool itself refused."""
 
-    @classmethod
-    def of(cls, task: Task, steps: Sequence[Step], schemas: Schemas) -> "Trace":
-        """The trace of a recorded episode. Calls that the schemas refuse reach no tool."""
-        calls, refused = list[tuple[str, Mapping[str, Any], str]](), list[tuple[int, str, Mapping[str, Any]]]()
-        for step in steps:
-            if (call := parse_call(step.action)) is not None and step.valid:
-                calls.append((call.name, call.arguments, step.next_observation))
-            elif call is not None and schemas.respond(Episode(task=task, action=step.action)) is None:
-                refused.append((len(calls), call.name, call.arguments))
-        return cls(task.id, calls, refused)
 
-    @property
-    def steps(self) -> list[tuple[str, Mapping[str, Any], str | None]]:
-        """The calls and, with an answer of None, the refused ones."""
-        steps = list[tuple[str, Mapping[str, Any], str | None]](self.calls)
-        for number, tool, arguments in reversed(self.refused):
-            steps.insert(number, (tool, arguments, None))
-        return steps
+def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    for step in steps:
+        if step.valid and (call := parse_call(step.action)) is not None:
+            yield call.name, call.arguments, step.next_observation
 
 
 @dataclass(frozen=True)
@@ -84,7 +67,7 @@ class Recordings:
         """The real episodes of a buffer's train tasks. Raises `ConfigurationError` if no called tool is known to only read."""
         recorded = replay_buffer.real_trajectories(split="train")
         chosen = [each for each in recorded if environment in (None, each.task.environment)]
-        traces = [Trace.of(each.task, each.steps, Schemas(tools)) for each in chosen]
+        traces = [Trace(each.task.id, list(_calls(each.steps))) for each in chosen]
         called = {tool for trace in traces for tool, _, _ in trace.calls}
         # Tool names become function names in `world.py`: a trace must not inject code.
         for tool in sorted(called):
@@ -132,9 +115,11 @@ class Recordings:
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
     @cached_property
-    def _places(self) -> frozenset[tuple[str, str]]:
-        """Each recorded look-up: tool, and arguments in JSON."""
-        return frozenset((tool, key_of(args)) for trace in self.traces for tool, args, _ in trace.calls if tool in self.reads)
+    def _looked_up(self) -> frozenset[str]:
+        """The values, in JSON, that were a look-up's only argument."""
+        return frozenset(
+            only_argument(key_of(args)) for trace in self.traces for tool, args, _ in trace.calls if tool in self.reads
+        )
 
     @cached_property
     def common_values(self) -> frozenset[Hashable]:
@@ -159,7 +144,7 @@ class Recordings:
         for tool, arguments, answer in trace.calls:
             if tool in self.writes:
                 values = [each for each in values_in(dict(arguments)) if not isinstance(each, str) or is_name(each)]
-                written |= names_in(values, self._places)
+                written |= names_in(values, self._looked_up)
                 spread_tools |= {*self.spreads.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
@@ -191,7 +176,7 @@ class Recordings:
             read, writes_since = Documents(), dict[tuple[str, str], list[str]]()
             for call in trace:
                 if call.tool in self.writes:
-                    names = names_in(values_in(dict(call.arguments)), self._places)
+                    names = names_in(values_in(dict(call.arguments)), self._looked_up)
                     places = naming(read, names, is_common)
                     for place in (*places, *linked_to(places, read, is_common)):
                         writes_since.setdefault(place, []).append(call.tool)

@@ -71,21 +71,19 @@ class Replay:
         self.tools: dict[str, ToolReplay] = {}
 
     def add(self, trace: Trace, answers: Sequence[str | None]) -> None:
-        """Count a world's answers to the steps of a trace; None is a refusal."""
+        """Count a world's answers to the calls of a trace; None is a refusal."""
         looked_up = set[str]()
-        for (tool, arguments, recorded), answer in zip(trace.steps, answers, strict=True):
+        for (tool, arguments, recorded), answer in zip(trace.calls, answers, strict=True):
             call_key = {canonical([tool, dict(arguments)])}
             named = {*ids_in(arguments, self.ids[tool]).values()} if tool in self.writes else call_key
             each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
-            if recorded is None and answer is None:
-                continue  # refused by both
             each.exact += answer == recorded
             each.refused += answer is None
             each.unknowable += answer is None and not named <= looked_up
             each.wrong += answer not in (None, recorded)
             if answer not in (None, recorded) and not each.difference:
                 call = f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}"
-                each.difference = f"{call}: the world answers {answer!r}, and the trace {recorded or 'an error'!r}"
+                each.difference = f"{call}: the world answers {answer!r}, and the trace {recorded!r}"
             if tool not in self.writes:
                 looked_up |= {*call_key, *map(canonical, arguments.values())}
 

@@ -98,9 +98,9 @@ class Compiled:
             raise self._lost(f"answered {tool} with {type(answer).__name__} instead of a text")
         return answer
 
-    def changes(self, task: str, steps: list[list[Any]]) -> dict[str, str | None]:
-        """Reading call -> document, for all that these steps change; None if unknown."""
-        changes = self._ask("changes", task=task, steps=steps)
+    def changes(self, task: str, steps: list[list[Any]], *, own: bool = True) -> dict[str, str | None]:
+        """Reading call -> document, for all that these steps change; None if unknown. Args: `own`, as for `answer`."""
+        changes = self._ask("changes", task=task, steps=steps, own=own)
         if not isinstance(changes, dict):
             raise self._lost(f"returned its changed documents as {type(changes).__name__} instead of an object")
         return changes
@@ -112,9 +112,9 @@ class Compiled:
             self._end()
 
     def replay(self, trace: Trace) -> list[str | None]:
-        """The world's answer to each step of a trace, given after the recorded ones. Tools need not be admitted."""
-        answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.steps])
-        if not isinstance(answers, list) or len(answers) != len(trace.steps):
+        """The world's answer to each call of a trace, given after the recorded ones. Tools need not be admitted."""
+        answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
+        if not isinstance(answers, list) or len(answers) != len(trace.calls):
             raise self._lost("did not answer each call of a trace")
         return [answer if isinstance(answer, str) else None for answer in answers]
 
@@ -196,13 +196,13 @@ class EndState:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
-        references = self.references.of_episode(episode)
-        changes = self.world.changes(episode.task.id, steps_of(episode)) if references else {"": None}
+        references, own = self.references.of_episode(episode), episode.own_traces
+        changes = self.world.changes(episode.task.id, steps_of(episode), own=own) if references else {"": None}
         if None in changes.values():
             return None
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
-            expected = self.world.changes(episode.task.id, _drawn(episode) + calls)
+            expected = self.world.changes(episode.task.id, _drawn(episode) + calls, own=own)
             if None in expected.values() or not (expected or changes):
                 return None
             if expected == changes:

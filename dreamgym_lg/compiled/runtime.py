@@ -10,7 +10,7 @@ import resource
 import sqlite3
 import sys
 from calendar import monthrange
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
@@ -107,8 +107,9 @@ class State:
         documents that those refer to, such as the customer of an order.
         """
         stored = self._known
-        is_common = common_in(stored)
-        places = naming(stored, names_in(values, stored), is_common)
+        is_common, has_number = common_in(stored), any(type(value) is int for value in values)
+        looked_up = {only_argument(key) for _, key in stored} if has_number else ()
+        places = naming(stored, names_in(values, looked_up), is_common)
         for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
             if place[0] not in keep:
                 self._changed[place] = None
@@ -150,11 +151,19 @@ def contains(document: str, name: str) -> bool:
     return re.search(rf"(?<![^\[:, ]){re.escape(name)}(?![^,\]}}])", document) is not None
 
 
-def names_in(values: Sequence[Any], places: Iterable[tuple[str, str]]) -> set[str]:
-    """Possible ids among the values, in JSON: texts, and whole numbers in documents' arguments."""
+def only_argument(key: str) -> str:
+    """The value, in JSON, of the only argument of a reading call; "" for several or none. Args: `key`, of `key_of`."""
+    values = list(json.loads(key).values())
+    return json.dumps(values[0]) if len(values) == 1 else ""
+
+
+def names_in(values: Sequence[Any], looked_up: Collection[str]) -> set[str]:
+    """Possible ids among the values, in JSON: texts, and whole numbers among `looked_up`.
+
+    Args: `looked_up`, values that are the only argument of a reading call. Others, such as a page, are counts.
+    """
     texts = {json.dumps(value) for value in values if isinstance(value, str) and value}
-    numbers = {json.dumps(value) for value in values if isinstance(value, int) and not isinstance(value, bool)}
-    return texts | {number for number in numbers if any(contains(key, number) for _, key in places)}
+    return texts | {json.dumps(value) for value in values if type(value) is int}.intersection(looked_up)
 
 
 def naming(
@@ -162,14 +171,14 @@ def naming(
 ) -> list[tuple[str, str]]:
     """The documents that have one of these values, in JSON, in arguments or content.
 
-    Common values do not count, but for numbers in arguments: cart 1 is the cart that is looked up by 1.
+    Common values do not count, but for numbers that are the only argument: 1 names the cart that is looked up by 1.
     """
-    rare = {name for name in names if not is_common(name)}
-    keys = rare | {name for name in names if name[0] != '"'}
+    rare, numbers = {name for name in names if not is_common(name)}, {name for name in names if name[0] != '"'}
     return [
         place
         for place, text in documents.items()
-        if any(contains(place[1], name) for name in keys) or any(contains(text, name) for name in rare)
+        if any(contains(place[1], name) or contains(text, name) for name in rare)
+        or (numbers and only_argument(place[1]) in numbers)
     ]
 
 
@@ -210,8 +219,7 @@ class Module:
         """A new state; the task's own first documents come before those of others. Args: `own`, False to leave these out."""
         if own:
             return State(self.by_task.get(task, {}), self.documents)
-        others = (documents for other, documents in self.by_task.items() if other != task)
-        return State({place: text for documents in others for place, text in documents.items()})
+        return State(*(documents for other, documents in reversed(self.by_task.items()) if other != task))  # the newest first
 
     def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]], own: bool = True) -> str | None:
         """The answer to a call after these steps; None if unknown or not admitted. Args: `own`, as for `state`."""
@@ -220,15 +228,16 @@ class Module:
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
     def replay(self, steps: Steps) -> list[str | None]:
-        """The module's answer to each recorded call (`replayed`)."""
-        return replayed(self.source, State(self.documents), steps)
+        """The module's answer to each recorded call, given after the recorded ones before it."""
+        state = State(self.documents)
+        return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
 
-    def changes(self, task: str, steps: Steps) -> dict[str, str | None]:
+    def changes(self, task: str, steps: Steps, own: bool = True) -> dict[str, str | None]:
         """`"tool arguments"` -> document that the steps changed; None for an unknown one.
 
-        If the module cannot compute a step, there is an unknown one, "".
+        If the module cannot compute a step, there is an unknown one, "". Args: `own`, as for `state`.
         """
-        is_known = self._take(steps, state := self.state(task))
+        is_known = self._take(steps, state := self.state(task, own=own))
         unknown = {} if is_known else {"": None}
         return unknown | {f"{tool} {key}": text for (tool, key), text in state.changes.items()}
 
@@ -259,17 +268,6 @@ def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[st
         return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
     except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
-
-
-def replayed(source: ModuleType, state: State, steps: Steps) -> list[str | None]:
-    """The module's answer to each recorded call, after the recorded ones before it.
-
-    A step without an answer is a call that the tool refused: it changes nothing.
-    """
-    return [
-        answer_of(source, state.copy(), tool, arguments) if answer is None else follow(source, state, tool, arguments, answer)
-        for tool, arguments, answer in steps
-    ]
 
 
 def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:

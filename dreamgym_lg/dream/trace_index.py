@@ -21,7 +21,7 @@ from dreamgym_lg.types import Step, Task, Trajectory
 FREE_TEXT_WORDS = 4
 """Least number of words of an argument that counts as free text, if it does not occur earlier in the episode."""
 MISSES = 4
-"""Least number of unknown things whose look-ups got the same answer, for others to get it too."""
+"""Least number of unknown things, and of tasks, whose look-ups got the same answer, for others to get it too."""
 
 
 class Call(NamedTuple):
@@ -175,7 +175,8 @@ class TraceIndex:
         recorded = self.misses.get((environment, call.tool, tuple(unnamed)), {})
         forms = {form: {each[1:] for each in things if each[0] != without} for form, things in recorded.items()}
         (form, valid), values = max(forms.items(), key=lambda each: len(each[1]), default=(("", True), set()))
-        if len(values) < MISSES or 2 * len(values) <= sum(map(len, forms.values())):
+        tasks = {task for task, *_ in recorded.get((form, valid), ())} - {without}
+        if min(len(values), len(tasks)) < MISSES or 2 * len(values) <= sum(map(len, forms.values())):
             return None
         for name, value in unnamed.items():
             form = form.replace(_place(name), value)

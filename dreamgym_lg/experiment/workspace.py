@@ -159,9 +159,16 @@ class Workspace:
 
         So the same script goes on, which gives them to `train` after other stages.
         """
-        if (self.out / "training.db").exists() and (stored := read_settings(self.out)):
-            names = stored.keys() & self.record(TRAIN_SETTINGS)
-            self.settings = replace(self.settings, **{name: stored[name] for name in names})
+        if not (self.out / "training.db").exists() or not (stored := read_settings(self.out)):
+            return
+        own = {name: getattr(self.settings, name) for name in stored.keys() & self.record(TRAIN_SETTINGS)}
+        earlier = {name: stored[name] for name, value in own.items() if value != stored[name]}
+        if self.settings.real_steps is not None:
+            earlier.pop("real_steps", None)  # more of them go on
+        if earlier:
+            self.settings = replace(self.settings, **earlier)
+            values = ", ".join(f"{name}={value!r}" for name, value in sorted(earlier.items()))
+            self.say(f"{self.out} goes on with {values}, as train() was called before")
 
     def training_ended(self, settings: Settings) -> bool:
         """True if a training with these settings has nothing left to do here."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
@@ -130,7 +130,7 @@ class _Canary:
             yield from iterate_in_episode(chunks, episode) if episode else chunks
         if self._has_outcome(run):
             with _failures_of_verify_logged():
-                if not (_may_be_at_breakpoint(graph) and graph.get_state(heard).next):
+                if not (_has_breakpoints(graph, more) and graph.get_state(_newest(heard)).next):
                     self._record(run)
 
     async def astream(
@@ -150,7 +150,7 @@ class _Canary:
                     yield chunk
         if self._has_outcome(run):
             with _failures_of_verify_logged():
-                if not (_may_be_at_breakpoint(graph) and (await graph.aget_state(heard)).next):
+                if not (_has_breakpoints(graph, more) and (await graph.aget_state(_newest(heard))).next):
                     await asyncio.to_thread(self._record, run)
 
     def _begin(self, graph: Pregel, run: _Run) -> AgentEpisode | None:
@@ -185,9 +185,17 @@ class _Canary:
                 self._log.record_outcome(run.thread, bool(success), name=self._name)
 
 
-def _may_be_at_breakpoint(graph: Pregel) -> bool:
-    """True where breakpoints can stop a run. They raise nothing that a listener hears."""
-    return isinstance(graph.checkpointer, BaseCheckpointSaver)
+def _has_breakpoints(graph: Pregel, options: Mapping[str, Any]) -> bool:
+    """True where breakpoints can stop a run. They raise nothing that a listener hears. Args: `options`, of the run."""
+    names = "interrupt_before", "interrupt_after"
+    stops = any(getattr(graph, f"{name}_nodes") or options.get(name) for name in names)
+    return stops and isinstance(graph.checkpointer, BaseCheckpointSaver)
+
+
+def _newest(config: RunnableConfig) -> RunnableConfig:
+    """The config without the checkpoint that the run began at."""
+    own = config.get("configurable") or {}
+    return {**config, "configurable": {name: value for name, value in own.items() if name != "checkpoint_id"}}
 
 
 def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_Run, RunnableConfig]:
@@ -210,7 +218,7 @@ def _failures_of_verify_logged() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
+        logger.warning("verify, or the checkpointer, raised %s: the run has no outcome of it", type(error).__name__)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class Traces(Iterable[Trajectory]):
         if unknown:
             raise ConfigurationError(
                 f"reward= has {len(unknown)} ids of no conversation in {self._name}, e.g. {min(unknown)!r}: give thread ids of "
-                "a checkpointer, trace ids of LangSmith or OpenTelemetry, or what the rows have as `id`"
+                "a checkpointer or of rows, trace ids of LangSmith or OpenTelemetry, or what the rows have as `id`"
             )
         if self._key is not None and self._key not in feedback:
             raise ConfigurationError.unknown("feedback (reward_key)", self._key, feedback)

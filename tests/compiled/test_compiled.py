@@ -202,23 +202,6 @@ def test_a_world_that_is_measured_leaves_out_the_documents_of_the_tasks_own_trac
             assert module.respond(task, [], call) is not None and module.respond(task, [], call, own=False) is None
 
 
-def test_a_world_that_answers_what_the_tool_refused_is_not_admitted(tmp_path: Path) -> None:
-    replay_buffer = ReplayBuffer(":memory:")
-    for number in range(80):
-        state = ("open", "paid", "packed", "shipped")[number % 4]
-        order, is_refused = {"order": f"K{number}"}, state == "shipped"
-        answers = [json.dumps({**order, "state": state}), "Error: it has left" if is_refused else "cancelled"]
-        steps = [
-            Step(observation="", action=render_call("get_order", order), next_observation=answers[0]),
-            Step(observation="", action=render_call("cancel", order), next_observation=answers[1], valid=not is_refused),
-        ]
-        task = Task(id=f"t{number}", instruction="Cancel it.", environment="left", tools=["get_order", "cancel"])
-        replay_buffer.add(Trajectory(task=task, steps=steps, success=not is_refused))
-    report = compile_world(replay_buffer, tmp_path / "world", writes=["cancel"], on_progress=lambda *_: None)
-    (cancel,) = (each for each in report if each.writes)
-    assert not cancel.admitted and cancel.wrong == 20 and "and the trace 'an error'" in cancel.difference
-
-
 @walled
 def test_the_experience_model_behind_a_world_is_told_the_state_of_the_entities_in_a_call(
     compiled: Any, buffer: ReplayBuffer, scripted: Any
