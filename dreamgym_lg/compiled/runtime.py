@@ -152,7 +152,7 @@ def contains(document: str, name: str) -> bool:
 
 
 def only_argument(key: str) -> str:
-    """The value, in JSON, of the only argument of a reading call; "" for several or none. Args: `key`, of `key_of`."""
+    """The only argument of a reading call, in JSON; "" for several or none. Args: `key`, of `key_of`."""
     values = list(json.loads(key).values())
     return json.dumps(values[0]) if len(values) == 1 else ""
 
