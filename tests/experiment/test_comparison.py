@@ -331,6 +331,19 @@ def test_two_checkouts_of_a_project_are_two_agents(
         assert load_agent(f"{file}:graph") == [name]
 
 
+def test_a_project_around_another_agents_folder_keeps_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    inner = tmp_path / "agents_within" / "first"
+    inner.mkdir(parents=True)
+    (inner / "parts.py").write_text("class Part: ...")
+    (inner / "own_agent.py").write_text("def graph():\n    return []")
+    late = "def graph():\n    from agents_within.first.parts import Part\n\n    return [Part]"
+    (tmp_path / "whole_agent.py").write_text(late)
+    (before,) = load_agent(f"{tmp_path / 'whole_agent.py'}:graph")
+    load_agent(f"{inner / 'own_agent.py'}:graph")
+    assert load_agent(f"{tmp_path / 'whole_agent.py'}:graph") == [before]
+
+
 # --- the pytest plugin -------------------------------------------------------------------------------------------------------
 
 PLUGIN = "dreamgym_lg.pytest_plugin"
