@@ -13,7 +13,7 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, names_in, naming, only_argument, parsed, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, naming, only_argument, parsed, possible_ids, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -144,7 +144,7 @@ class Recordings:
         for tool, arguments, answer in trace.calls:
             if tool in self.writes:
                 values = [each for each in values_in(dict(arguments)) if not isinstance(each, str) or is_name(each)]
-                written |= names_in(values, self._looked_up)
+                written |= possible_ids(values, self._looked_up)
                 spread_tools |= {*self.spreads.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
@@ -176,7 +176,7 @@ class Recordings:
             read, writes_since = Documents(), dict[tuple[str, str], list[str]]()
             for call in trace:
                 if call.tool in self.writes:
-                    names = names_in(values_in(dict(call.arguments)), self._looked_up)
+                    names = possible_ids(values_in(dict(call.arguments)), self._looked_up)
                     places = naming(read, names, is_common)
                     for place in (*places, *linked_to(places, read, is_common)):
                         writes_since.setdefault(place, []).append(call.tool)

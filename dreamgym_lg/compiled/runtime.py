@@ -101,7 +101,7 @@ class State:
                 self._changed[place] = None
 
     def forget(self, *values: Any, keep: Iterable[str] = (), linked: bool = False) -> None:
-        """Make documents unknown that one of these values names (`names_in`, `naming`).
+        """Make documents unknown that one of these values names (`possible_ids`, `naming`).
 
         Common values do not count (`common_in`). Args: `keep`, tools whose documents stay; `linked`, True to forget also the
         documents that those refer to, such as the customer of an order.
@@ -109,7 +109,7 @@ class State:
         stored = self._known
         is_common, has_number = common_in(stored), any(type(value) is int for value in values)
         looked_up = {only_argument(key) for _, key in stored} if has_number else ()
-        places = naming(stored, names_in(values, looked_up), is_common)
+        places = naming(stored, possible_ids(values, looked_up), is_common)
         for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
             if place[0] not in keep:
                 self._changed[place] = None
@@ -157,7 +157,7 @@ def only_argument(key: str) -> str:
     return json.dumps(values[0]) if len(values) == 1 else ""
 
 
-def names_in(values: Sequence[Any], looked_up: Collection[str]) -> set[str]:
+def possible_ids(values: Sequence[Any], looked_up: Collection[str]) -> set[str]:
     """Possible ids among the values, in JSON: texts, and whole numbers among `looked_up`.
 
     Args: `looked_up`, values that are the only argument of a reading call. Others, such as a page, are counts.

@@ -438,13 +438,25 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
 
 
-def test_no_advice_follows_from_episodes_that_were_stopped_from_outside() -> None:
+@pytest.mark.parametrize("start", [True, False], ids=["of the start policy", "of the groups"])
+def test_no_advice_follows_from_episodes_that_were_stopped_from_outside(
+    start: bool, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(work: Any, run: str, *_: Any, **__: Any) -> list[Trajectory]:
+        return [unreadable, away] if run.startswith("validate/start/") == start else [unreadable]
+
     task = Task(id="new", instruction="open", environment="doors")
     unreadable = Trajectory(task=task, steps=(), error="PredictionFailed: x")
     away = replace(unreadable, error="ModelUnavailable: y")
-    assert advice._check_reached([unreadable]) == [unreadable], "all may fail"
+    work = make()
+    (work.out / "settings.json").unlink()
+    numbers = {**NUMBERS, "evaluate_tasks": 4, "real_budget": None, "max_false_success": None}
+    work.settings = replace(work.settings, **numbers)
+    monkeypatch.setattr(type(work), "play", play)
     with pytest.raises(EpisodesMissing, match="ModelUnavailable: y"):
-        advice._check_reached([unreadable, away])
+        work.advise()
+    away = unreadable
+    assert work.advise().verdict == "collect", "all may fail"
 
 
 def test_advice_says_what_second_tries_would_imitate() -> None:
