@@ -128,6 +128,9 @@ async def test_a_run_at_a_breakpoint_has_no_outcome_yet(asynchronous: bool, tmp_
     for payload in (ask("A1"), None):
         await graph.ainvoke(payload, in_thread(1)) if asynchronous else graph.invoke(payload, in_thread(1))
     assert seen == ["policy"]
+    paused = next(each for each in graph.get_state_history(in_thread(1)) if each.next == ("node",))
+    await graph.ainvoke(None, paused.config) if asynchronous else graph.invoke(None, paused.config)
+    assert seen == ["policy", "policy"], "played again from the breakpoint to its end"
 
 
 # --- what turns it off --------------------------------------------------------------------------------------------------------
