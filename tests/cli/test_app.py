@@ -150,6 +150,15 @@ def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(
     assert open_experiment("peckingorder").settings.max_gap == 0.3
 
 
+def test_settings_of_a_training_reach_it_and_so_hold_for_later_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(Experiment, "prepare", lambda self, baselines: None)
+    monkeypatch.setattr(Experiment, "advise", lambda self: None)
+    monkeypatch.setattr(Experiment, "train", lambda self, **options: given.append(options))
+    assert run("train", "peckingorder", "--lora", "--environment", "real", "--iterations", "3")[0] == 0
+    assert given[0].items() >= {"lora": True, "environment": "real", "iterations": 3}.items() and "model" not in given[0]
+
+
 def test_the_learner_and_where_it_trains_are_settings(folder: Path) -> None:
     usual = open_experiment("peckingorder").settings
     given = {"learner": "ppo", "environment": "s2r", "real_steps": 500}
