@@ -151,7 +151,7 @@ def test_force_lifts_the_gap_of_the_settings_alone_and_the_gate_for_one_call(
 
 
 def test_settings_of_a_training_reach_it_and_so_hold_for_later_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, Any]] = []
+    given = list[dict[str, object]]()
     monkeypatch.setattr(Experiment, "prepare", lambda self, baselines: None)
     monkeypatch.setattr(Experiment, "advise", lambda self: None)
     monkeypatch.setattr(Experiment, "train", lambda self, **options: given.append(options))
