@@ -37,7 +37,7 @@ MAX_RETRIES, TIMEOUT = 6, 120.0
 
 
 TINKER, TINKER_FILE = "tinker:", "tinker.json"
-"""Beginning of the name of a base model on Tinker, and the file that says where trained weights are there."""
+"""Prefix of the name of a base model on Tinker, and the file that locates trained weights there."""
 
 
 def is_on_tinker(name: str | Path) -> bool:
@@ -228,7 +228,10 @@ class Hosted:
         """The cost of so many tokens in words, for an estimate."""
         if not any(self.prices):
             return "what that costs is told with Hosted(prices=(input, output))"
-        return f"cost {(read * self.prices[0] + written * self.prices[1]) / 1e6:,.4f}"
+        return f"cost {self._cost(read, written):,.4f}"
+
+    def _cost(self, read: float, written: float) -> float:
+        return (read * self.prices[0] + written * self.prices[1]) / 1e6
 
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost of this instance since the last time, as metrics."""
@@ -296,8 +299,7 @@ class Hosted:
         counted = answer.usage_metadata
         read = counted["input_tokens"] if counted else count_tokens_approximately(messages)
         written = counted["output_tokens"] if counted else count_tokens_approximately([answer])
-        cost = (read * self.prices[0] + written * self.prices[1]) / 1e6
-        return Usage(input_tokens=read, output_tokens=written, cost=cost)
+        return Usage(input_tokens=read, output_tokens=written, cost=self._cost(read, written))
 
 
 def hosted_for(model: object, hosted: Hosted | None = None, replay_buffer: ReplayBuffer | None = None) -> Hosted | None:

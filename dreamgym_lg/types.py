@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, Unanswered, UserFault
@@ -196,12 +197,9 @@ class Trajectory:
     @property
     def in_order(self) -> list[Step | Act]:
         """Steps and acts as they happened."""
-        acts, ordered = list(self.acts), list[Step | Act]()
-        for number, step in enumerate([*self.steps, None]):
-            while acts and (step is None or acts[0].after <= number):
-                ordered.append(acts.pop(0))
-            ordered += [step] if step is not None else []
-        return ordered
+        acts: list[tuple[float, Step | Act]] = [(act.after, act) for act in self.acts]
+        steps: list[tuple[float, Step | Act]] = [(number + 0.5, step) for number, step in enumerate(self.steps)]
+        return [event for _, event in sorted(acts + steps, key=itemgetter(0))]
 
     @property
     def has_outcome(self) -> bool:
@@ -224,13 +222,12 @@ def is_missing(error: str | None) -> bool:
     False for outcomes of the dream, which count as no success: an unreadable answer of the experience model
     (`PredictionFailed`), a call that no responder answers (`Unanswered`), a dreamed user's fault (`UserFault`).
     """
-    names = (PredictionFailed.__name__, Unanswered.__name__, UserFault.__name__)
-    return error is not None and not error.startswith(tuple(f"{name}:" for name in names))
+    return error is not None and not _is_of_class(error, PredictionFailed, Unanswered, UserFault)
 
 
 def is_unanswered(error: str | None) -> bool:
     """True for the error of an episode that its dream could not answer (`Unanswered`)."""
-    return error is not None and error.startswith(f"{Unanswered.__name__}:")
+    return _is_of_class(error, Unanswered)
 
 
 def lacks_answers(group: Iterable["Trajectory"]) -> bool:
@@ -243,4 +240,8 @@ def lacks_answers(group: Iterable["Trajectory"]) -> bool:
 
 def is_user_fault(error: str | None) -> bool:
     """True for the error of a dreamed user that contradicted its goal (`UserFault`)."""
-    return error is not None and error.startswith(f"{UserFault.__name__}:")
+    return _is_of_class(error, UserFault)
+
+
+def _is_of_class(error: str | None, *classes: type[Exception]) -> bool:
+    return error is not None and error.startswith(tuple(f"{each.__name__}:" for each in classes))

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel, StrictInt, StrictStr
 
-from dreamgym_lg.dream.prompts import WrittenText, bind_schema, default_format, encoded, load_prompt, read_form
+from dreamgym_lg.dream.prompts import WrittenText, bind_form, json_prompt, read_form
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted import Hosted, hosted_for
 from dreamgym_lg.splits import common_entities, entities, words
@@ -20,7 +20,7 @@ from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Step, Task, Trajectory
 
 NEAR = 0.8
-"""Jaccard index of words above which two tasks about the same entities count as the same."""
+"""Jaccard index of words above which tasks about the same entities count as one."""
 
 
 class TaskGenerator(Protocol):
@@ -146,26 +146,23 @@ _PROMPT_STEPS, _PROMPT_CHARACTERS = 8, 300
 """Maximum steps of an episode in a prompt, and characters of each action and answer."""
 
 
-class Proposal(BaseModel):
+class Proposal(BaseModel, extra="forbid", title="variation"):
     """A variation as the model wrote it. Its task is the policy's instruction or first observation."""
 
-    model_config = ConfigDict(extra="forbid", title="variation")
     task: WrittenText
     rubric: WrittenText
     change: WrittenText
 
 
-class _Variations(BaseModel):
+class _Variations(BaseModel, extra="forbid", title="variations"):
     """Variations of tasks."""
 
-    model_config = ConfigDict(extra="forbid", title="variations")
     tasks: list[Proposal]
 
 
-class _Selection(BaseModel):
+class _Selection(BaseModel, extra="forbid", title="selection"):
     """The number of a variation, 0 for none."""
 
-    model_config = ConfigDict(extra="forbid", title="selection")
     reason: StrictStr
     chosen: StrictInt
 
@@ -182,11 +179,7 @@ class ChatTaskGenerator:
 
     def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None) -> None:
         self.model, self.hosted = model, hosted or hosted_for(model)
-        structured = default_format(model) == "json_schema"
-        forms: Mapping[str, type[BaseModel]] = {PROPOSE: _Variations, SELECT: _Selection}
-        self._models = {
-            prompt: bind_schema(model, form.model_json_schema()) if structured else model for prompt, form in forms.items()
-        }
+        self._models = {PROPOSE: bind_form(model, _Variations), SELECT: bind_form(model, _Selection)}
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`; also None, with a warning, if the model fails. Raises `BudgetExceeded`."""
@@ -204,7 +197,7 @@ class ChatTaskGenerator:
         return variation(task, proposals[chosen - 1].task, rubric=proposals[chosen - 1].rubric) if chosen else None
 
     def _reply(self, prompt: str, request: Mapping[str, Any]) -> str:
-        model, messages = self._models[prompt], [SystemMessage(load_prompt(prompt)), HumanMessage(encoded(request))]
+        model, messages = self._models[prompt], json_prompt(prompt, request)
         with unrecorded():
             answer: AIMessage = self.hosted.ask(model, messages) if self.hosted else model.invoke(messages)
         return answer.text

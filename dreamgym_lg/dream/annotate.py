@@ -4,17 +4,17 @@ The model reads a whole trajectory with its outcome. Its plan for each step (why
 the step's reasoning; the plan and modes of the episode become `Trajectory.annotation`.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables.utils import gather_with_concurrency
+from pydantic import BaseModel
 
 from dreamgym_lg.dream.prompter import ask_until_read
-from dreamgym_lg.dream.prompts import WrittenText, bind_schema, default_format, encoded, load_prompt, read_form
+from dreamgym_lg.dream.prompts import WrittenText, bind_form, json_prompt, read_form
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -27,16 +27,14 @@ OBSERVATION_CHARACTERS = 2000
 """Characters of each observation that are shown."""
 
 
-class _Plan(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Plan(BaseModel, extra="forbid"):
     step: int
     transition_plan: WrittenText
 
 
-class _Annotation(BaseModel):
+class _Annotation(BaseModel, extra="forbid", title="annotation"):
     """How a recorded episode went, and why each action led to what followed."""
 
-    model_config = ConfigDict(extra="forbid", title="annotation")
     overall_plan: WrittenText
     success_mode: WrittenText
     failure_mode: WrittenText
@@ -75,30 +73,26 @@ async def annotate(
     recorded = replay_buffer.trajectories(source=source, split="train", errors=False)
     trajectories = [trajectory for trajectory in recorded if trajectory.steps]
     waiting = [trajectory for trajectory in trajectories if not all(step.reasoning for step in trajectory.steps)]
-    structured = default_format(model) == "json_schema"
-    chat = bind_schema(model, _Annotation.model_json_schema()) if structured else model
-    hosted = hosted_for(model, hosted, replay_buffer)
-    slots = asyncio.Semaphore(64)  # prompts made ahead; the calls themselves are bounded by `Hosted`
+    chat, hosted = bind_form(model, _Annotation), hosted_for(model, hosted, replay_buffer)
     failed: dict[str, str] = {}
     stopped: list[BudgetExceeded] = []
 
     async def write(trajectory: Trajectory) -> None:
-        async with slots:
-            if stopped:
-                return
-            read = partial(read_annotation, steps=len(trajectory.steps))
-            try:
-                (plans, episode), _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
-            except BudgetExceeded as error:
-                stopped.append(error)
-            except (PredictionFailed, ModelUnavailable) as error:
-                played = f"{trajectory.run}/{trajectory.iteration}"
-                failed[f"{played}/{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
-            else:
-                replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
+        if stopped:
+            return
+        read = partial(read_annotation, steps=len(trajectory.steps))
+        try:
+            (plans, episode), _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
+        except BudgetExceeded as error:
+            stopped.append(error)
+        except (PredictionFailed, ModelUnavailable) as error:
+            played = f"{trajectory.run}/{trajectory.iteration}"
+            failed[f"{played}/{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
+        else:
+            replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
 
     replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
-    await asyncio.gather(*map(write, waiting))
+    await gather_with_concurrency(64, *map(write, waiting))  # prompts made ahead; `Hosted` bounds the calls
     if stopped:
         raise stopped[0]
     return Annotated(len(waiting) - len(failed), len(trajectories) - len(waiting), failed)
@@ -117,8 +111,7 @@ def conversation(trajectory: Trajectory) -> list[BaseMessage]:
         }
         for number, step in enumerate(trajectory.steps, start=1)
     ]
-    episode = {"task": trajectory.task.instruction, "success": trajectory.success, "steps": steps}
-    return [SystemMessage(load_prompt(PROMPT)), HumanMessage(encoded(episode))]
+    return json_prompt(PROMPT, {"task": trajectory.task.instruction, "success": trajectory.success, "steps": steps})
 
 
 def read_annotation(text: str, steps: int) -> tuple[list[str], dict[str, str]]:

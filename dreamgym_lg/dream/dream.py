@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer, parse_action
-from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, OffersLookups, Responder, User, Verdict
+from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, SupportsLookups, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns, sets_state
 from dreamgym_lg.environment import Environment
@@ -45,6 +45,10 @@ class Dream:
         self._version = version
 
     @property
+    def _parts(self) -> tuple[Responder | User | Judge, ...]:
+        return (*self.responders, *([self.user] if self.user is not None else []), *self.judges)
+
+    @property
     def version(self) -> str:
         """The names of the models and prompts behind the dream, recorded with every dreamed episode."""
         return self._version or "+".join(dict.fromkeys(filter(None, self._of_parts("version")))) or "dream"
@@ -52,10 +56,10 @@ class Dream:
     @property
     def versions(self) -> tuple[str, ...] | None:
         """The versions and digests of all parts. None if a part names no version (`dream.parts`)."""
-        parts = (*self.responders, *((self.user,) if self.user is not None else ()), *self.judges)
-        if any(getattr(part, "version", None) is None for part in parts):
+        versions = [getattr(part, "version", None) for part in self._parts]
+        if None in versions:
             return None
-        return tuple(f"{part.version}{getattr(part, 'digest', '')}" for part in parts)
+        return tuple(f"{version}{getattr(part, 'digest', '')}" for version, part in zip(versions, self._parts, strict=True))
 
     def create_environment(self) -> "DreamEnvironment":
         """An environment for one episode."""
@@ -100,7 +104,7 @@ class Dream:
         return self._of_parts("hosted")
 
     def _of_parts(self, name: str) -> list[Any]:
-        values = (getattr(part, name, None) for part in (*self.responders, self.user, *self.judges))
+        values = (getattr(part, name, None) for part in self._parts)
         return list({id(value): value for value in values if value is not None}.values())
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
@@ -116,8 +120,8 @@ class Dream:
         raise Unanswered(f"no responder of the dream ({names}) answers {episode.action[:200]!r}{hint}")
 
     async def with_lookups(self, responder: Responder, episode: Episode) -> Episode:
-        """The episode for later responders, with this one's look-ups added (`OffersLookups`)."""
-        if not isinstance(responder, OffersLookups) or responder is self.responders[-1]:
+        """The episode for later responders, with this one's look-ups added (`SupportsLookups`)."""
+        if not isinstance(responder, SupportsLookups) or responder is self.responders[-1]:
             return episode
         lookups = await ask(responder, "lookups", list, episode) or []
         return replace(episode, lookups=[*episode.lookups, *lookups])

@@ -1,18 +1,17 @@
 """Goals of recorded users, written in hindsight from their messages."""
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, StrictStr
+from langchain_core.runnables.utils import gather_with_concurrency
+from pydantic import BaseModel, StrictStr
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.prompter import Prompter
-from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
-from dreamgym_lg.dream.users import Goal, said, values
+from dreamgym_lg.dream.prompts import encoded, json_prompt, read_form
+from dreamgym_lg.dream.users import Goal, transcript, values
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -27,11 +26,10 @@ class Goals(NamedTuple):
     written: int
     """Number of tasks that got a goal."""
     failed: dict[str, str]
-    """Task id -> the cause, of tasks that got none; they are tried again next time."""
+    """Id of each task without a goal -> the cause. They are tried again next time."""
 
 
-class _Goal(BaseModel):
-    model_config = ConfigDict(extra="forbid", title="goal")
+class _Goal(BaseModel, extra="forbid", title="goal"):
     goal: StrictStr
     facts: dict[str, str | int | float | bool]
     persona: StrictStr
@@ -56,18 +54,17 @@ async def write_goals(
     for each in (each for each in recorded if not each.task.goal and has_user_turns(each)):
         if each.success > best.setdefault(each.task.id, each).success:
             best[each.task.id] = each
-    prompter, slots = Prompter(model, hosted=hosted, replay_buffer=replay_buffer), asyncio.Semaphore(64)
+    prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer)
 
     async def write(trajectory: Trajectory) -> None:
-        async with slots:
-            try:
-                goal = await _ask(prompter, trajectory) if model is not None else verbatim_goal(trajectory)
-            except (PredictionFailed, ModelUnavailable) as error:
-                failed[trajectory.task.id] = str(error)
-            else:
-                replay_buffer.add_tasks([replace(trajectory.task, goal=goal.side)])
+        try:
+            goal = await _ask(prompter, trajectory) if model is not None else verbatim_goal(trajectory)
+        except (PredictionFailed, ModelUnavailable) as error:
+            failed[trajectory.task.id] = str(error)
+        else:
+            replay_buffer.add_tasks([replace(trajectory.task, goal=goal.side)])
 
-    await asyncio.gather(*map(write, best.values()))
+    await gather_with_concurrency(64, *map(write, best.values()))
     return Goals(len(best) - len(failed), failed)
 
 
@@ -78,14 +75,13 @@ def has_user_turns(trajectory: Trajectory) -> bool:
 
 def verbatim_goal(trajectory: Trajectory) -> Goal:
     """A recorded user's messages as a goal: the first one, with the others as facts."""
-    first, *later = said(trajectory.task, trajectory.steps[:-1])[::2]
+    first, *later = transcript(trajectory.task, trajectory.steps[:-1])[::2]
     return Goal(goal=first, facts={"said": later})
 
 
 async def _ask(prompter: Prompter, trajectory: Trajectory) -> Goal:
-    turns = said(trajectory.task, trajectory.steps)
-    messages = [SystemMessage(load_prompt(PROMPT)), HumanMessage(encoded({"conversation": turns}))]
-    return await prompter.ask(messages, partial(_read, values(*turns)), prompt=PROMPT)
+    turns = transcript(trajectory.task, trajectory.steps)
+    return await prompter.ask(json_prompt(PROMPT, {"conversation": turns}), partial(_read, values(*turns)), prompt=PROMPT)
 
 
 def _read(known_values: frozenset[str], text: str) -> Goal:

@@ -6,13 +6,13 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from pydantic import BaseModel, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream, awaited
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, Prompts, overflow_fails_episode
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, overflow_fails_episode
 from dreamgym_lg.dream.prompts import LineFormat, default_format, encoded, load_prompt, on_one_line, prompt_name, read_form
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
@@ -31,10 +31,9 @@ RUBRIC = (
 """The rule for success where the task brings none of its own (`Task.rubric`)."""
 
 
-class _Answer(BaseModel):
+class _Answer(BaseModel, extra="forbid", title="verdict"):
     """The verdict on an agent's episode."""
 
-    model_config = ConfigDict(extra="forbid", title="verdict")
     reason: StrictStr
     success: StrictBool
 
@@ -50,7 +49,7 @@ class Verify:
 
     name = "verify"
     version: str | None = None
-    """Set it to have measurements of the check kept, and change it with the check (`dream.parts`)."""
+    """Set it, and change it with the check, to reuse measurements of the check (`dream.parts`)."""
 
     def __init__(self, check: Callable[[Task, Sequence[Step]], "float | bool | None | Awaitable[float | bool | None]"]) -> None:
         self._check = check
@@ -67,7 +66,7 @@ class Verify:
         return Verdict(reward, reward >= 1, "the user's own check")
 
 
-class ModelJudge(Prompts):
+class ModelJudge(ChatModelPart):
     """A language model that judges a tool agent's whole episode when it ends.
 
     It reads the task, its rubric, every step, the last message and, if there is one, a recorded success of the same task as
@@ -103,15 +102,15 @@ class ModelJudge(Prompts):
         form = default_format(self.model)
         self._lines = isinstance(shared.prompt_format, LineFormat) if shared else form == "lines"
         self._schema = _Answer.model_json_schema() if form == "json_schema" and not self._lines else None
-        self._usual = LINE_PROMPT if self._lines else JSON_PROMPT
-        self._shares, self.policy, self.instructions = shared is not None, policy, load_prompt(self._usual)
-        self.prompt = prompt_name(self._usual, f"{self.instructions}\n{policy}" if policy else None)
+        default_prompt = LINE_PROMPT if self._lines else JSON_PROMPT
+        self.policy, self.instructions = policy, load_prompt(default_prompt)
+        self.prompt = prompt_name(default_prompt, f"{self.instructions}\n{policy}" if policy else None)
+        self._names_prompt = shared is None or bool(policy)
 
     @property
     def version(self) -> str:
         """Name of the model and the prompt behind the verdicts."""
-        usual = self._shares and self.prompt == self._usual
-        return self.prompter.version if usual else f"{self.prompter.version}/{self.prompt}"
+        return f"{self.prompter.version}/{self.prompt}" if self._names_prompt else self.prompter.version
 
     async def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         """The verdict; None for a text agent. Raises as `Model.respond`."""
@@ -124,8 +123,7 @@ class ModelJudge(Prompts):
         """The prompt: the whole episode, with its last message."""
         references = self._references.of_episode(episode) if self._references else []
         reference = references[0] if references else None
-        write = self._in_lines if self._lines else self._in_json
-        return [*write(episode, reference)]
+        return self._in_lines(episode, reference) if self._lines else self._in_json(episode, reference)
 
     def _rules(self, task: Task, prompt: str = "") -> str:
         return self.policy or ("" if task.rubric else prompt or rules(task))

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, overflow_fails_episode
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, overflow_fails_episode
 from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -24,7 +24,7 @@ DEFAULT_DEMONSTRATIONS = 3
 """k of the paper's top-k retrieval, where there is a replay buffer."""
 
 
-class Model(Prompts):
+class Model(ChatModelPart):
     """The responder that is a language model, with retrieval and reasoning.
 
     The same prompt is asked only once, so that the episodes of a group share a world. `version` names the model and prompt
@@ -162,7 +162,7 @@ class Model(Prompts):
         if key not in self._demonstrations:
             where: dict[str, Any] = {"environment": task.environment, "exclude_task": task.id}
             steps = self.replay_buffer.similar(observation, action, k=self.k, **where)
-            keep(self._demonstrations, key, tuple(steps), _MAX_DEMONSTRATIONS)
+            add_to_cache(self._demonstrations, key, tuple(steps), _MAX_DEMONSTRATIONS)
         return self._demonstrations[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:

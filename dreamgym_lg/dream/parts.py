@@ -27,7 +27,7 @@ class Episode:
     own_traces: bool = True
     """False while the dream is measured: recorded traces of the same task must then neither answer nor judge."""
     lookups: Sequence[Step] = ()
-    """Hypothetical look-ups of the action's entities, from earlier responders that did not answer it (`OffersLookups`)."""
+    """Hypothetical look-ups of the action's entities, from earlier responders that did not answer it (`SupportsLookups`)."""
 
     @property
     def observation(self) -> str:
@@ -77,7 +77,7 @@ class Responder(Protocol):
 
 
 @runtime_checkable
-class OffersLookups(Protocol):
+class SupportsLookups(Protocol):
     """A responder that shows later ones the state of a call's entities."""
 
     def lookups(self, episode: Episode) -> "list[Step] | Awaitable[list[Step]]":

@@ -83,7 +83,7 @@ class Prompter:
             if (answering := answers.get(place)) is None:  # `place` has the process id: a forked child has no such loop
                 answer = self._answer(key, chat, messages, read)
                 answering = asyncio.run_coroutine_threadsafe(answer, lasting_loop(_LOOP))
-                keep(answers, place, answering, _MAX_ANSWERS)
+                add_to_cache(answers, place, answering, _MAX_ANSWERS)
         try:
             value: Value = await asyncio.shield(asyncio.wrap_future(answering))
         except BaseException:
@@ -94,16 +94,16 @@ class Prompter:
         return value
 
     async def _answer(self, key: str, chat: Chat, messages: Sequence[BaseMessage], read: Callable[[str], Value]) -> Value:
-        if self.hosted is not None and (kept := self.hosted.recall(key)) is not None:
+        if self.hosted is not None and (stored := self.hosted.recall(key)) is not None:
             with suppress(PredictionFailed):
-                return read(kept)
+                return read(stored)
         value, text = await ask_until_read(chat, messages, read, hosted=self.hosted, retries=self.retries)
         if self.hosted is not None:
             self.hosted.remember(key, text)
         return value
 
 
-class Prompts:
+class ChatModelPart:
     """A part of a dream that prompts a chat model."""
 
     prompter: Prompter
@@ -128,20 +128,20 @@ async def ask_until_read(
 ) -> tuple[Value, str]:
     """The answer, parsed by `read`, and its text. Unreadable ones are asked again up to `retries` times."""
     messages = list(messages)
-    for attempt in range(retries + 1):
+    while True:
         with unrecorded():
             answer = await (hosted.aask(chat, messages) if hosted is not None else chat.ainvoke(messages, APART))
         try:
             return read(text := split_thought(answer.text)[1]), text
         except PredictionFailed as error:
-            if attempt == retries:
+            if not retries:
                 raise
+            retries -= 1
             text = answer.text or "(nothing)"  # providers refuse an empty message
             messages += [AIMessage(text), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
-    raise AssertionError("unreachable: the last attempt raises")
 
 
-def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
+def add_to_cache(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
     """Put a value into a dict that forgets its oldest beyond `limit`."""
     if len(cache) >= limit:
         cache.pop(next(iter(cache)), None)

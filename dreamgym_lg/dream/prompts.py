@@ -13,8 +13,9 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableSequence
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictStr, StringConstraints, ValidationError
+from pydantic import BaseModel, StrictBool, StrictFloat, StrictStr, StringConstraints, ValidationError
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -122,11 +123,10 @@ class LineFormat:
         )
 
 
-class _Answer(BaseModel):
+class _Answer(BaseModel, extra="forbid", title="prediction"):
     """The outcome of the agent's action."""
 
     # The order counts: the verdict follows from the reasoning, the observation from the verdict.
-    model_config = ConfigDict(extra="forbid", title="prediction")
     reasoning: StrictStr
     valid: StrictBool
     reward: StrictFloat
@@ -217,12 +217,22 @@ def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
     return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
 
 
+def bind_form(model: BaseChatModel, form: type[BaseModel]) -> Chat:
+    """The model with a form's schema bound, if it has structured output of its own."""
+    return bind_schema(model, form.model_json_schema()) if default_format(model) == "json_schema" else model
+
+
 # --- texts ----------------------------------------------------------------------------------------------------------------
 
 
 def load_prompt(name: str) -> str:
     """The text of `dreamgym_lg/prompts/<name>.md`. A file is never edited once released: a change is the next number."""
     return files("dreamgym_lg").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8").strip()
+
+
+def json_prompt(name: str, content: Any) -> list[BaseMessage]:
+    """The named system prompt, and its input as JSON."""
+    return [SystemMessage(load_prompt(name)), HumanMessage(encoded(content))]
 
 
 def prompt_name(name: str, instructions: str | None) -> str:

@@ -8,15 +8,14 @@ from statistics import fmean
 from typing import NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel
 
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import RUBRIC
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import Prompter, Prompts
-from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter
+from dreamgym_lg.dream.prompts import encoded, json_prompt, read_form
 from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.hosted import Hosted
@@ -44,7 +43,7 @@ class Ranking(NamedTuple):
     reason: str
 
 
-class RelativeJudge(Prompts):
+class RelativeJudge(ChatModelPart):
     """Rewards a tool agent's episodes by comparison within their group.
 
     Only training compares groups, once all their episodes have ended and if no other judge has decided any of them. No episode
@@ -64,9 +63,10 @@ class RelativeJudge(Prompts):
 
     async def rank(self, group: Sequence[Trajectory]) -> Ranking:
         """Compare episodes of one task. Identical ones share a place; an unreadable comparison is a tie of all."""
-        texts = [encoded(_summary(each)) for each in group]
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        distinct, n = [_summary(group[texts.index(text)]) for text in places], range(len(places))
+        summaries = list(map(_summary, group))
+        texts = list(map(encoded, summaries))
+        by_text = dict(zip(texts, summaries, strict=True))
+        places, distinct, n = [*by_text], [*by_text.values()], range(len(by_text))
         if len(n) < 2:
             return Ranking([0.5] * len(group), 1.0, "all did the same")
         try:
@@ -78,19 +78,18 @@ class RelativeJudge(Prompts):
         signs = {(i, j): [(s[i] > s[j]) - (s[i] < s[j]) for s in orders] for i in n for j in n if i != j}
         wins = [fmean(0.5 + sum(signs[i, j]) / 4 for j in n if i != j) for i in n]
         consistency = fmean(float(first == second) for first, second in signs.values())
-        return Ranking([wins[places[text]] for text in texts], consistency, answer.reason)
+        return Ranking([wins[places.index(text)] for text in texts], consistency, answer.reason)
 
     async def _scores(self, task: Task, episodes: Sequence[object]) -> _Answer:
         content: dict[str, object] = {"task": first_observation(task), "rules": "" if task.rubric else rules(task)}
         content |= {"success": task.rubric or RUBRIC, "episodes": episodes}
-        messages: list[BaseMessage] = [SystemMessage(load_prompt(_PROMPT)), HumanMessage(encoded(content))]
 
         def read(text: str) -> _Answer:
             if len((answer := read_form(text, _Answer)).scores) != len(episodes):
                 raise PredictionFailed(f"{len(answer.scores)} scores for {len(episodes)} episodes")
             return answer
 
-        return await self.prompter.ask(messages, read, prompt=_PROMPT)
+        return await self.prompter.ask(json_prompt(_PROMPT, content), read, prompt=_PROMPT)
 
 
 async def compare_groups(dream: Dream | None, episodes: Sequence[Trajectory], replay_buffer: ReplayBuffer) -> list[Trajectory]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from pydantic import BaseModel, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.parts import Episode, User
-from dreamgym_lg.dream.prompter import Prompter, Prompts, keep, overflow_fails_episode
-from dreamgym_lg.dream.prompts import encoded, load_prompt, read_form
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, overflow_fails_episode
+from dreamgym_lg.dream.prompts import encoded, json_prompt, load_prompt, read_form
 from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 from dreamgym_lg.hosted import Hosted
@@ -44,15 +44,15 @@ class ScriptedUser:
         self.reply = reply
 
 
-class _Behind:
-    """A user behind which another one stands."""
+class _WrappingUser:
+    """A user that may leave the reply to another one (`inner`)."""
 
     name = "user"
     inner: User | None
 
     @property
     def model(self) -> BaseChatModel | None:
-        """The chat model of the other user."""
+        """The chat model of the inner user."""
         return getattr(self.inner, "model", None)
 
     @property
@@ -64,7 +64,7 @@ class _Behind:
         return "" if self.inner is None else getattr(self.inner, "version", None)
 
 
-class UntilHandOver(_Behind):
+class UntilHandOver(_WrappingUser):
     """A user that leaves once the agent hands them over by a tool.
 
     Args: `user`, replies until then; `tools`, names of such tools.
@@ -84,7 +84,7 @@ class Goal:
     """The side of a task that its user alone knows."""
 
     goal: str
-    """What the user wants, and what they would accept instead."""
+    """The user's wish, and what they would accept instead."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Private facts, such as an order number: told when asked for."""
     persona: str = ""
@@ -102,7 +102,7 @@ def goal_of(task: Task) -> Goal:
     return Goal(**task.goal) if task.goal else Goal(goal=first_observation(task))
 
 
-class ModelUser(Prompts):
+class ModelUser(ChatModelPart):
     """A user that a language model plays, with a hidden goal.
 
     The same conversation gets the same reply, in all episodes of a group. It reads the agent's messages alone, no tool call.
@@ -163,16 +163,15 @@ class ModelUser(Prompts):
     async def verdict(self, episode: Episode, reply: str) -> "ReplyVerdict":
         """The judge's verdict on one reply. Raises what `Prompter.ask` raises."""
         assert self.judge is not None
-        conversation = [*said(episode.task, episode.steps), message_text(episode.action)]
-        content = {**self.goal(episode.task).side, "conversation": conversation, "reply": reply}
-        messages: list[BaseMessage] = [SystemMessage(load_prompt(JUDGE_PROMPT)), HumanMessage(encoded(content))]
-        return await self.judge.ask(messages, partial(read_form, form=ReplyVerdict), prompt=JUDGE_PROMPT)
+        content = {**self.goal(episode.task).side, "conversation": episode_transcript(episode), "reply": reply}
+        read = partial(read_form, form=ReplyVerdict)
+        return await self.judge.ask(json_prompt(JUDGE_PROMPT, content), read, prompt=JUDGE_PROMPT)
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
         """The prompt: the goal, and the conversation from the user's side."""
         head = f"{load_prompt(PROMPT)}\n\n{encoded(self.goal(episode.task).side)}"
         turns: list[BaseMessage] = [SystemMessage(head), HumanMessage("(The conversation begins.)")]
-        texts = [*said(episode.task, episode.steps), message_text(episode.action)]
+        texts = episode_transcript(episode)
         for number, text in enumerate(texts):
             example = self.turns.example(episode.task, texts[number - 1], text) if number % 2 and self.turns else ""
             above = f"(Another user, to such a message: {encoded(example)})\n" if example else ""
@@ -208,7 +207,7 @@ class Turns:
             nearest = (turns[row] for row in (-vectors @ phi([key[1:]])[0]).argsort(kind="stable"))
             others = (turn for turn in nearest if turn.environment == task.environment and turn.goal != goal)
             reply = next((turn.reply for turn in others if not turn.values & own), "")
-            keep(self._examples, key, reply[:EXAMPLE], 20_000)
+            add_to_cache(self._examples, key, reply[:EXAMPLE], 20_000)
         return self._examples[key]
 
     def _read(self) -> tuple[Sequence["_Turn"], Vectors]:
@@ -216,7 +215,7 @@ class Turns:
         for each in self.replay_buffer.trajectories(source="offline", split="train", errors=False):
             if not each.steps or any(step.decided_by for step in each.steps):
                 continue  # a model's user talked, maybe
-            texts, goal = said(each.task, each.steps), self._goal(each.task).side
+            texts, goal = transcript(each.task, each.steps), self._goal(each.task).side
             if is_answer(each.steps[-1].action):
                 texts[-1] = END  # as `conversation` trains it
             own = values(encoded(goal), *texts[::2])
@@ -251,14 +250,19 @@ def read_reply(known: Collection[str], text: str) -> str | None:
 
 def known_values(goal: Goal, episode: Episode) -> frozenset[str]:
     """The values in a user's goal and conversation, parts of numbers included."""
-    texts = [encoded(goal.side), *said(episode.task, episode.steps), message_text(episode.action)]
+    texts = [encoded(goal.side), *episode_transcript(episode)]
     return values(*texts).union(*(re.findall(r"\d+", text) for text in texts))
 
 
-def said(task: Task, steps: Iterable[Step]) -> list[str]:
+def transcript(task: Task, steps: Iterable[Step]) -> list[str]:
     """The words of user and agent in turn, the user's first message first."""
     turns = ((message_text(step.action), step.next_observation) for step in steps if is_answer(step.action))
     return [first_observation(task), *(text for turn in turns for text in turn)]
+
+
+def episode_transcript(episode: Episode) -> list[str]:
+    """The words of user and agent so far; the agent's present message is the last."""
+    return [*transcript(episode.task, episode.steps), message_text(episode.action)]
 
 
 def values(*texts: str) -> frozenset[str]:
@@ -267,10 +271,9 @@ def values(*texts: str) -> frozenset[str]:
     return frozenset(each for each in ids if "@" in each or len(each) > 4 or sum(map(str.isdigit, each)) > 2)
 
 
-class ReplyVerdict(BaseModel):
+class ReplyVerdict(BaseModel, extra="forbid", title="verdict"):
     """The verdict on a user's reply."""
 
-    model_config = ConfigDict(extra="forbid", title="verdict")
     reason: StrictStr
     contradicts: StrictBool
     """It says or grants what the goal does not hold, or against it."""
@@ -278,7 +281,7 @@ class ReplyVerdict(BaseModel):
     """It answers what the assistant asked, as far as the goal says."""
 
 
-class RecordedUser(_Behind):
+class RecordedUser(_WrappingUser):
     """The user of recorded conversations, as long as the agent keeps to one of them.
 
     It keeps to one whose tool calls and messages come in the same order, with the same arguments; the wording of messages does

@@ -25,7 +25,9 @@ from dreamgym_lg.replay.rows import (
     sqlite_errors,
     store,
     store_tasks,
+    stored_id,
     task_of,
+    trajectory_key,
     update_tasks,
 )
 from dreamgym_lg.text import clean
@@ -130,25 +132,23 @@ class ReplayBuffer:
         Args: `annotation`, of the whole episode, and `reward`, of its last step, are stored with them or, after a crash, not at
         all; None leaves what it had.
         """
-        key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
-        sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
-        ids = self._rows(sql, key)
-        if not ids or len(reasoning) != len(trajectory.steps):
-            raise ReplayBufferError(
-                f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
-                f"it is {'stored' if ids else 'not stored'}, and takes one text a step"
-            )
-        rows = [(clean(text), ids[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
-            if not same_outcome(connection, ids[0][0], trajectory):
+            id = stored_id(connection, trajectory)
+            if id is None or len(reasoning) != len(trajectory.steps):
+                raise ReplayBufferError(
+                    f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory "
+                    f"{trajectory_key(trajectory)}; it is {'not stored' if id is None else 'stored'}, and takes one text a step"
+                )
+            if not same_outcome(connection, id, trajectory):
                 return
-            connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
+            texts = [(clean(text), id, position) for position, text in enumerate(reasoning)]
+            connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", texts)
             if reward is not None:
                 sql = "UPDATE steps SET reward = ? WHERE trajectory_id = ? AND position = ?"
-                connection.execute(sql, (reward, ids[0][0], len(rows) - 1))
+                connection.execute(sql, (reward, id, len(texts) - 1))
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
-                connection.execute(sql, (annotation_text(annotation), ids[0][0]))
+                connection.execute(sql, (annotation_text(annotation), id))
 
     def tasks(self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None) -> list[Task]:
         """The stored tasks, oldest first."""
@@ -186,7 +186,7 @@ class ReplayBuffer:
     def _load_page(self, ids: Sequence[int], *, segments: bool) -> list[Trajectory]:
         with self._lock, sqlite_errors(self._name), self._connection as connection:
             connection.execute("BEGIN")  # another process may correct an outcome between two queries
-            return load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), ids, segments=segments)
+            return load_trajectories(connection.execute, ids, segments=segments)
 
     def count(
         self,

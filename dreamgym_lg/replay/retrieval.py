@@ -217,7 +217,7 @@ class Retriever:
         # Ids rise in the order of commits, so nothing can appear below a highest id that was seen.
         ((last,),) = self._rows("SELECT coalesce(max(id), 0) FROM steps", ())
         while self._indexed_until < last:
-            steps = self._rows(_RETRIEVABLE, [self._indexed_until, last, _PAGE])
+            steps = list(self._rows(_RETRIEVABLE, [self._indexed_until, last, _PAGE]))
             self._index.add(steps)
             self._indexed_until = steps[-1][0] if len(steps) == _PAGE else last
 

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
@@ -28,8 +28,10 @@ _SEGMENT_FIELDS = tuple(field.name for field in fields(Segment))
 _SEGMENT_BLOBS = {"token_ids": "<i4", "sampled": "u1", "logprobs": "<f4"}
 WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
 
-Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
-"""Runs a query with its values and gives all its rows."""
+Rows = Callable[[str, Sequence[Any]], Iterable[tuple[Any, ...]]]
+"""Runs a query with its values and gives its rows."""
+
+_HAS_KEY = "run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
 
 FAILED = "/failed/"
 """Separator in the run name of a failed episode that was played again. It stands between run and id."""
@@ -79,25 +81,33 @@ def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
     return cursor.lastrowid if cursor.rowcount else None
 
 
+def trajectory_key(each: Trajectory) -> tuple[str, int, str, int]:
+    """The run, iteration, task and rollout index that no two stored trajectories share."""
+    return each.run, each.iteration, each.task.id, each.rollout_index
+
+
+def stored_id(connection: sqlite3.Connection, each: Trajectory) -> int | None:
+    """The row id of the stored trajectory with this key."""
+    rows = connection.execute(f"SELECT id FROM trajectories WHERE {_HAS_KEY}", trajectory_key(each))
+    return next((id for (id,) in rows), None)
+
+
 def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
     """Rename the run of a failed episode of this key to `RUN/failed/ID`.
 
     It is not deleted, because ids of steps must never be used again (`Retriever`).
     """
     changed = connection.execute(
-        "UPDATE trajectories SET run = run || ? || id "
-        "WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ? AND error IS NOT NULL",
-        (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
+        f"UPDATE trajectories SET run = run || ? || id WHERE {_HAS_KEY} AND error IS NOT NULL",
+        (FAILED, *trajectory_key(each)),
     )
     return changed.rowcount > 0
 
 
 def _correct_outcome(connection: sqlite3.Connection, each: Trajectory) -> None:
     """Give a stored trace this outcome, if it has another. Annotations know the old one: they are written anew."""
-    key = (each.run, each.iteration, each.task.id, each.rollout_index)
-    sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
-    ((id,),) = connection.execute(sql, key)
-    if same_outcome(connection, id, each):
+    id = stored_id(connection, each)
+    if id is None or same_outcome(connection, id, each):
         return
     connection.execute("UPDATE trajectories SET success = ?, annotation = NULL WHERE id = ?", (each.success, id))
     # Ids of steps stay (`Retriever`). A known outcome may add a step: the agent ended with a tool's answer.
@@ -111,9 +121,8 @@ def _correct_outcome(connection: sqlite3.Connection, each: Trajectory) -> None:
 
 def same_outcome(connection: sqlite3.Connection, id: int, each: Trajectory) -> bool:
     """True if the stored trajectory has this one's outcome."""
-    (stored,) = load_trajectories(lambda sql, values: connection.execute(sql, values).fetchall(), [id])
-    outcomes = [(one.has_outcome, one.success, one.reward) for one in (stored, each)]
-    return outcomes[0] == outcomes[1]
+    (stored,) = load_trajectories(connection.execute, [id])
+    return (stored.has_outcome, stored.success, stored.reward) == (each.has_outcome, each.success, each.reward)
 
 
 def corrections(connection: sqlite3.Connection) -> int:

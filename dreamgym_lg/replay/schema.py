@@ -5,7 +5,7 @@ Imported when a file is opened: sqlite-utils imports pandas where that is instal
 
 import os
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from sqlite_utils import Database
@@ -86,20 +86,16 @@ def connect(name: str) -> sqlite3.Connection:
 def connect_read_only(name: str) -> sqlite3.Connection:
     """A connection that cannot write, to a file with this release's tables."""
     _check_file(name)
-    path, connection = Path(name), None
-    with sqlite_errors(name):
-        try:
-            if path.exists() and path.stat().st_size:
-                connection = _open_read_only(name, _READER_BUSY_SECONDS)
-                db = _wrapped(connection)
-                _check_ours(db, name)
-                if migrations.applied(db):
-                    _check_up_to_date(db, name)
-                    return connection
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            raise
+    path = Path(name)
+    with sqlite_errors(name), ExitStack() as stack:  # closes the connection unless it is returned
+        if path.exists() and path.stat().st_size:
+            connection = stack.enter_context(closing(_open_read_only(name, _READER_BUSY_SECONDS)))
+            db = _wrapped(connection)
+            _check_ours(db, name)
+            if migrations.applied(db):
+                _check_up_to_date(db, name)
+                stack.pop_all()
+                return connection
     raise ReplayBufferError(
         f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
         "(`replay.db` in its folder), or fill one with `dreamgym import`"
