@@ -84,7 +84,7 @@ class ChatWriter:
 
 def _writing(recordings: Recordings) -> list[str]:
     """Names of the writing tools that were called, sorted."""
-    return sorted({tool for trace in recordings.traces for tool, _, _ in trace.calls if tool in recordings.writes})
+    return sorted({tool for tool, _, _ in recordings.calls if tool in recordings.writes})
 
 
 def _examples(recordings: Recordings, writes: Sequence[str]) -> list[str]:

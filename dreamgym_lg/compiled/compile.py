@@ -29,7 +29,7 @@ from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 MANY_FOLDS = 10
-"""Folds used if with the default number some rules would be found from less than half of the traces."""
+"""Folds, if fewer would find some rules from less than half of the traces."""
 
 
 def compile_world(
@@ -92,7 +92,7 @@ def compile_world(
 
 
 def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
-    used = {call.tool for trace in recordings.records for call in trace if call.tool in recordings.writes}
+    used = {tool for tool, _, _ in recordings.calls if tool in recordings.writes}
     return write_source(recordings, write_rules(find_rules(recordings.records, used, looked_up=looked_up)))
 
 

@@ -24,7 +24,7 @@ from dreamgym_lg.types import Drawn, Task
 MAX_DOCUMENTS = 40
 """Most documents of a drawn task."""
 NEAREST = 10
-"""Recorded entities with the most similar requests, among which the state of an unknown one is drawn."""
+"""Recorded entities with the most similar requests: an unknown one gets the state of one of them."""
 
 
 class Drawing(NamedTuple):

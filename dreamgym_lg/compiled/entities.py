@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import is_answer
+from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.identifiers import Identifiers, Type, ids_in
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.compiled.runtime import values_in
@@ -15,9 +16,9 @@ from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Trajectory
 
 MIN_LOOKED_UP = 0.25
-"""If this share of the successes with the same writing tools looked up first, the others count as guesses."""
+"""Share of the successes with the same writing tools. If so many looked up first, the others are guesses."""
 MIN_ALIKE = 3
-"""Recorded entities with an equal field in two documents that show that the field is always equal."""
+"""Least number of entities with the same field in two documents that show it is always equal."""
 REQUEST = ("", "{}")
 """Key of the task's request, which counts as a document of its episode."""
 
@@ -49,8 +50,8 @@ class Records:
         texts = (text for each in chosen for step in each.steps for text in (step.action, step.next_observation))
         requests = (first_observation(task) for task in index.replay_buffer.tasks())
         self.identifiers = Identifiers(self.recordings, "\n".join([*requests, *texts]))
-        calls = [call for trace in self.recordings.traces for call in trace.calls if call[0] in writes]
-        self._common_arguments = common_entities([[(tool, *pair) for pair in _arguments(values)] for tool, values, _ in calls])
+        writing = [(tool, arguments) for tool, arguments, _ in self.recordings.calls if tool in writes]
+        self._common_arguments = common_entities([[(tool, *pair) for pair in _arguments(values)] for tool, values in writing])
         train = [each for each in chosen if each.task.split == "train"]
         self.all = [self.record(*pair) for pair in zip(train, self.recordings.traces, strict=True)]
         self.looked_up = frozenset(place for each in self.all for place in each.documents)
@@ -134,7 +135,7 @@ def _kind(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, json.dumps(value, sort_keys=True)) for name, value in sorted(arguments.items())]
+    return [(name, canonical(value)) for name, value in sorted(arguments.items())]
 
 
 def _is_single_turn(trajectory: Trajectory) -> bool:

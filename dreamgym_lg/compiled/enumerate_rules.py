@@ -27,15 +27,15 @@ from dreamgym_lg.compiled.runtime import check_seen, with_keys
 from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
-"""Share of left-out examples that a rule must answer exactly; otherwise a larger set of documents is tried."""
+"""Share of left-out examples that a rule must answer exactly. Else more documents are tried."""
 MIN_EXAMPLES = 4
 """Examples that a rule is learned from, at least."""
 FOLDS = (3, 10)
 """Folds of cross-validation; the second number is tried if no rule is found: a third may hold all rare cases."""
 MIN_PROMISING = 0.9
-"""Share of left-out examples answered exactly from which on the next number of folds is tried."""
+"""Share of left-out examples answered exactly for which more folds are worth a try."""
 MAX_KINDS, MAX_SINGLE = 10, 0.1
-"""An argument is an enumeration if it has at most 10 values, and at most 10 % of them occur with one entity alone."""
+"""Most values of an enumeration, and largest share of them that occur with one entity alone."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
 MAX_CASES = 30
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How a writing tool answers. The `tree` selects one of the `cases`; the other fields limit where the rule applies."""
+    """The answers of a writing tool. The `tree` selects one of the `cases`; the other fields limit where the rule applies."""
 
     bindings: tuple[Binding, ...]
     tree: Tree
@@ -69,7 +69,7 @@ class Rule(NamedTuple):
     keeps: tuple[str, ...]
     """Reading tools whose other documents never changed after such a call. Those of other tools become unknown."""
     spreads: tuple[str, ...]
-    """Reading tools, other than the bindings', whose answers it may change although they contain none of its ids."""
+    """Other reading tools than the bindings' whose answers it may change, without any of its ids."""
     keys: Mapping[str, Sequence[str]]
     """Binding -> keys of its document in every example. With other keys (an error, say) the outcome is unknown."""
     seen: Mapping[Ref, Sequence[str]]
@@ -142,7 +142,7 @@ def _options(
     examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys, *, looked_up: bool
 ) -> Iterator[tuple[Usable, Learn]]:
     """(examples, function that learns a rule from them), the simplest option first."""
-    direct = _direct(examples, keys)
+    direct = list(_bindings(_usable(examples, ()), keys))  # their ids are arguments
     sets = [bindings for bindings in _binding_sets(examples, keys) if bindings or not looked_up]
     for arithmetic, bindings in product((False, True), sets):
         known = [each for each in examples if each.scope(bindings) is not None]
@@ -150,7 +150,7 @@ def _options(
         bound_calls = {each[1:] for each in bindings}
         rest = [one for one in direct if one[1:] not in bound_calls and all(each.scope((one,)) is not None for each in known)]
         others = tuple(_distinct(one, (*bindings, *rest[:number])) for number, one in enumerate(rest))
-        bound = [(each, scope) for each in known if (scope := each.scope((*bindings, *others))) is not None]
+        bound = _usable(known, (*bindings, *others))
         uniform = _with_most_common_keys(bound, bindings)
         for usable in (bound, uniform) if len(uniform) < len(bound) else (bound,):
             if len(usable) >= MIN_EXAMPLES:
@@ -194,9 +194,9 @@ def _is_exact(answer: Callable[[Scope], Any], example: Example, scope: Scope) ->
         return None
 
 
-def _direct(examples: Sequence[Example], keys: Keys) -> list[Binding]:
-    """Bindings whose ids are arguments."""
-    return list(_bindings([(each, scope) for each in examples if (scope := each.scope(())) is not None], keys))
+def _usable(examples: Sequence[Example], bindings: Sequence[Binding]) -> list[tuple[Example, Scope]]:
+    """The examples in which all these documents are known."""
+    return [(each, scope) for each in examples if (scope := each.scope(bindings)) is not None]
 
 
 def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Binding, ...]]:
@@ -207,7 +207,7 @@ def _binding_sets(examples: Sequence[Example], keys: Keys) -> Iterator[tuple[Bin
     for _ in range(MAX_DOCUMENTS):
         larger = []
         for bindings in sets:
-            bound = [(each, scope) for each in examples if (scope := each.scope(bindings)) is not None]
+            bound = _usable(examples, bindings)
             for other in _bindings(bound, keys):
                 joint = frozenset(each[1:] for each in (*bindings, other))
                 if joint not in seen and not all(_is_bound(other, bindings, scope) for _, scope in bound):

@@ -41,7 +41,7 @@ class Example:
     mentioned: Mapping[str, bool]
     """Label of an id argument -> True if a known document contains the id."""
     answered: frozenset[str]
-    """Labels of the id arguments whose id an earlier answer of the trace contains, even if it has changed since."""
+    """Labels of the id arguments whose id an earlier answer contains, even one that has changed since."""
     after: dict[tuple[str, str], Any] = field(default_factory=dict)
     """Documents that contain one of the call's ids, as they were read after it."""
     others_after: dict[tuple[str, str], Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
 """Arithmetic skips larger numbers: JSON readers disagree about them, and a float cannot hold them exactly."""
 MAX_PAIRS = 400
-"""Most pairs (of numbers, or of a date and a number) that are combined into new values; with more, none is."""
+"""Most pairs of numbers, or of a date and a number, that are combined. With more, none is."""
 
 
 class Const(NamedTuple):

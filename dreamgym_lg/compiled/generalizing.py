@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import combinations, zip_longest
 from typing import Any
 
@@ -50,14 +49,17 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
         return extended
     if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, scopes, arithmetic)):
         return changed
-    first, generalize_part = nodes[0], partial(generalize, scopes=scopes, arithmetic=arithmetic)
-    if isinstance(first, Mapping) and first and all(isinstance(node, Mapping) and list(node) == list(first) for node in nodes):
-        parts = [generalize_part([node[key] for node in nodes]) for key in first]
-        return None if any(part is None for part in parts) else Build(tuple(first), tuple(p for p in parts if p is not None))
-    if isinstance(first, list) and first and all(isinstance(node, list) and len(node) == len(first) for node in nodes):
-        parts = [generalize_part([node[number] for node in nodes]) for number in range(len(first))]
-        return None if any(part is None for part in parts) else Build(None, tuple(p for p in parts if p is not None))
-    return None
+    keys, *others = map(_keys, nodes)
+    if not keys or any(other != keys for other in others):
+        return None
+    parts = [generalize([node[key] for node in nodes], scopes, arithmetic=arithmetic) for key in keys]
+    names = tuple(keys) if isinstance(nodes[0], Mapping) else None
+    return None if None in parts else Build(names, tuple(part for part in parts if part is not None))
+
+
+def _keys(node: Any) -> list[Any]:
+    """The keys of an object, or the indices of a list."""
+    return list(node) if isinstance(node, Mapping) else list(range(len(node))) if isinstance(node, list) else []
 
 
 def _extended(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -> Extend | None:

@@ -15,7 +15,7 @@ Type = tuple[str, str]
 """A reading tool and its only argument."""
 
 _ENTITY = re.compile(r"(?=.*\d)(?=.*[^\W\d_])\S+|\d{3,}|\S*@\S*|[^\W\d_a-z][\w'-]*( [^\W\d_a-z][\w'-]*)*")
-"""An id of letters and digits, a number of three digits or more, an e-mail address, a capitalised name."""
+"""Letters with digits, a number of three digits or more, an e-mail address, a capitalised name."""
 _MAX_TRIES = 50
 
 

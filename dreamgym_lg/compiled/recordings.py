@@ -13,7 +13,7 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, linked_to, naming, only_argument, parsed, possible_ids, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, key_of, naming, only_argument, parsed, possible_ids, values_in
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -87,19 +87,24 @@ class Recordings:
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), functions)
 
+    @property
+    def calls(self) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+        """(tool, arguments, answer) of the calls of all traces."""
+        return (call for trace in self.traces for call in trace.calls)
+
     @cached_property
     def tools(self) -> list[Mapping[str, Any]]:
         """The schema of each recorded tool; if unknown, one inferred from the recorded arguments."""
-        calls: dict[str, list[Mapping[str, Any]]] = {}
-        for tool, arguments, _ in (call for trace in self.traces for call in trace.calls):
-            calls.setdefault(tool, []).append(arguments)
-        return [self.schemas.get(tool) or _schema(tool, arguments) for tool, arguments in sorted(calls.items())]
+        recorded: dict[str, list[Mapping[str, Any]]] = {}
+        for tool, arguments, _ in self.calls:
+            recorded.setdefault(tool, []).append(arguments)
+        return [self.schemas.get(tool) or _schema(tool, arguments) for tool, arguments in sorted(recorded.items())]
 
     @cached_property
     def styles(self) -> Mapping[str, Mapping[str, Any]]:
         """Tool -> the JSON format of most of its answers, one of `STYLES`."""
         answers: dict[str, list[str]] = {}
-        for tool, _, answer in (call for trace in self.traces for call in trace.calls):
+        for tool, _, answer in self.calls:
             answers.setdefault(tool, []).append(answer)
         return {
             tool: max(STYLES, key=lambda style: sum(not isinstance(parsed(text, style), str) for text in texts))
@@ -110,23 +115,20 @@ class Recordings:
     def reads(self) -> Mapping[str, Sequence[str]]:
         """Reading tool -> names of its recorded arguments."""
         reads: dict[str, dict[str, None]] = {}
-        for tool, arguments, _ in (call for trace in self.traces for call in trace.calls if call[0] not in self.writes):
-            reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
+        for tool, arguments, _ in self.calls:
+            if tool not in self.writes:
+                reads.setdefault(tool, {}).update(dict.fromkeys(arguments))
         return {tool: tuple(names) for tool, names in sorted(reads.items())}
 
     @cached_property
     def _looked_up(self) -> frozenset[str]:
         """The values, in JSON, that were a look-up's only argument."""
-        return frozenset(
-            only_argument(key_of(args)) for trace in self.traces for tool, args, _ in trace.calls if tool in self.reads
-        )
+        return frozenset(only_argument(key_of(arguments)) for tool, arguments, _ in self.calls if tool in self.reads)
 
     @cached_property
     def common_values(self) -> frozenset[Hashable]:
         """Values in JSON that too many documents contain to be an entity's (`common_entities`)."""
-        documents = {
-            (tool, key_of(args)): answer for trace in self.traces for tool, args, answer in trace.calls if tool in self.reads
-        }
+        documents = {(tool, key_of(arguments)): answer for tool, arguments, answer in self.calls if tool in self.reads}
         named = [
             {json.dumps(value) for value in values_in([json.loads(key), parsed(answer, self.styles[tool])])}
             for (tool, key), answer in documents.items()
@@ -149,8 +151,7 @@ class Recordings:
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
             read[place] = text
-            changed = naming(read, written, is_common)
-            if tool not in spread_tools and place not in (*changed, *linked_to(changed, read, is_common)):
+            if tool not in spread_tools and place not in naming(read, written, is_common, linked=True):
                 documents.setdefault(place, text)
         return documents
 
@@ -177,8 +178,7 @@ class Recordings:
             for call in trace:
                 if call.tool in self.writes:
                     names = possible_ids(values_in(dict(call.arguments)), self._looked_up)
-                    places = naming(read, names, is_common)
-                    for place in (*places, *linked_to(places, read, is_common)):
+                    for place in naming(read, names, is_common, linked=True):
                         writes_since.setdefault(place, []).append(call.tool)
                     continue
                 place, text = (call.tool, key_of(call.arguments)), json.dumps(call.answer)

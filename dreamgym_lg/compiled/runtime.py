@@ -109,8 +109,7 @@ class State:
         stored = self._known
         is_common, has_number = common_in(stored), any(type(value) is int for value in values)
         looked_up = {only_argument(key) for _, key in stored} if has_number else ()
-        places = naming(stored, possible_ids(values, looked_up), is_common)
-        for place in (*places, *(linked_to(places, stored, is_common) if linked else ())):
+        for place in naming(stored, possible_ids(values, looked_up), is_common, linked=linked):
             if place[0] not in keep:
                 self._changed[place] = None
 
@@ -167,19 +166,22 @@ def possible_ids(values: Sequence[Any], looked_up: Collection[str]) -> set[str]:
 
 
 def naming(
-    documents: Mapping[tuple[str, str], str], names: Iterable[str], is_common: Callable[[str], bool]
+    documents: Mapping[tuple[str, str], str], names: Iterable[str], is_common: Callable[[str], bool], *, linked: bool
 ) -> list[tuple[str, str]]:
     """The documents that have one of these values, in JSON, in arguments or content.
 
     Common values do not count, but for numbers that are the only argument: 1 names the cart that is looked up by 1.
+
+    Args: `linked`, True to add the documents that those refer to (`linked_to`).
     """
     rare, numbers = {name for name in names if not is_common(name)}, {name for name in names if name[0] != '"'}
-    return [
+    places = [
         place
         for place, text in documents.items()
         if any(contains(place[1], name) or contains(text, name) for name in rare)
         or (numbers and only_argument(place[1]) in numbers)
     ]
+    return [*places, *(linked_to(places, documents, is_common) if linked else ())]
 
 
 def common_in(documents: Mapping[tuple[str, str], str]) -> Callable[[str], bool]:

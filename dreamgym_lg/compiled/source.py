@@ -125,21 +125,23 @@ def _call(binding: Binding, names: Mapping[str, str]) -> str:
 
 
 def _condition(condition: Condition, names: Mapping[str, str]) -> str:
-    left = _at(condition.left, names)
-    match condition.kind:
-        case "exists":
+    left, right = _at(condition.left, names), condition.right
+    match condition.kind, right:
+        case "exists", _:
             return f"{left} is not MISSING"
-        case "equals":
-            return f"same({left}, {json.loads(condition.right)!r})"
-    if isinstance(condition.right, Arithmetic):
-        pair = [_code(condition.left, names), _code(condition.right, names)]
-        return f"at_most({', '.join(pair if condition.kind == 'below' else reversed(pair))})"
-    if condition.kind == "below" and not isinstance(condition.right, Ref):
-        return f"below({left}, {condition.right[0]!r}, {condition.right[1]!r})"
-    if condition.kind == "named":
-        return f"named({_at(condition.right, names)}, {left})"
-    right = _at(condition.right, names) if isinstance(condition.right, Ref) else repr(condition.right)
-    return f"{'same' if condition.kind == 'same' else 'at_most'}({left}, {right})"
+        case "equals", _:
+            return f"same({left}, {json.loads(right)!r})"
+        case "same", _:
+            return f"same({left}, {_at(right, names)})"
+        case "named", _:
+            return f"named({_at(right, names)}, {left})"
+        case kind, Arithmetic():
+            pair = [_code(condition.left, names), _code(right, names)]
+            return f"at_most({', '.join(pair if kind == 'below' else reversed(pair))})"
+        case _, Ref():
+            return f"at_most({left}, {_at(right, names)})"
+    last_below, first_above = right
+    return f"below({left}, {last_below!r}, {first_above!r})"
 
 
 def _at(ref: Ref, names: Mapping[str, str]) -> str:

@@ -19,9 +19,9 @@ from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, refere
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
-"""Least number of words of an argument that counts as free text, if it does not occur earlier in the episode."""
+"""Least number of words of free text: an argument that does not occur earlier in the episode."""
 MISSES = 4
-"""Least number of unknown things, and of tasks, whose look-ups got the same answer, for others to get it too."""
+"""Unknown things, and tasks, whose look-ups need the same answer for others to get it."""
 
 
 class Call(NamedTuple):
@@ -37,7 +37,7 @@ Effects = tuple[Call, ...]
 
 
 class Votes(NamedTuple):
-    """How often an answer was recorded for a call, and its first annotation."""
+    """Number of times that an answer was recorded for a call, and its first annotation."""
 
     number: int
     reasoning: str
@@ -85,7 +85,7 @@ class TraceIndex:
         pass_through: Collection[str] = (),
     ) -> None:
         self.uses: Mapping[str, ToolUse] = {}
-        """Which tools write, and why; empty before the first `refresh`."""
+        """Tool -> if it writes, and why; empty before the first `refresh`."""
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
@@ -145,7 +145,8 @@ class TraceIndex:
                 votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
             if scopes and (unnamed := unnamed_values(call, before)) and not self.writes(call.tool):
                 forms = self.misses.setdefault((task.environment, call.tool, tuple(unnamed)), {})
-                forms.setdefault((_form(step.next_observation, unnamed), step.valid), set()).add((task.id, *unnamed.values()))
+                form = _with_placeholders(step.next_observation, unnamed)
+                forms.setdefault((form, step.valid), set()).add((task.id, *unnamed.values()))
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
         if trajectory.success and trajectory.steps:
@@ -179,7 +180,7 @@ class TraceIndex:
         if min(len(values), len(tasks)) < MISSES or 2 * len(values) <= sum(map(len, forms.values())):
             return None
         for name, value in unnamed.items():
-            form = form.replace(_place(name), value)
+            form = form.replace(_placeholder(name), value)
         return form, valid
 
     def writes(self, tool: str) -> bool:
@@ -222,14 +223,14 @@ def unnamed_values(call: Call, before: str) -> dict[str, str]:
     return {name: value for name, value in call.arguments if isinstance(value, str) and value and value not in before}
 
 
-def _form(answer: str, unnamed: Mapping[str, str]) -> str:
+def _with_placeholders(answer: str, unnamed: Mapping[str, str]) -> str:
     """The answer with placeholders for the arguments' values, the longest replaced first."""
     for name, value in sorted(unnamed.items(), key=lambda each: -len(each[1])):
-        answer = answer.replace(value, _place(name))
+        answer = answer.replace(value, _placeholder(name))
     return answer
 
 
-def _place(name: str) -> str:
+def _placeholder(name: str) -> str:
     return f"\0{name}\0"
 
 
