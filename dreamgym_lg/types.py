@@ -230,7 +230,7 @@ def is_unanswered(error: str | None) -> bool:
     return _is_of_class(error, Unanswered)
 
 
-def lacks_answers(group: Iterable["Trajectory"]) -> bool:
+def lacks_answers(group: Iterable[Trajectory]) -> bool:
     """True if a call of one episode had no answer. A right solution may have none either.
 
     False for a drawn task: its reference is known to be answered, so that the call was a mistake of the policy.

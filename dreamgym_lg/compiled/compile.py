@@ -3,12 +3,10 @@
 import json
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -17,10 +15,10 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.chat_writer import ChatWriter
 from dreamgym_lg.compiled.enumerate_rules import find_rules
-from dreamgym_lg.compiled.recordings import Documents, Recordings, Trace
+from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
-from dreamgym_lg.compiled.runtime import State, follow
+from dreamgym_lg.compiled.runtime import State, follow, load_module
 from dreamgym_lg.compiled.source import write_rules, write_source
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.files import whole_folder
@@ -102,11 +100,9 @@ def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgres
     if min(len(rest.traces) for rest, _ in folds) < len(recordings.traces) / 2:
         folds = list(recordings.folds(MANY_FOLDS))
     advance = counter(on_progress, "compile: replay", len(folds))
-    sys.modules.setdefault("runtime", runtime)
     for rest, held_out in folds:
-        source = ModuleType("compiled_world")
-        exec(compile(_enumerated(rest, looked_up), "world.py", "exec"), vars(source))
-        documents = _all_documents(rest)
+        source = load_module(_enumerated(rest, looked_up), Path("world.py"))
+        documents = {place: text for trace in rest.traces for place, text in rest.first_documents(trace).items()}
         for trace in held_out:
             state = State(documents)
             replay.add(trace, [follow(source, state, *call) for call in trace.calls])
@@ -149,10 +145,6 @@ def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], r
     return ""
 
 
-def _all_documents(recordings: Recordings) -> Documents:
-    return {place: text for trace in recordings.traces for place, text in recordings.first_documents(trace).items()}
-
-
 def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
     (folder / "world.py").write_text(text)
     shutil.copyfile(runtime.__file__, folder / "runtime.py")
@@ -167,11 +159,11 @@ def _write_folder(folder: Path, text: str, recordings: Recordings, report: Seque
         ]
         connection.executemany("INSERT INTO documents (task, tool, arguments, document) VALUES (?, ?, ?, ?)", rows)
         connection.commit()
-    figures = {
-        each.tool: {name: getattr(each, name) for name in ("exact", "refused", "unknowable", "wrong")} for each in report
+    names = ("exact", "refused", "unknowable", "wrong")
+    rules = {
+        "admitted": {each.tool: each.admitted for each in report},
+        "replay": {each.tool: {name: getattr(each, name) for name in names} for each in report},
+        "tools": recordings.tools,
     }
-    admitted = {each.tool: each.admitted for each in report}
-    (folder / "rules.json").write_text(
-        json.dumps({"admitted": admitted, "replay": figures, "tools": recordings.tools}, indent=2) + "\n"
-    )
+    (folder / "rules.json").write_text(json.dumps(rules, indent=2) + "\n")
     (folder / "REPLAY.md").write_text(replay_page(report))

@@ -162,11 +162,9 @@ class Scope:
     @cached_property
     def texts(self) -> list[tuple[str, Ref]]:
         """(text, reference) of each string and number, longest text first."""
-        scalars = [(str(node), ref) for ref, node in self.nodes.items() if isinstance(node, (str, int, float)) and str(node)]
-        return sorted(
-            ((text, ref) for text, ref in scalars if not isinstance(self.nodes[ref], bool)),
-            key=lambda e: (-len(e[0]), e[1].root, str(e[1].path)),
-        )
+        scalars = ((ref, node) for ref, node in self.nodes.items() if isinstance(node, (str, int, float)))
+        texts = [(str(node), ref) for ref, node in scalars if not isinstance(node, bool) and node != ""]
+        return sorted(texts, key=lambda each: (-len(each[0]), each[1].root, str(each[1].path)))
 
     @cached_property
     def numbers(self) -> list[tuple[Ref, int | float]]:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.compiled import runtime
@@ -125,10 +125,10 @@ class Compiled:
             timer = threading.Timer(PATIENCE, _kill, [process])
             timer.start()
             try:
-                cast(Any, process.stdin).write(json.dumps({"ask": method, **arguments}).encode() + b"\n")
-                cast(Any, process.stdin).flush()
-                line = cast(Any, process.stdout).readline(LONGEST_ANSWER)
-                return json.loads(line)["result"]
+                requests, replies = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
+                requests.write(json.dumps({"ask": method, **arguments}).encode() + b"\n")
+                requests.flush()
+                return json.loads(replies.readline(LONGEST_ANSWER))["result"]
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise self._lost(f"gave no answer to {arguments.get('call', method)}") from error
             finally:
@@ -153,10 +153,8 @@ class Compiled:
 
 def steps_of(episode: Episode) -> list[list[Any]]:
     """[tool, arguments, answer] of the episode's valid calls, after the drawn look-ups of its task."""
-    calls = [(parse_call(step.action), step) for step in episode.steps if step.valid]
-    return _drawn(episode) + [
-        [call.name, dict(call.arguments), step.next_observation] for call, step in calls if call is not None
-    ]
+    calls = [(parse_call(step.action), step.next_observation) for step in episode.steps if step.valid]
+    return _drawn(episode) + [[call.name, dict(call.arguments), answer] for call, answer in calls if call is not None]
 
 
 def _drawn(episode: Episode) -> list[list[Any]]:

@@ -3,7 +3,6 @@
 It needs only the standard library: this file is the program of the walled process, and a copy of it is in each world's folder.
 """
 
-import importlib.util
 import json
 import re
 import resource
@@ -212,8 +211,8 @@ class Module:
     Args: `folder`, with `world.py` and `world.db`.
     """
 
-    def __init__(self, folder: Path, *, source: ModuleType | None = None) -> None:
-        self.source = source or _load(folder / "world.py")
+    def __init__(self, folder: Path) -> None:
+        self.source = load_module((folder / "world.py").read_bytes(), folder / "world.py")
         self.admitted: Mapping[str, bool] = json.loads((folder / "rules.json").read_text())["admitted"]
         self.documents, self.by_task = _documents(folder / "world.db")
 
@@ -402,12 +401,12 @@ def parsed(text: str, style: Mapping[str, Any]) -> Any:
     return value if not isinstance(value, str) and json.dumps(value, **style) == text else text
 
 
-def _load(path: Path) -> ModuleType:
-    sys.modules.setdefault("runtime", sys.modules[__name__])  # `world.py` imports it
-    spec = importlib.util.spec_from_file_location("compiled_world", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def load_module(code: str | bytes, path: Path) -> ModuleType:
+    """Run a world's code, which imports this file as `runtime`."""
+    sys.modules.setdefault("runtime", sys.modules[__name__])
+    module = ModuleType("compiled_world")
+    module.__file__ = str(path)
+    exec(compile(code, path, "exec"), vars(module))
     return module
 
 

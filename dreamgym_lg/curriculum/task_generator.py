@@ -84,8 +84,8 @@ class TaskChecks:
         trajectories: Iterable[Trajectory] | None = None,
         judged: Callable[[Task], bool] = lambda task: bool(task.rubric.strip()),
     ) -> None:
-        self._known = {task.id: _Text.of(task) for task in known}
-        self._evaluation, self._judged = [_Text.of(task) for task in evaluation], judged
+        self._known = {task.id: _TaskText.of(task) for task in known}
+        self._evaluation, self._judged = [_TaskText.of(task) for task in evaluation], judged
         by_task = [text.entities for text in (*self._known.values(), *self._evaluation)]
         self._held_out = {entity for text in self._evaluation for entity in text.entities} - common_entities(by_task)
         self._recorded: set[str] | None = None
@@ -93,7 +93,7 @@ class TaskChecks:
             self._recorded = {word for each in trajectories for text in _texts(each) for word in words(text)}
 
     def __call__(self, task: Task) -> str | None:
-        text = _Text.of(task)
+        text = _TaskText.of(task)
         # the same id is the same task, generated again by a run that was interrupted before it was played
         if any(text.is_near(other) for id, other in self._known.items() if id != task.id):
             return "known"
@@ -107,14 +107,14 @@ class TaskChecks:
         return None
 
 
-class _Text(NamedTuple):
+class _TaskText(NamedTuple):
     """Words and entities of a task's first observation."""
 
     words: frozenset[str]
     entities: frozenset[str]
 
     @classmethod
-    def of(cls, task: Task) -> "_Text":
+    def of(cls, task: Task) -> "_TaskText":
         text = first_observation(task)
         return cls(frozenset(words(text)), entities(text))
 
@@ -122,7 +122,7 @@ class _Text(NamedTuple):
     def entity_words(self) -> set[str]:
         return {word for entity in self.entities for word in entity.split(" ")}
 
-    def is_near(self, other: "_Text") -> bool:
+    def is_near(self, other: "_TaskText") -> bool:
         """True if few words differ, and none of them is part of an entity."""
         differing, named = self.words ^ other.words, self.entity_words | other.entity_words
         return len(differing) <= (1 - NEAR) * len(self.words | other.words) and differing.isdisjoint(named)

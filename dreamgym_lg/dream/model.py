@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -160,9 +159,8 @@ class Model(ChatModelPart):
             return ()
         key = (observation, action, task.id)
         if key not in self._demonstrations:
-            where: dict[str, Any] = {"environment": task.environment, "exclude_task": task.id}
-            steps = self.replay_buffer.similar(observation, action, k=self.k, **where)
-            add_to_cache(self._demonstrations, key, tuple(steps), _MAX_DEMONSTRATIONS)
+            near = self.replay_buffer.similar(observation, action, k=self.k, environment=task.environment, exclude_task=task.id)
+            add_to_cache(self._demonstrations, key, tuple(near), _MAX_DEMONSTRATIONS)
         return self._demonstrations[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:

@@ -158,10 +158,10 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
     if invented := stated - facts(*seen) - {word for text in seen for word in words(text)}:  # 72.00 may be seen as 72
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
-    said, drawn = f" {' '.join(words(message))} ", episode.task.drawn
-    if unsaid := {each for each in drawn.get("told", ()) if f" {each} " not in said}:
-        return f"the message lacks {', '.join(sorted(unsaid))}"
-    if wrong := {each for each in drawn.get("untold", ()) if f" {each} " in said}:
+    text, drawn = f" {' '.join(words(message))} ", episode.task.drawn
+    if missing := frozenset(each for each in drawn.get("told", ()) if f" {each} " not in text):
+        return f"the message lacks {', '.join(sorted(missing))}"
+    if wrong := {each for each in drawn.get("untold", ()) if f" {each} " in text}:
         return f"the message tells {', '.join(sorted(wrong))}, which is not so"
     return ""
 

@@ -320,10 +320,10 @@ def _find_free_text(recorded: Iterable[Trajectory], writes: Callable[[str], bool
             total.update((call.name, name) for name in texts)
             long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
             earlier = (each.next_observation for each in steps[:position])
-            seen = _words([rules(task), task.instruction, *earlier]) if long else ""
-            free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
+            seen = _normalised([rules(task), task.instruction, *earlier]) if long else ""
+            free.update((call.name, name) for name, value in long.items() if _normalised([value]) not in seen)
     return frozenset(key for key, count in free.items() if 2 * count > total[key])
 
 
-def _words(texts: Iterable[str]) -> str:
+def _normalised(texts: Iterable[str]) -> str:
     return " ".join(" ".join(texts).lower().split())

@@ -93,21 +93,17 @@ def connect_read_only(name: str) -> sqlite3.Connection:
             db = _wrapped(connection)
             _check_ours(db, name)
             if migrations.applied(db):
-                _check_up_to_date(db, name)
+                if pending := migrations.pending(db):
+                    raise ReplayBufferError(
+                        f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
+                        f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
+                    )
                 stack.pop_all()
                 return connection
     raise ReplayBufferError(
         f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
         "(`replay.db` in its folder), or fill one with `dreamgym import`"
     )
-
-
-def _check_up_to_date(db: Database, name: str) -> None:
-    if pending := migrations.pending(db):
-        raise ReplayBufferError(
-            f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
-            f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
-        )
 
 
 def _check_file(name: str) -> None:
