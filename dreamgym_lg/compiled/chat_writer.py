@@ -51,7 +51,7 @@ class ChatWriter:
     def estimate(self, recordings: Recordings, rounds: int) -> str:
         """A sentence with the calls, tokens and price of all rounds, at most."""
         read = rounds * count_tokens_approximately(self._prompt(recordings, "", ()))
-        written = rounds * TOKENS_PER_FUNCTION * len(_writing(recordings))
+        written = rounds * TOKENS_PER_FUNCTION * len(recordings.called_writes)
         read += (rounds - 1) * written // max(rounds, 1)  # repairs read the module
         return (
             f"estimate: at most {rounds} calls of {name_of(self.model)}, about {read:,} tokens read and {written:,} written, "
@@ -70,7 +70,7 @@ class ChatWriter:
         return str(blocks[-1] if blocks else reply).strip()
 
     def _prompt(self, recordings: Recordings, text: str, failures: Sequence[str]) -> list[BaseMessage]:
-        writes = _writing(recordings)
+        writes = recordings.called_writes
         parts = [
             "Tools:\n" + "\n".join(map(tool_line, recordings.tools)),
             "Tools that write: " + ", ".join(writes),
@@ -80,11 +80,6 @@ class ChatWriter:
             report = "\n".join(f"* {failure}" for failure in failures[:MAX_FAILURES])
             parts.append(f"Your module:\n\n```python\n{text}\n```\n\nIt does not replay:\n{report}\n\nWrite it anew, repaired.")
         return [SystemMessage(PROMPT), HumanMessage("\n\n".join(parts))]
-
-
-def _writing(recordings: Recordings) -> list[str]:
-    """Names of the writing tools that were called, sorted."""
-    return sorted({tool for tool, _, _ in recordings.calls if tool in recordings.writes})
 
 
 def _examples(recordings: Recordings, writes: Sequence[str]) -> list[str]:

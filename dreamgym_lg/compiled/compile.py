@@ -90,8 +90,8 @@ def compile_world(
 
 
 def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
-    used = {tool for tool, _, _ in recordings.calls if tool in recordings.writes}
-    return write_source(recordings, write_rules(find_rules(recordings.records, used, looked_up=looked_up)))
+    rules = find_rules(recordings.records, recordings.called_writes, looked_up=looked_up)
+    return write_source(recordings, write_rules(rules))
 
 
 def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:
@@ -110,7 +110,7 @@ def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgres
 
 
 def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds: int, on_progress: OnProgress) -> str:
-    """The best of a chat model's modules. `replay` counts its answers to traces that the model was not shown."""
+    """The best of a chat model's modules. `replay` counts its answers to held-out traces."""
     rest, held_out = next(recordings.folds())
     advance = counter(on_progress, "compile: write", rounds)
     best, text, fewest, failures = "", "", None, list[str]()

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled.entities import REQUEST, Place, Record, Records, object_at, writing_tools
-from dreamgym_lg.compiled.identifiers import Renaming, Type, ids_in
+from dreamgym_lg.compiled.identifiers import Renaming, Type, walk_ids
 from dreamgym_lg.compiled.responder import Compiled
-from dreamgym_lg.compiled.runtime import key_of, parsed, values_in
+from dreamgym_lg.compiled.runtime import key_of, parsed, values_in, walk
 from dreamgym_lg.dream.trace_index import TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -149,7 +149,7 @@ def complete(
             if place in documents or donor is None:
                 continue
             document = donor.record.documents[ids.place(type, donor.value)]
-            for old in dict.fromkeys(id for _, id in ids_in(ids, document)):
+            for old in dict.fromkeys(id for _, id in walk_ids(ids, document)):
                 if old not in donor.renaming and (new := ids.fresh(old, donor.renaming, rng)) is not None:
                     donor.renaming.update(new)
                     origins |= {id: _Origin(donor.record, recorded, donor.renaming) for recorded, id in new.items()}
@@ -157,13 +157,13 @@ def complete(
             documents[place] = {**renamed, **known} if isinstance(renamed, dict) else renamed
             if place not in records.looked_up:
                 _copy_shared_fields(records, documents, place, origins)
-            pending += [id for _, id in ids_in(ids, documents[place])]
+            pending += [id for _, id in walk_ids(ids, documents[place])]
 
 
 def _copy_shared_fields(records: Records, documents: Mapping[Place, Any], place: Place, origins: Mapping[str, _Origin]) -> None:
     """Copy into a new document the fields that other documents determine (`is_shared`)."""
     ids = records.identifiers
-    for spot, value in list(ids_in(ids, documents[place])):
+    for spot, value in list(walk_ids(ids, documents[place])):
         for type in ids.types_of(origins[value].value) if value in origins else ():
             node, other = object_at(documents[place], spot), documents.get(ids.place(type, value))
             if isinstance(other, dict) and isinstance(node, dict) and ids.place(type, value) != place:
@@ -239,15 +239,10 @@ def _facts(records: Records, documents: Mapping[Place, Any], request: str, messa
 def _fields(documents: Mapping[Place, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """(tool and keys, text normalised by `words`) of each scalar in the documents."""
     for (tool, _), document in documents.items():
-        yield from _texts((tool,), document) if isinstance(document, (dict, list)) else ()
-
-
-def _texts(field: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(node, (dict, list)):
-        for key, value in node.items() if isinstance(node, dict) else (("", each) for each in node):
-            yield from _texts((*field, key), value)
-    elif isinstance(node, (str, int, float)) and not isinstance(node, bool) and (text := " ".join(words(str(node)))):
-        yield field, text
+        for path, value in walk(document):
+            is_field = bool(path) and isinstance(value, (str, int, float)) and not isinstance(value, bool)
+            if is_field and (text := " ".join(words(str(value)))):
+                yield (tool, *(step if isinstance(step, str) else "" for step in path)), text
 
 
 def verified(world: Compiled, records: Records, task: Task) -> Task | str:
@@ -255,7 +250,8 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
 
     The answer to a writing call may differ in texts that the last message does not tell.
     """
-    calls, steps, writes = [list(each) for each in task.drawn["documents"]], list[list[str]](), records.recordings.writes
+    calls, steps = [list(each) for each in task.drawn["documents"]], list[list[str]]()
+    writes, styles = records.recordings.writes, records.recordings.styles
     told = set(words(message_text(task.drawn["steps"][-1][0])))
     for action, expected in task.drawn["steps"]:
         if (call := parse_call(action)) is not None:
@@ -263,7 +259,7 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
             if answer is None:
                 return f"{call.name} is not answered"
             lost = set(words(expected)) - set(words(answer))
-            form, expected_form = (_form(parsed(text, records.recordings.styles[call.name])) for text in (answer, expected))
+            form, expected_form = (_structure(parsed(text, styles[call.name])) for text in (answer, expected))
             if answer != expected and (call.name not in writes or form != expected_form or lost & told):
                 return f"{call.name} answers otherwise"
             calls.append([call.name, dict(call.arguments), answer])
@@ -272,10 +268,10 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
     return replace(task, drawn={**task.drawn, "steps": steps})
 
 
-def _form(node: Any) -> Any:
+def _structure(node: Any) -> Any:
     """The structure of a document: keys and types. Texts in lists or alone keep all but digits."""
     if isinstance(node, dict):
-        return {key: type(value).__name__ if isinstance(value, str) else _form(value) for key, value in node.items()}
+        return {key: type(value).__name__ if isinstance(value, str) else _structure(value) for key, value in node.items()}
     if isinstance(node, list):
-        return list(map(_form, node))
+        return list(map(_structure, node))
     return re.sub(r"\d+", "0", node) if isinstance(node, str) else type(node).__name__

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.identifiers import Identifiers, Type, ids_in
+from dreamgym_lg.compiled.identifiers import Identifiers, Type, walk_ids
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.compiled.runtime import values_in
 from dreamgym_lg.dream.trace_index import TraceIndex
@@ -89,7 +89,7 @@ class Records:
         return True
 
     def spots(self, documents: Mapping[Place, Any]) -> dict[tuple[Place, tuple[Any, ...]], str]:
-        return {(place, spot): value for place, node in documents.items() for spot, value in ids_in(self.identifiers, node)}
+        return {(place, spot): value for place, node in documents.items() for spot, value in walk_ids(self.identifiers, node)}
 
     def _shared_fields(self) -> Mapping[tuple[Any, ...], bool]:
         """(kind of place, tool, field) -> True as of `is_shared`."""
@@ -102,7 +102,7 @@ class Records:
                     document = record.documents.get(other)
                     if other != place and isinstance(document, Mapping):
                         for field in node.keys() & document.keys():
-                            equal[_kind(place, spot), type[0], field].append(node[field] == document[field])
+                            equal[_path_names(place, spot), type[0], field].append(node[field] == document[field])
         return {key: len(tests) >= MIN_ALIKE and all(tests) for key, tests in equal.items()}
 
     def known_fields(self, documents: Mapping[Place, Any], value: str, type: Type) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Records:
 
     def is_shared(self, place: Place, spot: Sequence[Any], type: Type, field: str) -> bool:
         """True if a field beside an entity's id always equals that of its own document."""
-        return self._shared.get((_kind(place, spot), type[0], field), False)
+        return self._shared.get((_path_names(place, spot), type[0], field), False)
 
     def text(self, tool: str, document: Any) -> str:
         """A parsed answer as its tool writes it."""
@@ -123,13 +123,13 @@ class Records:
 
 
 def object_at(document: Any, spot: Sequence[Any]) -> Mapping[str, Any]:
-    """The innermost object around a path of `ids_in`; {} for a text outside of objects."""
+    """The innermost object around a path of `walk_ids`; {} for a text outside of objects."""
     for key in spot[:-2]:
         document = document[key]
     return document if isinstance(document, Mapping) else {}
 
 
-def _kind(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
+def _path_names(place: Place, spot: Sequence[Any]) -> tuple[str, ...]:
     """The tool and keys of a path, without list indices."""
     return place[0], *(each for each in spot if isinstance(each, str))
 

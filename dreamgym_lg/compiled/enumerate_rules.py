@@ -12,13 +12,13 @@ from dreamgym_lg.compiled.examples import (
     CallRecord,
     Example,
     Keys,
+    equal_json,
     examples_of,
     find_ids,
     kept_tools,
     label_of,
     place_of,
     recorded_keys,
-    same,
     spreads_of,
 )
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
@@ -189,7 +189,7 @@ def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple
 def _is_exact(answer: Callable[[Scope], Any], example: Example, scope: Scope) -> bool | None:
     """True if the answer equals the recorded one; None if there is none."""
     try:
-        return same(answer(scope), example.answer)
+        return equal_json(answer(scope), example.answer)
     except (LookupError, TypeError):  # it expects another document, such as an object where this one is a text
         return None
 

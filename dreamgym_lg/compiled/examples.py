@@ -112,7 +112,7 @@ def label_of(ref: Ref) -> str:
     return ".".join(map(str, ref.path))
 
 
-def ids_in(arguments: Mapping[str, Any], ids: Iterable[Ref]) -> dict[str, str]:
+def id_arguments(arguments: Mapping[str, Any], ids: Iterable[Ref]) -> dict[str, str]:
     """Label -> value in JSON of each of these arguments that the call has."""
     values = ((label_of(ref), at(arguments, *ref.path)) for ref in ids)
     return {label: canonical(value) for label, value in values if value is not MISSING}
@@ -138,7 +138,7 @@ def examples_of(
                 answered |= _values(place, call.answer, with_key=False)
                 continue
             values = {value for place, document in known.items() for value in _values(place, document, with_key=False)}
-            call_ids = ids_in(call.arguments, ids[call.tool])
+            call_ids = id_arguments(call.arguments, ids[call.tool])
             mentioned = {label: value in values for label, value in call_ids.items()}
             before = frozenset(label for label, value in call_ids.items() if value in answered)
             example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
@@ -147,15 +147,9 @@ def examples_of(
                 since.append(example)
             named = {*call_ids.values()}
             # such a document may have changed: unknown until it is read again, after the last call that names it
-            for place in [place for place, document in known.items() if named & _values(place, document)]:
-                del known[place]
-                pending[place] = example
-            for place in [
-                place
-                for place, earlier in pending.items()
-                if earlier is not example and named & _values(place, earlier.known[place])
-            ]:
-                del pending[place]
+            pending = {place: each for place, each in pending.items() if not named & _values(place, each.known[place])}
+            pending |= {place: example for place, document in known.items() if named & _values(place, document)}
+            known = {place: document for place, document in known.items() if place not in pending}
     return examples
 
 
@@ -182,8 +176,8 @@ def spreads_of(
                     writes_since.append(call)
                 continue
             before, writes_since = known.get(place, (call.answer, []))
-            named = {value for each in writes_since for value in ids_in(each.arguments, ids[each.tool]).values()}
-            if not same(before, call.answer) and not named & _values(place, before):
+            named = {value for each in writes_since for value in id_arguments(each.arguments, ids[each.tool]).values()}
+            if not equal_json(before, call.answer) and not named & _values(place, before):
                 for each in writes_since:
                     spreads.setdefault(each.tool, set()).add(call.tool)
             known[place] = (call.answer, [])
@@ -203,10 +197,10 @@ def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads
         for place, document in example.after.items():
             if place not in bound:
                 unchanged[place[0]] += 1
-                changed |= set() if same(document, example.known[place]) else {place[0]}
+                changed |= set() if equal_json(document, example.known[place]) else {place[0]}
     return tuple(sorted(tool for tool, number in unchanged.items() if number >= MIN_KEPT and tool not in changed))
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_json(one: Any, other: Any) -> bool:
     """True for documents that are equal as JSON."""
     return canonical(one) == canonical(other)

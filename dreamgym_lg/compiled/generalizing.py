@@ -49,7 +49,7 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
         return extended
     if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, scopes, arithmetic)):
         return changed
-    keys, *others = map(_keys, nodes)
+    keys, *others = map(_keys_or_indices, nodes)
     if not keys or any(other != keys for other in others):
         return None
     parts = [generalize([node[key] for node in nodes], scopes, arithmetic=arithmetic) for key in keys]
@@ -57,7 +57,7 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
     return None if None in parts else Build(names, tuple(part for part in parts if part is not None))
 
 
-def _keys(node: Any) -> list[Any]:
+def _keys_or_indices(node: Any) -> list[Any]:
     """The keys of an object, or the indices of a list."""
     return list(node) if isinstance(node, Mapping) else list(range(len(node))) if isinstance(node, list) else []
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from dreamgym_lg.compiled.recordings import Recordings
-from dreamgym_lg.compiled.runtime import key_of
+from dreamgym_lg.compiled.runtime import key_of, walk
 from dreamgym_lg.splits import common_entities
 
 Type = tuple[str, str]
@@ -62,8 +62,8 @@ class Identifiers:
                 by_type.setdefault(type, []).append(value)
         forms: dict[str, set[Type]] = {}
         for type, values in by_type.items():
-            exact = Counter(_form(value, letters=False) for value in values)
-            counts = exact if 2 * len(exact) <= len(values) else Counter(_form(value, letters=True) for value in values)
+            exact = Counter(_pattern_of(value, letters=False) for value in values)
+            counts = exact if 2 * len(exact) <= len(values) else Counter(_pattern_of(value, letters=True) for value in values)
             for form in (form for form, number in counts.items() if number > 1):
                 forms.setdefault(form, set()).add(type)
         return dict(sorted(forms.items()))
@@ -117,7 +117,7 @@ class Identifiers:
         return {**new, name: "".join(new.get(piece, piece) for piece in pieces)} if alike else {}
 
 
-def _form(value: str, *, letters: bool) -> str:
+def _pattern_of(value: str, *, letters: bool) -> str:
     """A regular expression for values that differ in digits and, with `letters`, in letters."""
 
     def generalise(run: re.Match[str]) -> str:
@@ -152,13 +152,8 @@ class Renaming(dict[str, str]):
         return sorted((old - new) & set(re.findall(r"\d{3,}|[^\W\d_]{4,}", text.casefold())))
 
 
-def ids_in(identifiers: Identifiers, node: Any) -> Iterable[tuple[tuple[Any, ...], str]]:
+def walk_ids(identifiers: Identifiers, node: Any) -> Iterable[tuple[tuple[Any, ...], str]]:
     """(path, id) of each id in a document. A path ends with the id's position among those of its text."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from (((key, *place), each) for place, each in ids_in(identifiers, value))
-    elif isinstance(node, list):
-        for number, value in enumerate(node):
-            yield from (((number, *place), each) for place, each in ids_in(identifiers, value))
-    elif isinstance(node, (str, int)) and not isinstance(node, bool):
-        yield from (((number,), each) for number, each in enumerate(identifiers.find(str(node))))
+    for path, value in walk(node):
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            yield from (((*path, number), each) for number, each in enumerate(identifiers.find(str(value))))

@@ -92,6 +92,11 @@ class Recordings:
         """(tool, arguments, answer) of the calls of all traces."""
         return (call for trace in self.traces for call in trace.calls)
 
+    @property
+    def called_writes(self) -> list[str]:
+        """Names of the writing tools that were called, sorted."""
+        return sorted({tool for tool, _, _ in self.calls if tool in self.writes})
+
     @cached_property
     def tools(self) -> list[Mapping[str, Any]]:
         """The schema of each recorded tool; if unknown, one inferred from the recorded arguments."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.compiled.examples import CallRecord, find_ids, ids_in
+from dreamgym_lg.compiled.examples import CallRecord, find_ids, id_arguments
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson
@@ -75,7 +75,7 @@ class Replay:
         looked_up = set[str]()
         for (tool, arguments, recorded), answer in zip(trace.calls, answers, strict=True):
             call_key = {canonical([tool, dict(arguments)])}
-            named = {*ids_in(arguments, self.ids[tool]).values()} if tool in self.writes else call_key
+            named = {*id_arguments(arguments, self.ids[tool]).values()} if tool in self.writes else call_key
             each = self.tools.setdefault(tool, ToolReplay(tool, tool in self.writes))
             each.exact += answer == recorded
             each.refused += answer is None

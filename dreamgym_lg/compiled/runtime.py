@@ -9,7 +9,7 @@ import resource
 import sqlite3
 import sys
 from calendar import monthrange
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
@@ -135,11 +135,16 @@ def key_of(arguments: Mapping[str, Any]) -> str:
 
 def values_in(document: Any) -> list[Any]:
     """All scalars of a document, at any depth."""
-    if isinstance(document, dict):
-        return [each for value in document.values() for each in values_in(value)]
-    if isinstance(document, list):
-        return [each for value in document for each in values_in(value)]
-    return [document]
+    return [value for _, value in walk(document)]
+
+
+def walk(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of each scalar of a document, at any depth."""
+    if isinstance(document, (dict, list)):
+        for step, part in document.items() if isinstance(document, dict) else enumerate(document):
+            yield from walk(part, (*path, step))
+    else:
+        yield path, document
 
 
 def contains(document: str, name: str) -> bool:

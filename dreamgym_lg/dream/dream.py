@@ -50,7 +50,7 @@ class Dream:
 
     @property
     def version(self) -> str:
-        """The names of the models and prompts behind the dream, recorded with every dreamed episode."""
+        """Names of the models and prompts behind the dream, recorded with every episode."""
         return self._version or "+".join(dict.fromkeys(filter(None, self._of_parts("version")))) or "dream"
 
     @property

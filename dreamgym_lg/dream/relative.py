@@ -98,12 +98,14 @@ async def compare_groups(dream: Dream | None, episodes: Sequence[Trajectory], re
     Stores the rewards, and the judge's agreement with itself as metric `judge_consistency`. Args: `episodes`, ordered by task.
     """
     judge = next((each for each in dream.judges if isinstance(each, RelativeJudge)), None) if dream else None
-    played = [each for each in episodes if each.error is None] if judge else []
+    if judge is None:
+        return list(episodes)
+    played = (each for each in episodes if each.error is None)
     groups = [list(group) for _, group in groupby(played, key=lambda episode: episode.task.id)]
     # if one episode of a compared group was played again, the whole group is compared again
-    undecided = [g for g in groups if all(each.steps and each.steps[-1].judged_by == RelativeJudge.name for each in g)]
+    undecided = [g for g in groups if all(each.steps and each.steps[-1].judged_by == judge.name for each in g)]
     waiting = [group for group in undecided if any(each.steps[-1].reasoning == PENDING for each in group)]
-    rankings = await asyncio.gather(*(judge.rank(group) for group in waiting if judge))
+    rankings = await asyncio.gather(*map(judge.rank, waiting))
     rewarded = dict[int, Trajectory]()
     for group, ranking in zip(waiting, rankings, strict=True):
         for each, reward in zip(group, ranking.rewards, strict=True):

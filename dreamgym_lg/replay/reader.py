@@ -88,7 +88,7 @@ class Filters(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Episodes that were found, newest first."""
+    """A page of matching episodes, newest first."""
 
     episodes: Sequence[Episode]
     older: int | None
@@ -184,7 +184,7 @@ class ReplayReader:
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-    """Another text whenever the file may hold something else; takes microseconds.
+    """A text that changes with the file, made in microseconds.
 
     Raises `ReplayBufferError` where the file is missing.
     """

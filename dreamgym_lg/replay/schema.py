@@ -1,4 +1,4 @@
-"""The replay buffer's SQLite file. Whose file it is, its tables, and connections to it.
+"""The replay buffer's SQLite file: its tables, connections, and a check that it is one.
 
 Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
 """
@@ -21,7 +21,7 @@ _SMALLEST = 512
 """No SQLite file has fewer bytes."""
 _BUSY_SECONDS = 60.0
 _READER_BUSY_SECONDS = 2.0
-"""Somebody waits for the page."""
+"""Short: a person waits for the page."""
 
 migrations = Migrations("dreamgym_lg")
 
