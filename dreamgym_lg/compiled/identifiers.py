@@ -98,12 +98,13 @@ class Identifiers:
 
         Args: `renaming`, the replacements so far.
         """
+        is_name = not re.search(r"\d", value)
+        one_word = is_name and " " not in value  # other names have no other word to take
         for _ in range(_MAX_TRIES):
-            if re.search(r"\d", value):
-                new = {value: re.sub(r"\d", lambda digit: rng.choice("123456789" if digit[0] != "0" else "0123456789"), value)}
-            else:
+            if is_name:
                 new = self._fresh_name(value, renaming, rng)
-            one_word = " " not in value and not re.search(r"\d", value)  # other names have no other word to take
+            else:
+                new = {value: re.sub(r"\d", lambda digit: rng.choice("123456789" if digit[0] != "0" else "0123456789"), value)}
             if new and new[value] not in (value, *renaming.values()) and (one_word or new[value] not in self._known):
                 return new
         return None

@@ -194,8 +194,10 @@ class EndState:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is not None or not is_answer(episode.action):
             return None
-        references, own = self.references.of_episode(episode), episode.own_traces
-        changes = self.world.changes(episode.task.id, steps_of(episode), own=own) if references else {"": None}
+        if not (references := self.references.of_episode(episode)):
+            return None
+        own = episode.own_traces
+        changes = self.world.changes(episode.task.id, steps_of(episode), own=own)
         if None in changes.values():
             return None
         for success in references:
