@@ -65,20 +65,20 @@ class RelativeJudge(ChatModelPart):
         """Compare episodes of one task. Identical ones share a place; an unreadable comparison is a tie of all."""
         summaries = list(map(_summary, group))
         texts = list(map(encoded, summaries))
-        by_text = dict(zip(texts, summaries, strict=True))
-        places, distinct, n = [*by_text], [*by_text.values()], range(len(by_text))
+        distinct = dict(zip(texts, summaries, strict=True))
+        episodes, n = [*distinct.values()], range(len(distinct))
         if len(n) < 2:
             return Ranking([0.5] * len(group), 1.0, "all did the same")
         try:
-            task, in_reverse = group[0].task, distinct[::-1]
-            answer, reverse_answer = await asyncio.gather(self._scores(task, distinct), self._scores(task, in_reverse))
+            comparisons = (self._scores(group[0].task, order) for order in (episodes, episodes[::-1]))
+            answer, reverse_answer = await asyncio.gather(*comparisons)
         except PredictionFailed as error:
             return Ranking([0.5] * len(group), 0.0, f"unreadable: {error}")
         orders = answer.scores, reverse_answer.scores[::-1]
         signs = {(i, j): [(s[i] > s[j]) - (s[i] < s[j]) for s in orders] for i in n for j in n if i != j}
-        wins = [fmean(0.5 + sum(signs[i, j]) / 4 for j in n if i != j) for i in n]
+        wins = {text: fmean(0.5 + sum(signs[i, j]) / 4 for j in n if i != j) for i, text in enumerate(distinct)}
         consistency = fmean(float(first == second) for first, second in signs.values())
-        return Ranking([wins[places.index(text)] for text in texts], consistency, answer.reason)
+        return Ranking([wins[text] for text in texts], consistency, answer.reason)
 
     async def _scores(self, task: Task, episodes: Sequence[object]) -> _Answer:
         content: dict[str, object] = {"task": first_observation(task), "rules": "" if task.rubric else rules(task)}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 from langchain_core.tools import BaseTool, Tool
@@ -63,10 +64,7 @@ class Schemas:
 
 # --- answers -----------------------------------------------------------------------------------------------------------
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    **{"object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float)},
-    **{"boolean": (bool,), "null": (type(None),)},
-}
+_TYPES = dict[str, Any](object=dict, array=list, string=str, integer=int, number=(int, float), boolean=bool, null=NoneType)
 
 
 STATE_UPDATE = "State update"
@@ -108,7 +106,7 @@ def _fits(value: Any, schema: Any, root: Mapping[str, Any]) -> bool:
         return any(_fits(value, option, root) for option in schema.get("anyOf") or schema["oneOf"])
     if value not in schema.get("enum", [value]) or value != schema.get("const", value):
         return False
-    if not isinstance(value, _TYPES.get(str(schema.get("type")), (object,))):
+    if not isinstance(value, _TYPES.get(str(schema.get("type")), object)):
         return False
     if isinstance(value, list):
         return all(_fits(item, schema.get("items"), root) for item in value)
