@@ -141,6 +141,18 @@ class PendingStep:
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
+def uncached(policy: BaseChatModel) -> BaseChatModel:
+    """The policy without LangChain's cache, which would repeat earlier replies.
+
+    Raises `ConfigurationError` if it is no chat model.
+    """
+    if not isinstance(policy, BaseChatModel):
+        raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+    policy = policy if policy.cache is False else copy.copy(policy)
+    policy.cache = False
+    return policy
+
+
 class AgentEpisode(ContextEpisode):
     """The episode that the patched classes find in the context of the running code.
 
@@ -157,11 +169,7 @@ class AgentEpisode(ContextEpisode):
         route: Route | None = None,
         pass_through: Sequence[str] = (),
     ) -> None:
-        if not isinstance(policy, BaseChatModel):
-            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        self.graph, self.task = graph, task
-        self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
-        self.policy.cache = False  # a global LLM cache would repeat earlier replies
+        self.graph, self.task, self.policy = graph, task, uncached(policy)
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None

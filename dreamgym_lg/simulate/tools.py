@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -109,17 +110,19 @@ def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) 
 # --- one call -----------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Attempt:
     """A tool call in progress."""
 
-    def __init__(self, call_id: str | None, *, by_node: bool = False, line: str = "") -> None:
-        self.call_id, self.by_node, self.line = call_id, by_node, line
-        """`by_node`: called by a tool node, which writes the messages of the tool's errors."""
-        self.tool: BaseTool | None = None
-        self.action = ""
-        self.ran = False
-        """True once the call passed validation: the tool's function runs, or the environment answers."""
-        self.step: PendingStep | None = None
+    call_id: str | None
+    by_node: bool = False
+    """Called by a tool node, which writes the messages of the tool's errors."""
+    line: str = ""
+    tool: BaseTool | None = None
+    action: str = ""
+    ran: bool = False
+    """True once the call passed validation: the tool's function runs, or the environment answers."""
+    step: PendingStep | None = None
 
     def begin(self, tool: BaseTool, arguments: Any) -> None:
         """Set tool, action and line: the tool's first, or the one that calls it."""

@@ -174,16 +174,13 @@ def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
     """
     readable: list[list[BaseMessage]] = []
     problem: ValueError | None = None
-    for messages in candidates:
-        if messages:
-            try:
-                ended = ParsedConversation.parse(messages).ended
-            except ValueError as error:
-                problem = problem or error
-                continue
-            if ended:
+    for messages in filter(None, candidates):
+        try:
+            if ParsedConversation.parse(messages).ended:
                 return list(messages)
             readable.append(list(messages))
+        except ValueError as error:
+            problem = problem or error
     if readable:
         return max(readable, key=len)
     raise problem or ValueError("no model call with messages is in it (were inputs and outputs recorded?)")

@@ -88,11 +88,11 @@ class ParsedConversation:
         if final is None and verdict is not None and not self.unanswered and self.acts[-1].tool:
             final = render_answer(self.acts[-1].seen[0], tool=self.acts[-1].tool)
         if final is not None:
-            valid = self.malformed is None
-            last = Step(observation=observation, action=final, next_observation="", valid=valid)
-            return [*steps, replace(last, terminated=over, truncated=not over)]
-        over = over and not self.unanswered
-        return [*steps[:-1], replace(steps[-1], terminated=over, truncated=not over)]
+            steps.append(Step(observation=observation, action=final, next_observation="", valid=self.malformed is None))
+        elif self.unanswered:
+            over = False
+        steps[-1] = replace(steps[-1], terminated=over, truncated=not over)
+        return steps
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):

@@ -85,7 +85,7 @@ def messages_of(value: object, speaker: str = "") -> list[BaseMessage]:
 
 def with_system(messages: list[BaseMessage], fields: Mapping[str, Any]) -> list[BaseMessage]:
     """The messages behind the system message that a request has beside them."""
-    content = next((fields[key] for key in _SYSTEM_HOLDERS if fields.get(key)), None)
+    content = next(filter(None, map(fields.get, _SYSTEM_HOLDERS)), None)
     if content is None or not messages or isinstance(messages[0], SystemMessage):
         return messages
     return [*to_messages([{"role": "system", "content": content}]), *messages]
@@ -234,7 +234,7 @@ def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]
 
 
 def _text(block: Mapping[str, Any]) -> str:
-    text = next((block[key] for key in ("text", "content", "refusal") if block.get(key) is not None), None)
+    text = first(block, "text", "content", "refusal")
     text = text.get("value") if isinstance(text, Mapping) else text
     if not isinstance(text, str):
         raise ValueError(f"a text block without a text, {short(text)}")
@@ -256,7 +256,7 @@ def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
         return dict(block)
     inner = _inner(block, _MEDIA)
     mime = str(inner.get("mimeType") or inner.get("mime_type") or "")
-    url = next((inner[key] for key in ("fileUri", "file_uri", "uri") if inner.get(key)), None)
+    url = inner.get("fileUri") or inner.get("file_uri") or inner.get("uri")
     kind = str(inner.get("modality") or mime.partition("/")[0])
     data = {"url": url} if url else {"base64": inner.get("data", inner.get("content"))}
     return {"type": kind if kind in ("image", "audio", "video") else "file", "mime_type": mime, **data}
@@ -301,7 +301,7 @@ def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     calls, invalid = [], []
     for call in recorded:
         inner = next((call[key] for key in ("function", "custom") if isinstance(call.get(key), Mapping)), _inner(call, _CALL))
-        name = next((inner[key] for key in ("name", "toolName", "tool_name") if inner.get(key)), None)
+        name = next(filter(None, map(inner.get, ("name", "toolName", "tool_name"))), None)
         if not isinstance(name, str):
             raise ValueError(f"a tool call without a name, {short(call)}")
         ids = [each.get(key) for key in ("call_id", "toolUseId", "toolCallId", "id") for each in (call, inner)]
@@ -381,6 +381,11 @@ def _answer_text(block: Any) -> str | None:
     if block.keys() == {"json"}:
         return as_text(block["json"])
     return _text(block) if form in _TEXT and "text" in block else None
+
+
+def first(fields: Mapping[str, Any], *keys: str) -> Any:
+    """The value of the first key that is set; None without one."""
+    return next((fields[key] for key in keys if fields.get(key) is not None), None)
 
 
 def decoded(value: object) -> Any:

@@ -277,23 +277,20 @@ def _model_call(span: _Span) -> ModelCall:
 
 
 def _messages(recorded: Any, speaker: str) -> list[BaseMessage]:
-    """The messages in an attribute. Contents that are JSON texts of blocks are read as blocks."""
+    """The messages in an attribute."""
     if isinstance(recorded, Mapping) and ("toolCalls" in recorded or set(recorded) == {"text"}):  # the AI SDK's answer
         recorded = {"role": speaker, "content": recorded.get("text") or "", "tool_calls": decoded(recorded.get("toolCalls"))}
-    listed = recorded if isinstance(recorded, list) else [recorded]
-    for each in listed:
-        if isinstance(each, dict) and isinstance(blocks := _blocks(each.get("content")), list):
-            each["content"] = blocks
-    return messages_of(listed if isinstance(recorded, list) else listed[0], speaker)
+    for each in recorded if isinstance(recorded, list) else [recorded]:
+        if isinstance(each, dict) and "content" in each:
+            each["content"] = _blocks(each["content"])
+    return messages_of(recorded, speaker)
 
 
 def _blocks(content: Any) -> Any:
-    structured = decoded(content)
-    return (
-        structured
-        if isinstance(structured, list) and all(isinstance(e, Mapping) and "type" in e for e in structured)
-        else content
-    )
+    """The content blocks in a JSON text; any other content unchanged."""
+    blocks = decoded(content)
+    is_blocks = isinstance(blocks, list) and all(isinstance(each, Mapping) and "type" in each for each in blocks)
+    return blocks if is_blocks else content
 
 
 def _list(value: object) -> list[Any]:

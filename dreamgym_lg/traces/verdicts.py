@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.traces.messages import decoded, short
+from dreamgym_lg.traces.messages import decoded, first, short
 
 Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
@@ -26,8 +26,6 @@ _RUNTIME = re.compile(
     re.IGNORECASE,
 )
 """Metadata keys that differ between runs of one task. With them every run would be a task of its own."""
-
-
 _THREAD = ("thread_id", "conversation_id", "session_id", "sessionId")
 
 
@@ -101,7 +99,7 @@ def feedback(recorded: object) -> dict[str, Any]:
         listed = [each for each in recorded if isinstance(each, Mapping)] if isinstance(recorded, list) else []
     for each in listed:
         inner = {**each, **(each["result"] if isinstance(each.get("result"), Mapping) else {})}
-        value = next((inner[key] for key in ("avg", "score", "value") if inner.get(key) is not None), None)
+        value = first(inner, "avg", "score", "value")
         if isinstance(value, bool | int | float):
             values[str(inner.get("key") or inner.get("name") or "")].append(value)
     return {key: each[0] if len(each) == 1 else sum(map(float, each)) / len(each) for key, each in values.items()}
