@@ -70,7 +70,7 @@ class Traces(Iterable[Trajectory]):
                 folded += 1
             else:
                 read, successes, known = read + 1, successes + trajectory.success, known + trajectory.has_outcome
-                yield self._held_out(_apart(trajectory, outcomes[trajectory.task.id, trajectory.rollout_index]))
+                yield self._with_split(_numbered(trajectory, outcomes[trajectory.task.id, trajectory.rollout_index]))
         reported, self._rejected, self.folded = self._rejected is not None, tuple(sorted(rejected)), folded
         if reported or not read:
             return
@@ -87,7 +87,7 @@ class Traces(Iterable[Trajectory]):
                 pass
         return self._rejected or ()
 
-    def _held_out(self, trajectory: Trajectory) -> Trajectory:
+    def _with_split(self, trajectory: Trajectory) -> Trajectory:
         position = _position(trajectory)
         split: Split = "test" if position < self._share or position == self._lowest else "train"
         return replace(trajectory, task=replace(trajectory.task, split=split))
@@ -127,7 +127,8 @@ class Traces(Iterable[Trajectory]):
                 with suppress(ValueError):  # one that is rejected replaces no shorter one
                     parsed = ParsedConversation.parse(conversation.messages)
                     scored_later = conversation.thread and callable(self._reward)
-                    self._converted(conversation, parsed, (), None if scored_later else self._verdict(conversation))
+                    verdict = None if scored_later else self._verdict(conversation)
+                    to_trajectory(conversation, parsed, self._environment, verdict, ())
                     prefixes.add(conversation, self._outcome(conversation))
         if unknown:
             raise ConfigurationError(
@@ -145,20 +146,11 @@ class Traces(Iterable[Trajectory]):
             parsed = ParsedConversation.parse(conversation.messages)
             if prefixes.fold(conversation, self._outcome(conversation)):
                 return None
-            return self._converted(conversation, parsed, tools, self._verdict(conversation))
+            return to_trajectory(conversation, parsed, self._environment, self._verdict(conversation), tools)
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
             return Rejected(conversation.line, f"{conversation.place}{error}")
-
-    def _converted(
-        self,
-        source: Conversation,
-        parsed: ParsedConversation,
-        tools: Sequence[Mapping[str, Any] | str],
-        verdict: Verdict | None,
-    ) -> Trajectory:
-        return to_trajectory(parsed, source.fields, self._environment, verdict, tools, source.id or source.thread)
 
     def _outcome(self, conversation: Conversation) -> str:
         """The outcome that a longer conversation must have to replace this one. In one thread, any."""
@@ -169,7 +161,7 @@ class Traces(Iterable[Trajectory]):
 
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):
-            reward = self._asked(self._reward, conversation)
+            reward = self._called_once(self._reward, conversation)
         elif keys := [each for each in (conversation.id, conversation.thread) if each in (self._reward or {})]:
             reward = (self._reward or {})[keys[0]]
         else:
@@ -179,15 +171,15 @@ class Traces(Iterable[Trajectory]):
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
-    def _asked(self, reward: Callable[[Sequence[BaseMessage]], float], conversation: Conversation) -> float:
-        """The reward of these messages. Asked once, because a model may give it and the source is read several times."""
+    def _called_once(self, reward: Callable[[Sequence[BaseMessage]], float], conversation: Conversation) -> float:
+        """The reward of these messages. A model may give it, and the source is read several times."""
         key = blake2b(repr(conversation.messages).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if key not in self._rewards:
             self._rewards[key] = reward(conversation.messages)
         return self._rewards[key]
 
 
-def _apart(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajectory:
+def _numbered(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajectory:
     """Number trajectories that differ in their outcome alone. Args: `outcomes`, of all like it so far."""
     if not trajectory.has_outcome:
         return trajectory

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, best, by_trace, has_calls, join_calls, join_runs, timestamp
 from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools, thread_of
@@ -44,11 +44,11 @@ _EXCHANGES = (
     ("input.value", "output.value"),
 )
 """The attributes of a call's prompt and reply."""
-_ASKED, _ANSWERED = zip(*_EXCHANGES, strict=True)
+_PROMPTS, _REPLIES = zip(*_EXCHANGES, strict=True)
 _TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
 _TOOL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
-_TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "ai.toolCall.args", *_ASKED)
-_TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_ANSWERED)
+_TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "ai.toolCall.args", *_PROMPTS)
+_TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_REPLIES)
 _TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
 _METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
 _THREAD = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
@@ -118,7 +118,7 @@ def _read(line: int, fields: Mapping[str, Any]) -> Part:
     failed = code in (2, "STATUS_CODE_ERROR", "ERROR") or "error.type" in attributes
     ids = _text(fields, "spanId", "span_id"), _text(fields, "parentSpanId", "parent_span_id", "parent_id")
     span = _Span(str(fields.get("name") or ""), attributes, events, failed, fields)
-    return Part(line, *ids, moment(start), _operation(attributes, fields), span)
+    return Part(line, *ids, timestamp(start), _operation(attributes, fields), span)
 
 
 def _record(line: int, fields: Mapping[str, Any]) -> Part:
@@ -130,7 +130,7 @@ def _record(line: int, fields: Mapping[str, Any]) -> Part:
     event = {**attributes, **(body if isinstance(body, Mapping) else {"content": body})}
     start = next((fields[key] for key in ("timeUnixNano", "observedTimeUnixNano", "timestamp") if fields.get(key)), None)
     kind = "event" if name.startswith("gen_ai.") else "none"
-    return Part(line, "", _text(fields, "spanId", "span_id"), moment(start), kind, (name, event))
+    return Part(line, "", _text(fields, "spanId", "span_id"), timestamp(start), kind, (name, event))
 
 
 def _with_events(parts: Sequence[Part]) -> list[Part]:
@@ -233,10 +233,10 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
     parts = _with_events(parts)
     calls = [_model_call(part.data) for part in parts if part.kind == "chat"]
     tools = [_tool_run(part.data) for part in parts if part.kind == "tool"]
-    whole = [rebuilt(calls, tools)]
-    if not asks_tools(whole[0]):
+    whole = [join_calls(calls, tools)]
+    if not has_calls(whole[0]):
         # Some instrumentations know few models: left are the agent's question and answer, and what its tools were asked.
-        agents = [around(_model_call(part.data), tools) for part in parts if part.kind == "other"]
+        agents = [join_runs(_model_call(part.data), tools) for part in parts if part.kind == "other"]
         whole = [*agents, *whole] if tools else [*whole, *agents]
     spans = [part.data for part in parts]
     schemas = (_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS)
@@ -249,7 +249,7 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
 def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
     """The verdict and metadata of a trace: of the first span that has some."""
     fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
-    noted = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
+    metadata = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
     scores = [
         {"name": each.get(_SCORE_NAME), "score": each[_SCORE]}
         for span in spans
@@ -257,7 +257,7 @@ def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
         if _SCORE in each
     ]
     scores += [each for span in spans for each in _list(span.beside.get("annotations"))]
-    return {**fields, "metadata": fields["metadata"] or next(filter(None, noted), None), "feedback": feedback(scores)}
+    return {**fields, "metadata": fields["metadata"] or next(filter(None, metadata), None), "feedback": feedback(scores)}
 
 
 def _model_call(span: _Span) -> ModelCall:
