@@ -129,7 +129,7 @@ class _Canary:
         with self._failures_counted(run):
             yield from iterate_in_episode(chunks, episode) if episode else chunks
         if self._has_outcome(run):
-            with _verify_failures_logged():
+            with _tolerating_verify_errors():
                 if not (_has_breakpoints(graph, more) and graph.get_state(_newest(config)).next):
                     self._record(run)
 
@@ -149,7 +149,7 @@ class _Canary:
                 async for chunk in own:
                     yield chunk
         if self._has_outcome(run):
-            with _verify_failures_logged():
+            with _tolerating_verify_errors():
                 if not (_has_breakpoints(graph, more) and (await graph.aget_state(_newest(config))).next):
                     await asyncio.to_thread(self._record, run)
 
@@ -169,7 +169,7 @@ class _Canary:
         except GraphBubbleUp:
             raise
         except Exception:
-            with _log_failures_logged():
+            with _tolerating_log_errors():
                 self._log.add_error(self._name, run.thread)
             raise
 
@@ -181,7 +181,7 @@ class _Canary:
         """Record the user's own verdict on a run that has ended."""
         assert self._verify is not None
         if (success := self._verify(run.input, run.end.state)) is not None:
-            with _log_failures_logged():
+            with _tolerating_log_errors():
                 self._log.record_outcome(run.thread, bool(success), name=self._name)
 
 
@@ -214,7 +214,7 @@ def _with_listener(graph: Pregel, config: RunnableConfig | None, input: Any) -> 
 
 
 @contextmanager
-def _verify_failures_logged() -> Iterator[None]:
+def _tolerating_verify_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -222,7 +222,7 @@ def _verify_failures_logged() -> Iterator[None]:
 
 
 @contextmanager
-def _log_failures_logged() -> Iterator[None]:
+def _tolerating_log_errors() -> Iterator[None]:
     """A failure of the log is a warning, and no concern of the run."""
     try:
         yield

@@ -272,18 +272,20 @@ class AgentEpisode(ContextEpisode):
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
         """Show the environment the policy's tools (OpenAI's form), with their return schemas."""
-        if self._environment is not None and not {tool["function"]["name"] for tool in tools} <= self._tools.keys():
-            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
-            with self._asking_environment():
-                self._check_running()
-                self._environment.show_tools(list(self._tools.values()))
+        if self._environment is None or {tool["function"]["name"] for tool in tools} <= self._tools.keys():
+            return
+        self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
+        with self._asking_environment():
+            self._check_running()
+            self._environment.show_tools(list(self._tools.values()))
 
     def register_prompt(self, text: str, node: str) -> None:
         """Keep each node's first system prompt, and show the environment the first of all."""
-        is_first = text and not self.prompts
-        if text:
-            self.prompts.setdefault(node, text)
-        if self._environment is not None and is_first:
+        if not text:
+            return
+        is_first = not self.prompts
+        self.prompts.setdefault(node, text)
+        if is_first and self._environment is not None:
             with self._asking_environment():
                 self._environment.show_prompt(text)
 

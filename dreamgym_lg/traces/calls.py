@@ -22,15 +22,16 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ToolRun:
-    """One run of a tool. `call_id` is "" where the trace does not tell which call it answers."""
+    """One run of a tool."""
 
     name: str
     content: str | None
-    """Its return value as text. None where that was not recorded."""
+    """Its return value as text; None if not recorded."""
     call_id: str = ""
+    """The call that it answers; "" if unknown."""
     error: bool = False
     arguments: Mapping[str, Any] | None = None
-    """Its arguments, where the trace has them."""
+    """Its arguments; None if not recorded."""
 
 
 class Part(NamedTuple):
@@ -77,7 +78,7 @@ def by_trace(
 
 
 def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
-    """True for a call that a tool made (an agent used as a tool). It is no act of the agent."""
+    """True for a call made by a tool (a sub-agent), and so no act of the agent."""
     passed = {part.id}
     while (parent := known.get(part.parent)) and parent.id not in passed:
         if parent.kind == "tool":
@@ -145,7 +146,7 @@ def _words_and_calls(message: BaseMessage) -> tuple[str, list[tuple[str, dict[st
 
 
 def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> list[BaseMessage]:
-    """The conversation with those answers that no message holds, taken from the tools' own runs."""
+    """The conversation, with missing tool answers taken from the tools' own runs."""
     left, result, whole = [run for run in tools if run.content is not None], list[BaseMessage](), linked(messages)
     answered = {message.tool_call_id for message in whole if isinstance(message, ToolMessage)}
     for message in whole:

@@ -46,7 +46,7 @@ class ParsedConversation:
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
-        """Read a whole conversation. Raises `ValueError` where it is none that an agent could have held."""
+        """Read a whole conversation. Raises `ValueError` if no agent could have held it."""
         parsed = cls()
         for message in linked(messages):
             parsed._read(message)
@@ -69,7 +69,7 @@ class ParsedConversation:
         return self.reply is not None or self.malformed is not None
 
     def steps(self, verdict: Verdict | None) -> list[Step]:
-        """One step an act. Each observation is the answer to the step before, as it is in the dream.
+        """One step for each act. Each observation is the answer to the step before, as in the dream.
 
         A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
         words change nothing. Without one the last step is truncated: its outcome is unknown.
@@ -163,7 +163,7 @@ class ParsedConversation:
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages; each call has an id of its own, which its answer has too.
+    """The messages with unique call ids, which the answers share.
 
     An answer belongs to the call of its id; of several, or without ids, to that of its tool's name; else to the first that is
     open.

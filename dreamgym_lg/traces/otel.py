@@ -24,7 +24,7 @@ _KINDS = (
     *("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type"),
     *("ai.operationId", "mlflow.spanType", "llm.request.type"),
 )
-"""The attributes that say what a span is, each instrumentation's own."""
+"""Attributes that name a span's kind, one for each instrumentation."""
 _OPERATIONS: Mapping[str, str] = {
     **dict.fromkeys(("chat", "generate_content", "text_completion", "completion", "llm", "chat_model", "generation"), "chat"),
     **dict.fromkeys(("ai.generatetext.dogenerate", "ai.streamtext.dostream"), "chat"),
@@ -57,7 +57,7 @@ _RECORD_KEYS = {"body", "eventName", "event_name", "severityNumber", "severity_n
 """Keys of log records that no span has."""
 _SCORE, _SCORE_NAME = "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
 _WRAPPERS = {"message", "tool_call", "message_content", "tool", "json_schema"}
-"""Keys that OpenInference puts around each element of a list."""
+"""Keys in which OpenInference wraps each element of a list."""
 
 
 class _Span(NamedTuple):
@@ -134,7 +134,7 @@ def _record(line: int, fields: Mapping[str, Any]) -> Part:
 
 
 def _with_events(parts: Sequence[Part]) -> list[Part]:
-    """The spans of a trace with the events in log records. Those of a span that is not there are a model's call."""
+    """The spans of a trace, with the events of log records. Events of a missing span become a model call."""
     by_span: dict[str, list[Part]] = {}
     for part in parts:
         if part.kind == "event":
@@ -150,7 +150,7 @@ def _with_events(parts: Sequence[Part]) -> list[Part]:
 
 
 def _operation(attributes: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
+    """Kind of a span: `chat`, `tool`, `other`; `none` for no part of a run."""
     named = next((decoded(kind) for key in _KINDS if (kind := _value(attributes, key))), fields.get("span_kind"))
     if named is not None:
         operation = _OPERATIONS.get(str(named).lower(), "other")
@@ -165,7 +165,7 @@ def _trace(fields: Mapping[str, Any]) -> str:
 
 
 def _text(fields: Mapping[str, Any], *names: str) -> str:
-    """The first of these that the span or its `context` has, as text."""
+    """The first of these fields in the span or its `context`, as text; else ""."""
     context = fields.get("context")
     places = (fields, context) if isinstance(context, Mapping) else (fields,)
     return next((str(place[key]) for n in names for place in places for key in (n, f"context.{n}") if place.get(key)), "")
@@ -182,7 +182,7 @@ def _plain_attributes(recorded: object) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """OTLP's typed value as it is in JSON."""
+    """OTLP's typed value as plain JSON."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     ((kind, inner),) = value.items()
@@ -215,7 +215,7 @@ def _tree(flat: Mapping[str, Any]) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """A value without what OpenInference puts around the elements of lists."""
+    """A value without OpenInference's wrappers around list elements."""
     if isinstance(value, list):
         return [_unwrapped(each) for each in value]
     if not isinstance(value, Mapping):
@@ -247,7 +247,7 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
 
 
 def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
-    """The verdict and metadata of a trace: of the first span that has some."""
+    """The verdict and metadata of a trace, each from the first span that has one."""
     fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
     metadata = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
     scores = [
@@ -294,7 +294,7 @@ def _blocks(content: Any) -> Any:
 
 
 def _list(value: object) -> list[Any]:
-    """A list, or what holds one as JSON; none for None."""
+    """A list, also from JSON text; [] for None."""
     value = decoded(value)
     if value is None or isinstance(value, list):
         return value or []
@@ -307,7 +307,7 @@ def _system(instructions: object) -> str:
 
 
 def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """Prompt and reply of a call, from one event a message (conventions up to 1.36)."""
+    """Prompt and reply of a call whose messages are span events (conventions up to 1.36)."""
     prompt: list[BaseMessage] = []
     reply: list[BaseMessage] = []
     for name, attributes in events:

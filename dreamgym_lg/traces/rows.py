@@ -1,4 +1,4 @@
-"""A file of traces as rows with their lines. JSON Lines or JSON, compressed or not. What is no JSON is rejected."""
+"""Reads rows of a trace file with their lines: JSON Lines or JSON, also compressed."""
 
 import bz2
 import gzip
@@ -17,9 +17,9 @@ from dreamgym_lg.traces.messages import first, is_message, messages_of, short, t
 from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools, thread_of
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
-"""By a file's first bytes."""
+"""First bytes of a file -> function that opens it."""
 _MESSAGES = ("messages", "conversations", "conversation", "contents", "traj", "trajectory")
-"""The key under which a row has its messages, in the order of preference."""
+"""Keys of a row's messages, the preferred first."""
 _EXCHANGES = (("inputs", "outputs"), ("input", "output"), ("request", "response"), ("prompt", "completion"))
 """Keys of an agent's or model's input and output."""
 _DECODER = json.JSONDecoder()
@@ -115,7 +115,7 @@ def _parsed(number: int, line: bytes) -> TraceRow | Rejected:
 
 
 def _of_document(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
-    """Values one after the other. Elements of an outer array come one by one, so that a cut-off one loses only its end."""
+    """Values one by one. So are elements of an outer array: if it is cut off, only its end is lost."""
     try:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -188,7 +188,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 
 
 def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
-    """The messages of a row; with an answer beside them, that too."""
+    """The messages of a row, with the answer that stands beside them, if any."""
     if (recorded := first(fields, *_MESSAGES)) is not None:
         messages = with_system(to_messages(unpacked(recorded)), fields)
         answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)

@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> Verdict | None:
-    """The outcome that a row or trace has; None where it has none.
+    """The outcome in a row or trace; None without one.
 
     The feedback of `reward_key`, else `reward` or `score` is the reward, a success above 0 and above the lowest of
     `reward_range` where `success` does not say; else `success` alone, else `feedback`.
@@ -63,7 +63,7 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
 
 
 def is_success(reward: float, reward_range: Range) -> bool:
-    """Tells if a reward, as it is recorded, is one of a success."""
+    """True if a reward, as recorded, is a success."""
     return reward > max(0, reward_range[0])
 
 
@@ -106,13 +106,13 @@ def feedback(recorded: object) -> dict[str, Any]:
 
 
 def own_metadata(recorded: object) -> dict[str, Any]:
-    """The application's own metadata of a trace, without what tells its runs apart."""
+    """The application's metadata of a trace, without keys that differ between runs."""
     fields = recorded if isinstance(recorded, Mapping) else {}
     return {key: value for key, value in fields.items() if isinstance(key, str) and not _RUNTIME.fullmatch(key)}
 
 
 def thread_of(*places: object) -> str:
-    """The id of the thread, by the first of these objects that names one. Else ""."""
+    """The first thread id in these objects; else ""."""
     named = (place.get(key) for place in places if isinstance(place, Mapping) for key in _THREAD)
     return next((str(id) for id in named if id and isinstance(id, str | int)), "")
 
@@ -140,7 +140,7 @@ def finite(value: object, name: str) -> float:
 
 
 def recorded_tools(value: object) -> list[dict[str, Any]]:
-    """The tools that a row or a model call says it had, as function schemas. Raises `ValueError` for what are none."""
+    """The recorded tools of a row or model call, as function schemas. Raises `ValueError` if they are unreadable."""
     value = decoded(value)
     if value is None:
         return []
