@@ -147,48 +147,44 @@ class SimulatedEpisode(AgentEpisode):
         if self.cause is not None:
             raise self.cause
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
-    def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, payload: Any, config: RunnableConfig | None = None) -> Any:
         """Run the graph until the user ends the conversation; without a user, once. Returns the last state.
 
         `respond` answers interrupts; breakpoints are passed. The recursion limit and `max_turns` truncate the episode.
         """
-        kwargs = self._with_context(kwargs)
+        options = self._run_options()
         run = _Run(self, payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
+                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **options):
                         run.add_chunk(chunk)
-                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
                 elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
-                    run.add_chunk(self.graph.invoke(run.input, run.config, **kwargs))
+                    run.add_chunk(self.graph.invoke(run.input, run.config, **options))
                 else:
                     run.state = self.graph.invoke(run.input)
                 if not run.proceed([self._reply_to(message) for message in run.messages()]):
                     break
         return run.state
 
-    async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, payload: Any, config: RunnableConfig | None = None) -> Any:
         """As `invoke`."""
-        kwargs = self._with_context(kwargs)
+        options = self._run_options()
         run = _Run(self, payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
+                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **options):
                         run.add_chunk(chunk)
-                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
                 elif isinstance(self.graph, Runnable):
-                    run.add_chunk(await self.graph.ainvoke(run.input, run.config, **kwargs))
+                    run.add_chunk(await self.graph.ainvoke(run.input, run.config, **options))
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
                 else:
@@ -197,10 +193,11 @@ class SimulatedEpisode(AgentEpisode):
                     break
         return run.state
 
-    def _with_context(self, arguments: Kwargs) -> Kwargs:
+    def _run_options(self) -> Kwargs:
+        """The keyword arguments of a run: the graph's context, if there is one."""
         if self._context is None:
-            return arguments
-        return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
+            return {}
+        return {"context": self._context(self.task) if callable(self._context) else self._context}
 
     def run_config(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of a run on a thread of its own. Real graphs, too, get the dream's recursion limit."""
@@ -277,16 +274,17 @@ class _Run:
                 return
         self.state = chunk
 
-    def check_resumable(self, graph: Pregel) -> None:
-        """Raise `ConfigurationError` for a graph that stops at interrupts or breakpoints and cannot go on."""
-        breakpoints = graph.interrupt_before_nodes or graph.interrupt_after_nodes
-        if not isinstance(graph.checkpointer, BaseCheckpointSaver) and (self._interrupts or breakpoints):
+    def may_be_paused(self, graph: Pregel) -> bool:
+        """True if the graph may be at a breakpoint.
+
+        Raises `ConfigurationError` for a graph that stops at interrupts or breakpoints and has no checkpointer to go on from.
+        """
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            return not self._interrupts
+        if self._interrupts or graph.interrupt_before_nodes or graph.interrupt_after_nodes:
             kind = "an interrupt" if self._interrupts else "a breakpoint"
             raise ConfigurationError(f"the graph stops at {kind}, and {NO_CHECKPOINTER}")
-
-    def may_be_paused(self, graph: Pregel) -> bool:
-        """True if the graph may be at a breakpoint, which needs a checkpointer."""
-        return not self._interrupts and isinstance(graph.checkpointer, BaseCheckpointSaver)
+        return False
 
     def messages(self) -> list[str]:
         """The messages to the user: the agent's last one, or questions by interrupts. Empty at the turn limit."""

@@ -78,7 +78,7 @@ def by_trace(
 
 
 def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
-    """True for a call made by a tool (a sub-agent), and so no act of the agent."""
+    """True for a call that a tool made, such as a sub-agent."""
     passed = {part.id}
     while (parent := known.get(part.parent)) and parent.id not in passed:
         if parent.kind == "tool":

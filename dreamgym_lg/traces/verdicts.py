@@ -49,16 +49,18 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
     """
     present = {key: value for key, value in fields.items() if value is not None}
     success = finite(present["success"], "success") > 0 if "success" in present else None
-    named = reward_key is not None and reward_key in (present.get("feedback") or {})
-    for key in () if named else ("reward", "score"):
-        if key in present:
-            reward = finite(present[key], key)
-            return Verdict(scaled(reward, key, reward_range), is_success(reward, reward_range) if success is None else success)
-    if success is not None and not named:
-        return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
-    if (chosen := _chosen(present.get("feedback") or {}, reward_range, reward_key)) is None:
+    feedback = present.get("feedback") or {}
+    if reward_key not in feedback:
+        for key in ("reward", "score"):
+            if key in present:
+                reward = finite(present[key], key)
+                is_good = is_success(reward, reward_range) if success is None else success
+                return Verdict(scaled(reward, key, reward_range), is_good)
+        if success is not None:
+            return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
+    if (chosen := _chosen(feedback, reward_range, reward_key)) is None:
         return None
-    value = finite(present["feedback"][chosen], f"feedback {chosen!r}")
+    value = finite(feedback[chosen], f"feedback {chosen!r}")
     return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), is_success(value, reward_range))
 
 
