@@ -65,8 +65,8 @@ class _Span(NamedTuple):
     attributes: Mapping[str, Any]
     events: Sequence[tuple[str, Mapping[str, Any]]]
     failed: bool
-    beside: Mapping[str, Any]
-    """Verdict and metadata of the row that it stands in."""
+    row: Mapping[str, Any]
+    """The fields that it was read from, with verdict and metadata of the rows around it."""
 
 
 def is_span(value: object) -> bool:
@@ -94,12 +94,12 @@ def _parts(row: TraceRow) -> Iterator[tuple[str, Part]]:
 def _spans(value: object) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise ValueError("not a span: it is no JSON object")
-    held = [value[key] for key in _HOLDERS if key in value]
-    beside = {key: value[key] for key in (*FIELDS, "annotations") if value.get(key) is not None}
-    for children in held:
+    lists = [value[key] for key in _HOLDERS if key in value]
+    inherited = {key: value[key] for key in (*FIELDS, "annotations") if value.get(key) is not None}
+    for children in lists:
         for child in children if isinstance(children, list) else ():
-            yield from _spans({**beside, **child} if isinstance(child, Mapping) else child)
-    if not held:
+            yield from _spans({**inherited, **child} if isinstance(child, Mapping) else child)
+    if not lists:
         yield value
 
 
@@ -128,7 +128,7 @@ def _record(line: int, fields: Mapping[str, Any]) -> Part:
     if name.startswith("gen_ai.") and not _trace(fields):
         raise ValueError(f"the log record {name!r} has no trace id")
     event = {**attributes, **(body if isinstance(body, Mapping) else {"content": body})}
-    start = next((fields[key] for key in ("timeUnixNano", "observedTimeUnixNano", "timestamp") if fields.get(key)), None)
+    start = fields.get("timeUnixNano") or fields.get("observedTimeUnixNano") or fields.get("timestamp") or None
     kind = "event" if name.startswith("gen_ai.") else "none"
     return Part(line, "", _text(fields, "spanId", "span_id"), timestamp(start), kind, (name, event))
 
@@ -248,7 +248,7 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
 
 def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
     """The verdict and metadata of a trace, each from the first span that has one."""
-    fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
+    fields = {key: next((span.row[key] for span in spans if span.row.get(key) is not None), None) for key in FIELDS}
     metadata = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
     scores = [
         {"name": each.get(_SCORE_NAME), "score": each[_SCORE]}
@@ -256,7 +256,7 @@ def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
         for each in (span.attributes, *(event for _, event in span.events))
         if _SCORE in each
     ]
-    scores += [each for span in spans for each in _list(span.beside.get("annotations"))]
+    scores += [each for span in spans for each in _list(span.row.get("annotations"))]
     return {**fields, "metadata": fields["metadata"] or next(filter(None, metadata), None), "feedback": feedback(scores)}
 
 
