@@ -140,14 +140,12 @@ def _system_prompt(model: BaseChatModel, value: Any) -> str:
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
     """Describe a call for a `Route`."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
-    metadata = dict(ensure_config(config).get("metadata") or {})
-    metadata |= kwargs.get("metadata") or {}
-    params = model._get_ls_params()
+    metadata = {**(ensure_config(config).get("metadata") or {}), **(kwargs.get("metadata") or {})}
     return Call(
         node=str(metadata.get("langgraph_node", "")),
         namespace=str(metadata.get("langgraph_checkpoint_ns", "")),
         agent=str(metadata.get("lc_agent_name", "")),
-        model=str(params.get("ls_model_name", "") or ""),
+        model=str(model._get_ls_params().get("ls_model_name") or ""),
         streamed="stream" in name,
     )
 
