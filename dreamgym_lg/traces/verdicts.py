@@ -58,7 +58,7 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
                 return Verdict(scaled(reward, key, reward_range), is_good)
         if success is not None:
             return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
-    if (chosen := _chosen(feedback, reward_range, reward_key)) is None:
+    if (chosen := _outcome_key(feedback, reward_range, reward_key)) is None:
         return None
     value = finite(feedback[chosen], f"feedback {chosen!r}")
     return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), is_success(value, reward_range))
@@ -69,14 +69,14 @@ def is_success(reward: float, reward_range: Range) -> bool:
     return reward > max(0, reward_range[0])
 
 
-def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
+def _outcome_key(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
     """The feedback key of the outcome. `reward_key`, the only one, or the only one named like a score and in the range."""
     if reward_key is not None:
         return reward_key if reward_key in feedback else None
-    candidates = [key for key in feedback if not _named(key, _MEASURES)]
+    candidates = [key for key in feedback if not _has_word(key, _MEASURES)]
     if len(candidates) > 1:
         low, high = reward_range
-        scores = [key for key in candidates if _named(key, _SCORES) and low <= finite(feedback[key], repr(key)) <= high]
+        scores = [key for key in candidates if _has_word(key, _SCORES) and low <= finite(feedback[key], repr(key)) <= high]
         if len(scores) != 1:
             raise ValueError(
                 f"its feedback has the keys {', '.join(map(repr, sorted(feedback)))}: name the one that is the reward, "
@@ -86,7 +86,7 @@ def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | 
     return next(iter(candidates), None)
 
 
-def _named(key: str, words: tuple[str, ...]) -> bool:
+def _has_word(key: str, words: tuple[str, ...]) -> bool:
     return any(word.lower().startswith(words) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", key))
 
 
