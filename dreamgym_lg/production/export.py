@@ -203,7 +203,7 @@ def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
 
 
 def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
-    """The format by which `transformers serve` reads tool calls in replies; None, with a warning, for an unknown one.
+    """The format by which `transformers serve` reads replies; None, with a warning, if unknown.
 
     It is the one that transformers knows of this model, else Hermes' where the chat template writes calls in it.
     """
