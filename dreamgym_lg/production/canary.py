@@ -73,8 +73,8 @@ def canary(
     version = policy_version(policy)
     name = name or version
     log.begin(name, policy_version=version, share=share, alpha=alpha)
-    beside = _Canary(episodes, log, name, verify)
-    return derive(graph, beside.stream, beside.astream)
+    router = _Canary(episodes, log, name, verify)
+    return derive(graph, router.stream, router.astream)
 
 
 class _Run(NamedTuple):
@@ -83,10 +83,10 @@ class _Run(NamedTuple):
     thread: str
     """Its `thread_id`, or that of a run around it. A run without one has an id of its own."""
     input: Any
-    end: "_End"
+    end: "_EndListener"
 
 
-class _End(BaseCallbackHandler):
+class _EndListener(BaseCallbackHandler):
     """Listens for the end of one run. Nothing of the graph, its models and its tools is replaced."""
 
     run_inline = True
@@ -124,13 +124,13 @@ class _Canary:
         if guarded_episode() is not None:
             yield from play(input, config, **more)
             return
-        run, heard = _heard(graph, config, input)
-        episode, chunks = self._begin(graph, run), play(input, heard, **more)
+        run, config = _with_listener(graph, config, input)
+        episode, chunks = self._begin(graph, run), play(input, config, **more)
         with self._failures_counted(run):
             yield from iterate_in_episode(chunks, episode) if episode else chunks
         if self._has_outcome(run):
-            with _failures_of_verify_logged():
-                if not (_has_breakpoints(graph, more) and graph.get_state(_newest(heard)).next):
+            with _tolerating_verify_errors():
+                if not (_has_breakpoints(graph, more) and graph.get_state(_newest(config)).next):
                     self._record(run)
 
     async def astream(
@@ -140,17 +140,17 @@ class _Canary:
             async for chunk in play(input, config, **more):
                 yield chunk
             return
-        run, heard = _heard(graph, config, input)
+        run, config = _with_listener(graph, config, input)
         episode = await asyncio.to_thread(self._begin, graph, run)
-        chunks = play(input, heard, **more)
+        chunks = play(input, config, **more)
         with self._failures_counted(run):
             own: Any = aiterate_in_episode(chunks, episode) if episode else chunks
             async with aclosing(own):
                 async for chunk in own:
                     yield chunk
         if self._has_outcome(run):
-            with _failures_of_verify_logged():
-                if not (_has_breakpoints(graph, more) and (await graph.aget_state(_newest(heard))).next):
+            with _tolerating_verify_errors():
+                if not (_has_breakpoints(graph, more) and (await graph.aget_state(_newest(config))).next):
                     await asyncio.to_thread(self._record, run)
 
     def _begin(self, graph: Pregel, run: _Run) -> AgentEpisode | None:
@@ -169,7 +169,7 @@ class _Canary:
         except GraphBubbleUp:
             raise
         except Exception:
-            with _failures_logged():
+            with _tolerating_log_errors():
                 self._log.add_error(self._name, run.thread)
             raise
 
@@ -181,7 +181,7 @@ class _Canary:
         """Record the user's own verdict on a run that has ended."""
         assert self._verify is not None
         if (success := self._verify(run.input, run.end.state)) is not None:
-            with _failures_logged():
+            with _tolerating_log_errors():
                 self._log.record_outcome(run.thread, bool(success), name=self._name)
 
 
@@ -198,9 +198,9 @@ def _newest(config: RunnableConfig) -> RunnableConfig:
     return {**config, "configurable": {name: value for name, value in own.items() if name != "checkpoint_id"}}
 
 
-def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_Run, RunnableConfig]:
+def _with_listener(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_Run, RunnableConfig]:
     """The run, and its own config with its listener among the callbacks."""
-    end, config = _End(), config or {}
+    end, config = _EndListener(), config or {}
     outer = (var_child_runnable_config.get() or {}).get("configurable") or {}
     own = {**((graph.config or {}).get("configurable") or {}), **(config.get("configurable") or {})}
     thread = own.get("thread_id", outer.get("thread_id"))
@@ -214,7 +214,7 @@ def _heard(graph: Pregel, config: RunnableConfig | None, input: Any) -> tuple[_R
 
 
 @contextmanager
-def _failures_of_verify_logged() -> Iterator[None]:
+def _tolerating_verify_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -222,7 +222,7 @@ def _failures_of_verify_logged() -> Iterator[None]:
 
 
 @contextmanager
-def _failures_logged() -> Iterator[None]:
+def _tolerating_log_errors() -> Iterator[None]:
     """A failure of the log is a warning, and no concern of the run."""
     try:
         yield

@@ -154,33 +154,26 @@ def _write(
     from dreamgym_lg.integrations.transformers.adapter_files import write_model
 
     model: Any = policy.model
-    tokenizer = policy.tokenizer
-    if hosted := model is None:
+    if model is None:
         policy.save(draft)
-        place = {"tinker": json.loads((draft / TINKER_FILE).read_text())}
+        weights, template = {"tinker": json.loads((draft / TINKER_FILE).read_text())}, None
     else:
-        place = {"parameters": sum(each.numel() for name, each in model.named_parameters() if ".lora_" not in name)}
+        weights = {"parameters": sum(each.numel() for name, each in model.named_parameters() if ".lora_" not in name)}
         write_model(model, draft)
-        tokenizer.save_pretrained(draft)
+        policy.tokenizer.save_pretrained(draft)
         _edit(next(draft.rglob("config.json")), {"_name_or_path": None})
+        template = _response_template(policy)
     _generation_config(policy).save_pretrained(draft)
-    # the server reads calls by it; of paths on this machine nothing stays
-    template = None if hosted else _response_template(policy)
+    # no path on this machine is exported
     _edit(draft / "tokenizer_config.json", {"response_template": template, "name_or_path": None, "tokenizer_file": None})
     if code := _code(draft):
         raise ConfigurationError(
             f"the model {policy.name_or_path!r} brings code of its own ({code}), and an export holds none: train a model of an "
             "architecture that transformers has"
         )
-    if template is None and not hosted:
-        logger.warning(
-            "the chat template of %s writes tool calls in no format that `transformers serve` knows: load_policy reads them, "
-            "an OpenAI-compatible server may return them as text",
-            policy.name_or_path,
-        )
     record = {
         **provenance,
-        **place,
+        **weights,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "sampling": policy.sampling,
         "agent": seen_from(folder, agent),
@@ -210,7 +203,7 @@ def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
 
 
 def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
-    """The format by which `transformers serve` reads replies; None for an unknown one.
+    """The format by which `transformers serve` reads replies; None, with a warning, if unknown.
 
     It is the one that transformers knows of this model, else Hermes' where the chat template writes calls in it.
     """
@@ -225,6 +218,11 @@ def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
     known_format = ToolDialect(tokenizer, policy.engine.ends).template_format
     before = known_format.before if known_format is not None else ""
     if not re.fullmatch(r'\s*<tool_call>\s*\{"name": "', before):
+        logger.warning(
+            "the chat template of %s writes tool calls in no format that `transformers serve` knows: load_policy reads them, "
+            "an OpenAI-compatible server may return them as text",
+            policy.name_or_path,
+        )
         return None
     call = {"type": "function", "function": "{content}"}
     calls = {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": call}

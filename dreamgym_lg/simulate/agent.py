@@ -265,7 +265,7 @@ def production_episodes(
     return episode
 
 
-def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
+def derive(graph: Graph, on_stream: Callable[..., Iterator[Any]], on_astream: Callable[..., AsyncIterator[Any]]) -> Graph:
     """A copy of `graph` whose runs go through two functions.
 
     They get the new graph, the original method and its arguments. In a dream (`guarded_episode()`) they must not interfere.
@@ -274,10 +274,10 @@ def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable
 
     class Derived(kind):
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            return stream(self, super().stream, *args, **kwargs)
+            return on_stream(self, super().stream, *args, **kwargs)
 
         def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            return astream(self, super().astream, *args, **kwargs)
+            return on_astream(self, super().astream, *args, **kwargs)
 
     Derived.__name__, Derived.__qualname__, Derived.__module__ = kind.__name__, kind.__qualname__, kind.__module__
     derived = object.__new__(Derived)

@@ -184,7 +184,7 @@ def _tool_parts(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> It
 
 
 def _graph_parts(graphs: Sequence[Pregel]) -> Iterator[Part]:
-    goes_on = bool(graphs) and isinstance(graphs[0].checkpointer, BaseCheckpointSaver)
+    goes_on = isinstance(graphs[0].checkpointer, BaseCheckpointSaver)
     for i, each in enumerate(graphs):
         name = each.get_name()
         if i:

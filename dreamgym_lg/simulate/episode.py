@@ -141,6 +141,18 @@ class PendingStep:
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
+def uncached(policy: BaseChatModel) -> BaseChatModel:
+    """The policy without LangChain's cache, which would repeat earlier replies.
+
+    Raises `ConfigurationError` if it is no chat model.
+    """
+    if not isinstance(policy, BaseChatModel):
+        raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+    policy = policy if policy.cache is False else copy.copy(policy)
+    policy.cache = False
+    return policy
+
+
 class AgentEpisode(ContextEpisode):
     """The episode that the patched classes find in the context of the running code.
 
@@ -157,11 +169,7 @@ class AgentEpisode(ContextEpisode):
         route: Route | None = None,
         pass_through: Sequence[str] = (),
     ) -> None:
-        if not isinstance(policy, BaseChatModel):
-            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        self.graph, self.task = graph, task
-        self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
-        self.policy.cache = False  # a global LLM cache would repeat earlier replies
+        self.graph, self.task, self.policy = graph, task, uncached(policy)
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None
@@ -264,18 +272,20 @@ class AgentEpisode(ContextEpisode):
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
         """Show the environment the policy's tools (OpenAI's form), with their return schemas."""
-        if self._environment is not None and not {tool["function"]["name"] for tool in tools} <= self._tools.keys():
-            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
-            with self._asking_environment():
-                self._check_running()
-                self._environment.show_tools(list(self._tools.values()))
+        if self._environment is None or {tool["function"]["name"] for tool in tools} <= self._tools.keys():
+            return
+        self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
+        with self._asking_environment():
+            self._check_running()
+            self._environment.show_tools(list(self._tools.values()))
 
     def register_prompt(self, text: str, node: str) -> None:
         """Keep each node's first system prompt, and show the environment the first of all."""
-        is_first = text and not self.prompts
-        if text:
-            self.prompts.setdefault(node, text)
-        if self._environment is not None and is_first:
+        if not text:
+            return
+        is_first = not self.prompts
+        self.prompts.setdefault(node, text)
+        if is_first and self._environment is not None:
             with self._asking_environment():
                 self._environment.show_prompt(text)
 

@@ -88,8 +88,7 @@ class GraphTwins:
             )
         if graph.store is not None:
             twin.store = self._stores.setdefault(id(graph.store), _copy_store(graph.store))
-        names = self._simulate_nodes & set(graph.nodes)
-        if names:
+        if names := self._simulate_nodes & set(graph.nodes):
             nodes = graph.nodes.items()
             twin.nodes = {name: self._simulated(name, node) if name in names else node for name, node in nodes}
         return twin

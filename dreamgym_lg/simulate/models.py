@@ -3,8 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from itertools import compress
-from operator import not_
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, manager
@@ -75,19 +73,19 @@ async def _ahandle_event(call: PolicyCall, original: Method, handlers: Handlers,
 
 def _handlers_by_owner(call: PolicyCall, handlers: Handlers) -> tuple[Handlers, Handlers]:
     """(handlers of the policy, handlers of the agent)."""
-    is_policy_handler = [any(each is handler for handler in call.handlers) for each in handlers]
-    return list(compress(handlers, is_policy_handler)), list(compress(handlers, map(not_, is_policy_handler)))
+    of_policy = [each for each in handlers if any(each is handler for handler in call.handlers)]
+    return of_policy, [each for each in handlers if not any(each is handler for handler in of_policy)]
 
 
 def patch_model_class(cls: type[BaseChatModel]) -> None:
-    """Patch the methods that this class itself defines."""
-    if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
-        return
+    """Patch the methods that this class itself defines; of `BaseChatModel`, only `CALLS`."""
     is_base = cls is BaseChatModel
-    for names, handler in ((CALLS, _answer), (ENTRY_POINTS, _entry_point)):
-        for name in names:
-            if names is CALLS if is_base else name in cls.__dict__:
-                dispatch(cls, name, handler(name), answering_episode)
+    if not is_base and cls.__module__.startswith("langchain_core.language_models"):
+        return
+    for name in CALLS if is_base else (*CALLS, *ENTRY_POINTS):
+        if is_base or name in cls.__dict__:
+            handler = _answer(name) if name in CALLS else _entry_point(name)
+            dispatch(cls, name, handler, answering_episode)
 
 
 def _entry_point(name: str) -> Handler:
@@ -142,14 +140,12 @@ def _system_prompt(model: BaseChatModel, value: Any) -> str:
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
     """Describe a call for a `Route`."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
-    metadata = dict(ensure_config(config).get("metadata") or {})
-    metadata |= kwargs.get("metadata") or {}
-    params = model._get_ls_params()
+    metadata = {**(ensure_config(config).get("metadata") or {}), **(kwargs.get("metadata") or {})}
     return Call(
         node=str(metadata.get("langgraph_node", "")),
         namespace=str(metadata.get("langgraph_checkpoint_ns", "")),
         agent=str(metadata.get("lc_agent_name", "")),
-        model=str(params.get("ls_model_name", "") or ""),
+        model=str(model._get_ls_params().get("ls_model_name") or ""),
         streamed="stream" in name,
     )
 
@@ -200,9 +196,9 @@ def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwarg
                 chunks.append(chunk)
                 yield chunk
     finally:  # also if the reader stops early
-        whole = _finish_stream(episode, call, chunks)
-    if whole is not None and (parsed := _parsed(whole, kwargs)):
-        yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
+        last = _finish_stream(episode, call, chunks, kwargs)
+    if last is not None:
+        yield last
 
 
 async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
@@ -213,18 +209,19 @@ async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args
                 chunks.append(chunk)
                 yield chunk
     finally:
-        whole = _finish_stream(episode, call, chunks)
-    if whole is not None and (parsed := _parsed(whole, kwargs)):
-        yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
+        last = _finish_stream(episode, call, chunks, kwargs)
+    if last is not None:
+        yield last
 
 
-def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) -> Any:
-    """Record the complete streamed message and return it; None if it is not the policy's."""
+def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any], kwargs: Kwargs) -> AIMessageChunk | None:
+    """Record the policy's streamed message. Returns a further chunk if a structured answer has to be added."""
     if call is None or not chunks:
         return None
     whole = sum(chunks[1:], chunks[0])
     episode.record_call(call, [whole])
-    return whole
+    parsed = _parsed(whole, kwargs)
+    return AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed) if parsed else None
 
 
 def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -276,16 +277,17 @@ class RemoteEpisode:
     def hear(self, message: Message) -> None:
         """Handle a message of the worker. Raises `ValueError` if it is invalid."""
         message = read_message(message)
-        if not self.ended.done() and "ask" in message:
-            number, args = message["number"], message["args"]
-            if message["ask"] == "stream":
-                answering: Awaitable[Any] = self._stream(number, *args)
-            else:
-                answering = (self._reply if message["ask"] == "policy" else self._step)(*args)
-            self.unanswered.add(number)
-            self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
-        elif not self.ended.done():
+        if self.ended.done():
+            return
+        if "ask" not in message:
             self.ended.set_result(message)
+            return
+        number: int = message["number"]
+        kinds: dict[str, Callable[..., Awaitable[Any]]]
+        kinds = {"policy": self._reply, "stream": partial(self._stream, number), "step": self._step}
+        answering = kinds[message["ask"]](*message["args"])
+        self.unanswered.add(number)
+        self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
 
     async def _answer(self, number: int, answering: Awaitable[Any]) -> None:
         try:

@@ -50,8 +50,8 @@ _OTHER_MODELS = " (if several models act in the graph, such as a supervisor, tra
 _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
-class Script:
-    """A recorded episode during its replay."""
+class Script(Environment):
+    """A recorded episode during its replay: the policy's replies, and the environment that answers them."""
 
     @staticmethod
     def current() -> "Script":
@@ -60,6 +60,7 @@ class Script:
 
     def __init__(self, trajectory: Trajectory, say: Callable[[str], str] = str) -> None:
         self.steps, self.say = trajectory.steps, say
+        self.has_user = any(is_answer(step.action) and not step.terminated for step in self.steps[:-1])
         self.position = 0
         """Number of actions that the policy has replayed."""
         self.actions: dict[int, str] = {}
@@ -96,7 +97,19 @@ class Script:
         """The text that accompanies the policy's last action."""
         return self.steps[self.position - 1].words
 
-    def answer(self, action: str) -> StepResult:
+    def reset(self, task: Task) -> str:
+        return self.steps[0].observation
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.tools = list(tools)
+
+    def show_prompt(self, text: str) -> None:
+        self.prompt = text
+
+    async def astep(self, action: str) -> StepResult:
+        return self.step(action)
+
+    def step(self, action: str) -> StepResult:
         """The recorded answer of the environment to an action."""
         is_returned_directly = self.position - 1 in self.actions and is_answer(action) and self.position < len(self.steps)
         if is_returned_directly and is_answer(self.steps[self.position].action):
@@ -111,27 +124,6 @@ class Script:
         is_last = step.terminated or number == len(self.steps) - 1  # a user replies to any other message
         ended = is_last and (is_answer(action) or (step.terminated and parse_call(action) is None))  # tool calls do not end it
         return StepResult(step.next_observation, 0.0, ended, False, {"valid": step.valid, "decided_by": "recorded"})
-
-
-class _RecordedAnswers(Environment):
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.has_user = any(is_answer(step.action) and not step.terminated for step in script.steps[:-1])
-
-    def reset(self, task: Task) -> str:
-        return self.script.steps[0].observation
-
-    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.script.tools = list(tools)
-
-    def show_prompt(self, text: str) -> None:
-        self.script.prompt = text
-
-    def step(self, action: str) -> StepResult:
-        return self.script.answer(action)
-
-    async def astep(self, action: str) -> StepResult:
-        return self.script.answer(action)
 
 
 class RecordedPolicy(BaseChatModel):
@@ -158,7 +150,7 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
     recorded action to the policy's reply. Default: unchanged.
     """
     script = Script(trajectory, say)
-    context = EpisodeContext(environment=_RecordedAnswers(script))
+    context = EpisodeContext(environment=script)
     with TokenRecorder(seed=0) as recorder, set_var(_playing, script):
         try:
             async for _ in agent.astream({"task": trajectory.task}, None, context=context, stream_mode="values"):

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, Unpack, cast
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -91,12 +90,11 @@ class SimulatedEpisode(AgentEpisode):
         self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
         """True if cut short by the recursion limit, the environment's step limit, `max_turns` or endless interrupts."""
-        self._context = context
         self.listener = self._environment if self._environment is not None and self._environment.has_user else None
         """Replies to the agent's messages. None: the first message ends the episode."""
         self.last_action = ""
         """The message after which the user ended the conversation; "" before."""
-        self._respond, self._max_turns = respond, max_turns
+        self.respond, self.max_turns, self._context = respond, max_turns, context
         self._next_payload, self._read_message = next_payload, read_message
         self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
         self._exit = contextlib.ExitStack()
@@ -149,48 +147,44 @@ class SimulatedEpisode(AgentEpisode):
         if self.cause is not None:
             raise self.cause
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
-    def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, payload: Any, config: RunnableConfig | None = None) -> Any:
         """Run the graph until the user ends the conversation; without a user, once. Returns the last state.
 
         `respond` answers interrupts; breakpoints are passed. The recursion limit and `max_turns` truncate the episode.
         """
-        kwargs = self._with_context(kwargs)
-        run = self._run(payload, config)
+        options = self._run_options()
+        run = _Run(self, payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
+                    for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **options):
                         run.add_chunk(chunk)
-                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool(self.graph.get_state(run.config).next)
                 elif isinstance(self.graph, Runnable):  # around a graph, as of `with_retry`
-                    run.add_chunk(self.graph.invoke(run.input, run.config, **kwargs))
+                    run.add_chunk(self.graph.invoke(run.input, run.config, **options))
                 else:
                     run.state = self.graph.invoke(run.input)
                 if not run.proceed([self._reply_to(message) for message in run.messages()]):
                     break
         return run.state
 
-    async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, payload: Any, config: RunnableConfig | None = None) -> Any:
         """As `invoke`."""
-        kwargs = self._with_context(kwargs)
-        run = self._run(payload, config)
+        options = self._run_options()
+        run = _Run(self, payload, config)
         with self._truncating(run):
             while True:
                 if isinstance(self.graph, Pregel):
-                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
+                    async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **options):
                         run.add_chunk(chunk)
-                    run.check_resumable(self.graph)
                     run.paused = run.may_be_paused(self.graph) and bool((await self.graph.aget_state(run.config)).next)
                 elif isinstance(self.graph, Runnable):
-                    run.add_chunk(await self.graph.ainvoke(run.input, run.config, **kwargs))
+                    run.add_chunk(await self.graph.ainvoke(run.input, run.config, **options))
                 elif (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
                     run.state = await ainvoke(run.input)
                 else:
@@ -199,22 +193,21 @@ class SimulatedEpisode(AgentEpisode):
                     break
         return run.state
 
-    def _with_context(self, arguments: Kwargs) -> Kwargs:
+    def _run_options(self) -> Kwargs:
+        """The keyword arguments of a run: the graph's context, if there is one."""
         if self._context is None:
-            return arguments
-        return {"context": self._context(self.task) if callable(self._context) else self._context, **arguments}
+            return {}
+        return {"context": self._context(self.task) if callable(self._context) else self._context}
 
-    def _run(self, payload: Any, config: RunnableConfig | None) -> "_Run":
-        if isinstance(self.graph, Runnable):  # real graphs too get the dream's recursion limit
-            config = {"recursion_limit": self._twins.limit(self.graph), **(config or {})}
-        return _Run(
-            payload,
-            config,
-            respond=self._respond,
-            next_payload=self._next_payload or partial(next_input, self.graph, payload),
-            read_action=self.read_action,
-            max_turns=self._max_turns if self.listener is not None else 0,
-        )
+    def run_config(self, config: RunnableConfig | None) -> RunnableConfig:
+        """The config of a run on a thread of its own. Real graphs, too, get the dream's recursion limit."""
+        limit = {"recursion_limit": self._twins.limit(self.graph)} if isinstance(self.graph, Runnable) else {}
+        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
+        return cast(RunnableConfig, {**limit, **(config or {}), "configurable": configurable})
+
+    def next_payload(self, first: Any, state: Any, reply: str) -> Any:
+        """The graph's input after a user's reply. Args: `first`, the episode's first input; `state`, the graph's last."""
+        return next_input(self.graph, first, state, reply) if self._next_payload is None else self._next_payload(state, reply)
 
     def read_action(self, state: Any) -> str:
         """The agent's message in a state of the graph, as an action."""
@@ -261,25 +254,14 @@ class _Run:
     Each round: stream with `input`, `add_chunk` each chunk, send `messages` to the user, `proceed` with the replies.
     """
 
-    def __init__(
-        self,
-        payload: Any,
-        config: RunnableConfig | None,
-        *,
-        respond: Callable[[Interrupt], Any],
-        next_payload: NextPayload,
-        read_action: Callable[[Any], str],
-        max_turns: int,
-    ) -> None:
-        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
-        self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
-        self.input = self.state = payload
+    def __init__(self, episode: SimulatedEpisode, payload: Any, config: RunnableConfig | None) -> None:
+        self.config = episode.run_config(config)
+        self.input = self.state = self._first_input = payload
         self.gave_up = False
         """True after `MAX_INTERRUPTS` interrupts in a turn, or `max_turns` replies of a user who has not finished."""
         self.paused = False
         """True at a breakpoint (`interrupt_before`, `interrupt_after`), which the stream does not show."""
-        self._respond, self._next_payload, self._read_action = respond, next_payload, read_action
-        self._converses, self._turns_left = max_turns > 0, max_turns
+        self._episode, self._turns_left = episode, episode.max_turns
         self._interrupts: list[Interrupt] = []
         self._interrupts_in_turn = 0
 
@@ -292,24 +274,25 @@ class _Run:
                 return
         self.state = chunk
 
-    def check_resumable(self, graph: Pregel) -> None:
-        """Raise `ConfigurationError` for a graph that stops at interrupts or breakpoints and cannot go on."""
-        breakpoints = graph.interrupt_before_nodes or graph.interrupt_after_nodes
-        if not isinstance(graph.checkpointer, BaseCheckpointSaver) and (self._interrupts or breakpoints):
+    def may_be_paused(self, graph: Pregel) -> bool:
+        """True if the graph may be at a breakpoint.
+
+        Raises `ConfigurationError` for a graph that stops at interrupts or breakpoints and has no checkpointer to go on from.
+        """
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            return not self._interrupts
+        if self._interrupts or graph.interrupt_before_nodes or graph.interrupt_after_nodes:
             kind = "an interrupt" if self._interrupts else "a breakpoint"
             raise ConfigurationError(f"the graph stops at {kind}, and {NO_CHECKPOINTER}")
-
-    def may_be_paused(self, graph: Pregel) -> bool:
-        """True if the graph may be at a breakpoint, which needs a checkpointer."""
-        return not self._interrupts and isinstance(graph.checkpointer, BaseCheckpointSaver)
+        return False
 
     def messages(self) -> list[str]:
         """The messages to the user: the agent's last one, or questions by interrupts. Empty at the turn limit."""
-        if not self._converses or self.paused:
+        if self._episode.listener is None or self.paused:
             return []
         waiting = [question(each) for each in self._interrupts if self._is_question(each)]
         if not self._interrupts and not malformed_call(self.state):
-            waiting = [self._read_action(self.state)]
+            waiting = [self._episode.read_action(self.state)]
             waiting = list(filter(parse_action, waiting))  # an empty message ends the conversation
         self.gave_up = len(waiting) > self._turns_left
         self._turns_left -= len(waiting)
@@ -327,15 +310,17 @@ class _Run:
             self.input = None  # continues after a breakpoint
         elif interrupts:
             next_text = iter(texts)
-            answers = {each.id: next(next_text) if self._is_question(each) else self._respond(each) for each in interrupts}
+            respond = self._episode.respond
+            answers = {each.id: next(next_text) if self._is_question(each) else respond(each) for each in interrupts}
             self.input = Command(resume=answers)
         else:
-            self.input = self._next_payload(self.state, texts[0])
+            self.input = self._episode.next_payload(self._first_input, self.state, texts[0])
         return True
 
     def _is_question(self, interrupt: Interrupt) -> bool:
         """True if the user answers an interrupt: without `respond`, and if it requests no approval."""
-        return self._converses and self._respond is approve and approval(interrupt) is None
+        can_ask = self._episode.listener is not None and self._episode.respond is approve
+        return can_ask and approval(interrupt) is None
 
 
 def simulated(

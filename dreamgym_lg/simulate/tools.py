@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ def patch_tools() -> None:
     if (shells := sys.modules.get("langchain.agents.middleware.shell_tool")) is not None:
         dispatch(shells.ShellToolMiddleware, "_get_or_create_resources", _start_shell)
     for name in ("_run_one", "_arun_one"):
-        dispatch(ToolNode, name, _recording(name, _recorded_of_node), answering_episode)
+        dispatch(ToolNode, name, _recording(name, _node_recorder), answering_episode)
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:
@@ -56,7 +57,7 @@ def patch_tool_class(cls: type[BaseTool]) -> None:
             dispatch(cls, name, handler, answering_episode)
     if cls is BaseTool:
         for name in ("run", "arun"):
-            dispatch(cls, name, _recording(name, _recorded), answering_episode)
+            dispatch(cls, name, _recording(name, _tool_recorder), answering_episode)
     for name in ENTRY_POINTS:
         if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
             dispatch(cls, name, _entry_point(name), answering_episode)
@@ -78,11 +79,11 @@ def _entry_point(name: str) -> Handler:
     """LangChain's base method in place of a subclass's version, unless the tool really runs."""
 
     @contextmanager
-    def recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
-        with _recorded(episode, tool, args, kwargs) as record, in_episode(episode.owner_of_body(tool)):
+    def recorder(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+        with _tool_recorder(episode, tool, args, kwargs) as record, in_episode(episode.owner_of_body(tool)):
             yield record
 
-    run_recorded = _recording(name, recorded)
+    run_recorded = _recording(name, recorder)
 
     def simulated(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
         if not episode.passes(tool):
@@ -92,15 +93,15 @@ def _entry_point(name: str) -> Handler:
     return simulated
 
 
-def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) -> Handler:
-    """A handler that runs the method inside `recorded`, whose value takes the result. It is async if `name` is."""
+def _recording(name: str, recorder: Callable[..., AbstractContextManager[Any]]) -> Handler:
+    """A handler that runs the method inside `recorder`, whose value takes the result. It is async if `name` is."""
 
     def run(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-        with recorded(episode, owner, args, kwargs) as record:
+        with recorder(episode, owner, args, kwargs) as record:
             return record(original(owner, *args, **kwargs))
 
     async def arun(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-        with recorded(episode, owner, args, kwargs) as record:
+        with recorder(episode, owner, args, kwargs) as record:
             return record(await original(owner, *args, **kwargs))
 
     return arun if name.lstrip("_").startswith("a") else run
@@ -109,17 +110,19 @@ def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) 
 # --- one call -----------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Attempt:
     """A tool call in progress."""
 
-    def __init__(self, call_id: str | None, *, by_node: bool = False, line: str = "") -> None:
-        self.call_id, self.by_node, self.line = call_id, by_node, line
-        """`by_node`: called by a tool node, which writes the messages of the tool's errors."""
-        self.tool: BaseTool | None = None
-        self.action = ""
-        self.ran = False
-        """True once the call passed validation: the tool's function runs, or the environment answers."""
-        self.step: PendingStep | None = None
+    call_id: str | None
+    by_node: bool = False
+    """Called by a tool node, which writes the messages of the tool's errors."""
+    line: str = ""
+    tool: BaseTool | None = None
+    action: str = ""
+    ran: bool = False
+    """True once the call passed validation: the tool's function runs, or the environment answers."""
+    step: PendingStep | None = None
 
     def begin(self, tool: BaseTool, arguments: Any) -> None:
         """Set tool, action and line: the tool's first, or the one that calls it."""
@@ -169,7 +172,7 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
 
 
 @contextmanager
-def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+def _tool_recorder(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
     """Record a call of `run` or of a subclass's `invoke`. An error before the tool's function is an invalid action."""
     arguments = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
     call_id = kwargs.get("tool_call_id")
@@ -223,7 +226,7 @@ def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None)
 
 
 @contextmanager
-def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
+def _node_recorder(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
     """Record a tool node's call if the node itself answers it with an error."""
     call, runtime = args[0], args[2]
     episode.call_order.refuse(_refused(node, runtime.state))

@@ -28,7 +28,7 @@ __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
 
 Format = Literal["auto", "messages", "langsmith", "otel"]
 Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
-"""The score of a recorded conversation, above 0 for a success. By its messages, or by its id (`Conversation.id`)."""
+"""A conversation's score, above 0 for a success: a function of its messages, or scores by id (`Conversation.id`)."""
 
 _Conversations = Iterator[Conversation | Rejected]
 _SCORED = "scored"
@@ -57,7 +57,7 @@ class Traces(Iterable[Trajectory]):
         self._rejected: tuple[Rejected, ...] | None = None
         self._rewards: dict[bytes, float] = {}
         self.folded = 0
-        """Number of traces left out at the last reading: longer ones of the same thread begin with them."""
+        """Traces left out at the last reading, because a longer one of the same thread begins with them."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         rejected, read, successes, known, folded = list[Rejected](), 0, 0, 0, 0
@@ -70,7 +70,7 @@ class Traces(Iterable[Trajectory]):
                 folded += 1
             else:
                 read, successes, known = read + 1, successes + trajectory.success, known + trajectory.has_outcome
-                yield self._held_out(_apart(trajectory, outcomes[trajectory.task.id, trajectory.rollout_index]))
+                yield self._with_split(_numbered(trajectory, outcomes[trajectory.task.id, trajectory.rollout_index]))
         reported, self._rejected, self.folded = self._rejected is not None, tuple(sorted(rejected)), folded
         if reported or not read:
             return
@@ -87,14 +87,14 @@ class Traces(Iterable[Trajectory]):
                 pass
         return self._rejected or ()
 
-    def _held_out(self, trajectory: Trajectory) -> Trajectory:
+    def _with_split(self, trajectory: Trajectory) -> Trajectory:
         position = _position(trajectory)
         split: Split = "test" if position < self._share or position == self._lowest else "train"
         return replace(trajectory, task=replace(trajectory.task, split=split))
 
     @cached_property
     def _lowest(self) -> float | None:
-        """The position of the one task to hold out of a small source. None for another.
+        """The lowest position, if no task's is in the share: that task is held out. Else None.
 
         Reads the source up to the first task in the share.
         """
@@ -127,7 +127,8 @@ class Traces(Iterable[Trajectory]):
                 with suppress(ValueError):  # one that is rejected replaces no shorter one
                     parsed = ParsedConversation.parse(conversation.messages)
                     scored_later = conversation.thread and callable(self._reward)
-                    self._converted(conversation, parsed, (), None if scored_later else self._verdict(conversation))
+                    verdict = None if scored_later else self._verdict(conversation)
+                    to_trajectory(conversation, parsed, self._environment, verdict, ())
                     prefixes.add(conversation, self._outcome(conversation))
         if unknown:
             raise ConfigurationError(
@@ -139,29 +140,20 @@ class Traces(Iterable[Trajectory]):
         return [tools[name] for name in sorted(tools)], prefixes
 
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected | None:
-        """None for one that begins a longer one."""
+        """The trajectory of a conversation; None if a longer one begins with it."""
         tools, prefixes = self._surveyed
         try:
             parsed = ParsedConversation.parse(conversation.messages)
             if prefixes.fold(conversation, self._outcome(conversation)):
                 return None
-            return self._converted(conversation, parsed, tools, self._verdict(conversation))
+            return to_trajectory(conversation, parsed, self._environment, self._verdict(conversation), tools)
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
             return Rejected(conversation.line, f"{conversation.place}{error}")
 
-    def _converted(
-        self,
-        source: Conversation,
-        parsed: ParsedConversation,
-        tools: Sequence[Mapping[str, Any] | str],
-        verdict: Verdict | None,
-    ) -> Trajectory:
-        return to_trajectory(parsed, source.fields, self._environment, verdict, tools, source.id or source.thread)
-
     def _outcome(self, conversation: Conversation) -> str:
-        """The outcome that a longer conversation must have to replace this one. In one thread, any."""
+        """The outcome that a longer conversation must have to replace this one. Within a thread, any outcome will do."""
         if conversation.thread and callable(self._reward):
             return _SCORED  # a function scores all, and is not called for what is left out
         verdict = self._verdict(conversation)
@@ -169,7 +161,7 @@ class Traces(Iterable[Trajectory]):
 
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):
-            reward = self._asked(self._reward, conversation)
+            reward = self._called_once(self._reward, conversation)
         elif keys := [each for each in (conversation.id, conversation.thread) if each in (self._reward or {})]:
             reward = (self._reward or {})[keys[0]]
         else:
@@ -179,15 +171,15 @@ class Traces(Iterable[Trajectory]):
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
-    def _asked(self, reward: Callable[[Sequence[BaseMessage]], float], conversation: Conversation) -> float:
-        """The reward of these messages. Asked once, because a model may give it and the source is read several times."""
+    def _called_once(self, reward: Callable[[Sequence[BaseMessage]], float], conversation: Conversation) -> float:
+        """The reward of these messages. A model may give it, and the source is read several times."""
         key = blake2b(repr(conversation.messages).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if key not in self._rewards:
             self._rewards[key] = reward(conversation.messages)
         return self._rewards[key]
 
 
-def _apart(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajectory:
+def _numbered(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajectory:
     """Number trajectories that differ in their outcome alone. Args: `outcomes`, of all like it so far."""
     if not trajectory.has_outcome:
         return trajectory
@@ -197,7 +189,7 @@ def _apart(trajectory: Trajectory, outcomes: list[tuple[float, bool]]) -> Trajec
 
 
 def _position(trajectory: Trajectory) -> float:
-    """Its task's position in 0 to 1, by its words. By the id, other metadata would put the same words in both splits."""
+    """A hash of the task's words, 0 to 1. A hash of the id would put the same words with other metadata in both splits."""
     words = f"{trajectory.task.environment}/{trajectory.task.instruction}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(words, digest_size=8).digest()) / 2**64
 
@@ -214,30 +206,34 @@ def load_traces(
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
 
-    The source is a file of JSON Lines or JSON (also .xz, .gz, .bz2), a LangGraph checkpointer, or a `SqliteSaver`'s file (the
-    newest `messages` of every thread). Formats: `messages`, conversations in the forms of `traces.messages`, with an answer
-    beside them or not; `langsmith`, exported runs, Langfuse's too; `otel`, OpenTelemetry spans; `auto`, the first that a row
-    fits. Rows of `messages` are read one at a time; the others are held, since a trace is many rows.
+    Every tool call is a step, and so is each message of the agent that a user answered. The last step is the final answer and
+    has the reward. A conversation with a reward is over. One without is truncated: its outcome is unknown, and it counts as no
+    failure.
 
     A task's `messages` are the prompt up to the agent's first act, its instruction the user's words among them; its `metadata`
-    and `rubric` are a row's, its `tools` those of the whole source, by their schemas where these were recorded, else by name.
-    `DreamGym` puts the schemas of its graph in their place. Its id depends on all of these but the tools, and on `environment`.
-
-    Every tool call is a step, and so is what the agent said to a user who went on. The last step is the final answer and has
-    the reward: its feedback of `reward_key`, a row's `reward`, `score` or `success`, else the only feedback or the only one
-    named like a score.
-    `reward` overrides them: a function of the messages, called once for each conversation, or numbers by a conversation's id (a
-    thread, a trace, a row's `id`). Above 0 is a success unless `success` says otherwise; another `reward_range` is scaled to 0
-    to 1. A conversation with a reward is over; one without is truncated: its outcome is unknown, and it counts as no failure.
-
-    `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
-    them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.
+    and `rubric` are a row's. Its `tools` are those of the whole source, by their schemas where these were recorded, else by
+    name; `DreamGym` puts the schemas of its graph in their place. Its id depends on all of these but the tools, and on
+    `environment`.
 
     What cannot be read is in `Traces.rejected` by line and reason, and one warning tells how much; nothing is replaced by an
-    empty text. A conversation read twice is one trajectory to a replay buffer; a new outcome replaces the old one.
+    empty text. A conversation read twice is one trajectory to a replay buffer; a new outcome replaces the old one. Of a thread
+    that was exported turn by turn, only the longest trace is given; `Traces.folded` counts the others. Without ids of threads,
+    a shorter trace is also given if its known outcome differs.
 
-    Of a thread that was exported turn by turn the longest trace is given; `Traces.folded` counts the others. So it is without
-    ids of threads, but for a trace whose known outcome no longer one has.
+    Args:
+        path_or_checkpointer: A file of JSON Lines or JSON (also .xz, .gz, .bz2), a LangGraph checkpointer, or a `SqliteSaver`'s
+            file (the newest `messages` of every thread).
+        format: `messages`: conversations in the forms of `traces.messages`, with an answer beside them or not. `langsmith`:
+            exported runs, Langfuse's too. `otel`: OpenTelemetry spans. `auto`: the first that a row fits. Rows of `messages`
+            are read one at a time; the others are held, since a trace is many rows.
+        environment: The tasks' environment, part of their ids.
+        reward: Overrides the recorded rewards. A function of the messages, called once for each conversation, or numbers by a
+            conversation's id (a thread, a trace, a row's `id`).
+        reward_range: The lowest and the highest reward, scaled to 0 to 1. Above 0 is a success unless `success` says otherwise.
+        reward_key: The feedback that is the reward. Default: a row's `reward`, `score` or `success`, else the only feedback or
+            the only one named like a score.
+        held_out: The share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
+            them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.
 
     Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` gives a number outside of
     `reward_range` or names an unknown conversation, or for a `held_out` that is no share.

@@ -22,15 +22,16 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ToolRun:
-    """One run of a tool. `call_id` is "" where the trace does not tell which call it answers."""
+    """One run of a tool."""
 
     name: str
     content: str | None
-    """Its return value as text. None where that was not recorded."""
+    """Its return value as text; None if not recorded."""
     call_id: str = ""
+    """The call that it answers; "" if unknown."""
     error: bool = False
     arguments: Mapping[str, Any] | None = None
-    """Its arguments, where the trace has them."""
+    """Its arguments; None if not recorded."""
 
 
 class Part(NamedTuple):
@@ -77,7 +78,7 @@ def by_trace(
 
 
 def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
-    """True for a call that a tool made (an agent used as a tool). It is no act of the agent."""
+    """True for a call that a tool made, such as a sub-agent."""
     passed = {part.id}
     while (parent := known.get(part.parent)) and parent.id not in passed:
         if parent.kind == "tool":
@@ -87,7 +88,7 @@ def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
     return False
 
 
-def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
+def join_calls(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
     """Join model calls, in the order of their start, to their longest conversation. Tool runs give missing answers.
 
     A call goes on with the conversation whose last reply it was shown, whatever was trimmed before it. So the calls of a
@@ -96,7 +97,7 @@ def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMe
     held: list[list[BaseMessage]] = []
     for call in calls:
         for messages in reversed(held):
-            if (new := _news(messages, call.prompt)) is not None:
+            if (new := _new_messages(messages, call.prompt)) is not None:
                 messages += [*new, *call.reply]
                 break
         else:
@@ -104,17 +105,17 @@ def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMe
     return _completed(max(held, key=len, default=[]), tools)
 
 
-def asks_tools(messages: Iterable[BaseMessage]) -> bool:
+def has_calls(messages: Iterable[BaseMessage]) -> bool:
     return any(isinstance(message, AIMessage) and message.tool_calls for message in messages)
 
 
-def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
+def join_runs(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
     """Join an agent's prompt, tool runs and answer, where its model calls were not recorded.
 
     Empty if its messages leave the calls out and a tool's arguments are unknown: that would be another conversation.
     """
     whole = [*agent.prompt, *agent.reply]
-    if asks_tools(whole):
+    if has_calls(whole):
         return _completed(whole, tools)
     messages = list(agent.prompt)
     for number, run in enumerate(tools):
@@ -126,26 +127,26 @@ def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
     return [*messages, *agent.reply]
 
 
-def _news(messages: Sequence[BaseMessage], prompt: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
+def _new_messages(messages: Sequence[BaseMessage], prompt: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
     """The messages that `prompt` adds to the conversation so far. None if it belongs to another one."""
     last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
     if last is None:
         return None
     for position in range(len(prompt) - 1, -1, -1):
-        if _act(prompt[position]) == _act(last):
+        if _words_and_calls(prompt[position]) == _words_and_calls(last):
             return prompt[position + 1 :]
     # A provider that keeps the history is sent the tools' answers alone.
     return prompt if prompt and all(isinstance(message, ToolMessage) for message in prompt) else None
 
 
-def _act(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] | None:
+def _words_and_calls(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] | None:
     if not isinstance(message, AIMessage):
         return None
     return message.text, [(call["name"], call["args"]) for call in message.tool_calls]
 
 
 def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> list[BaseMessage]:
-    """The conversation with those answers that no message holds, taken from the tools' own runs."""
+    """The conversation, with missing tool answers taken from the tools' own runs."""
     left, result, whole = [run for run in tools if run.content is not None], list[BaseMessage](), linked(messages)
     answered = {message.tool_call_id for message in whole if isinstance(message, ToolMessage)}
     for message in whole:
@@ -161,7 +162,7 @@ def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> lis
     return result
 
 
-def with_called_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
+def add_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
     """A graph's messages with the system messages of the `called` model. `create_agent` keeps its own out of the state."""
     state, prompt = ([*takewhile(lambda each: isinstance(each, SystemMessage), each)] for each in (messages, called))
     return [*prompt, *messages[len(state) :]] if messages and len(prompt) > len(state) else list(messages)
@@ -174,22 +175,19 @@ def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
     """
     readable: list[list[BaseMessage]] = []
     problem: ValueError | None = None
-    for messages in candidates:
-        if messages:
-            try:
-                ended = ParsedConversation.parse(messages).ended
-            except ValueError as error:
-                problem = problem or error
-                continue
-            if ended:
+    for messages in filter(None, candidates):
+        try:
+            if ParsedConversation.parse(messages).ended:
                 return list(messages)
             readable.append(list(messages))
+        except ValueError as error:
+            problem = problem or error
     if readable:
         return max(readable, key=len)
     raise problem or ValueError("no model call with messages is in it (were inputs and outputs recorded?)")
 
 
-def moment(value: object) -> float:
+def timestamp(value: object) -> float:
     """Seconds since 1970 of a start time, in nanoseconds or as an ISO date. 0 for None.
 
     Raises `ValueError` for anything else.

@@ -66,12 +66,12 @@ def _newest(checkpointer: BaseCheckpointSaver[Any], thread: str) -> list[BaseMes
         stored, added = history.get("seed"), history["writes"]
         if stored is None and not added:
             raise ValueError("its state has no 'messages' channel")
-    channel = DeltaChannel(_added, list).from_checkpoint([] if stored is None else stored)
+    channel = DeltaChannel(_add_writes, list).from_checkpoint([] if stored is None else stored)
     channel.replay_writes(added)
     return to_messages(channel.get())
 
 
-def _added(messages: Any, writes: Sequence[Any]) -> Any:
+def _add_writes(messages: Any, writes: Sequence[Any]) -> Any:
     for write in writes:
         messages = add_messages(messages or [], write)
     return messages or []

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_call, render_malformed
+from dreamgym_lg.traces.rows import Conversation
 from dreamgym_lg.traces.verdicts import Verdict
 from dreamgym_lg.types import TRACES, Step, Task, Trajectory
 
@@ -45,7 +46,7 @@ class ParsedConversation:
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
-        """Read a whole conversation. Raises `ValueError` where it is none that an agent could have held."""
+        """Read a whole conversation. Raises `ValueError` if no agent could have held it."""
         parsed = cls()
         for message in linked(messages):
             parsed._read(message)
@@ -68,7 +69,7 @@ class ParsedConversation:
         return self.reply is not None or self.malformed is not None
 
     def steps(self, verdict: Verdict | None) -> list[Step]:
-        """One step an act. Each observation is the answer to the step before, as it is in the dream.
+        """One step for each act. Each observation is the answer to the step before, as in the dream.
 
         A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
         words change nothing. Without one the last step is truncated: its outcome is unknown.
@@ -88,11 +89,11 @@ class ParsedConversation:
         if final is None and verdict is not None and not self.unanswered and self.acts[-1].tool:
             final = render_answer(self.acts[-1].seen[0], tool=self.acts[-1].tool)
         if final is not None:
-            valid = self.malformed is None
-            last = Step(observation=observation, action=final, next_observation="", valid=valid)
-            return [*steps, replace(last, terminated=over, truncated=not over)]
-        over = over and not self.unanswered
-        return [*steps[:-1], replace(steps[-1], terminated=over, truncated=not over)]
+            steps.append(Step(observation=observation, action=final, next_observation="", valid=self.malformed is None))
+        elif self.unanswered:
+            over = False
+        steps[-1] = replace(steps[-1], terminated=over, truncated=not over)
+        return steps
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):
@@ -162,7 +163,7 @@ class ParsedConversation:
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages; each call has an id of its own, which its answer has too.
+    """The messages with unique call ids, which the answers share.
 
     An answer belongs to the call of its id; of several, or without ids, to that of its tool's name; else to the first that is
     open.
@@ -217,23 +218,22 @@ def text_of(message: BaseMessage) -> str:
 
 
 def to_trajectory(
+    source: Conversation,
     parsed: ParsedConversation,
-    fields: Mapping[str, Any],
     environment: str,
     verdict: Verdict | None,
     tools: Sequence[Mapping[str, Any] | str],
-    id: str = "",
 ) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
 
-    Args: `fields`, of the row, whose `metadata` and `rubric` are the task's; `tools`, all that the agent could call: those
-    that it called in this trace alone would tell what the task needs; `id`, of the thread or trace.
+    Args: `parsed`, the messages of `source`; `tools`, all that the agent could call: those that it called in this trace alone
+    would tell what the task needs.
 
     Raises `ValueError` for metadata that is no object, a rubric that is no text, and as `ParsedConversation.steps`.
     """
     steps = parsed.steps(verdict)
     steps[-1] = replace(steps[-1], reward=verdict.reward if verdict is not None else 0.0)
-    metadata, rubric = (_checked(fields, name, kind) for name, kind in (("metadata", Mapping), ("rubric", str)))
+    metadata, rubric = (_checked(source.fields, name, kind) for name, kind in (("metadata", Mapping), ("rubric", str)))
     # The same words with another system message or other metadata are another task: another customer, another order.
     words = "\n\n".join([*(text_of(each) for each in parsed.prompt if isinstance(each, SystemMessage)), *parsed.requests])
     blocks = [block for each in parsed.prompt if isinstance(each.content, list) for block in each.content]
@@ -251,7 +251,7 @@ def to_trajectory(
     )
     # Content and id are the key, without the outcome, which may be corrected: two traces of the same task are both stored.
     content = parsed.steps(None)
-    index = int(_digest(repr(content) + "".join(step.words for step in content) + id)[:12], 16)
+    index = int(_digest(repr(content) + "".join(step.words for step in content) + (source.id or source.thread))[:12], 16)
     success = verdict is not None and verdict.success and steps[-1].terminated
     return Trajectory(task=task, steps=steps, success=success, run=TRACES, rollout_index=index)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, asks_tools, best, by_trace, moment, rebuilt, with_called_system
-from dreamgym_lg.traces.messages import decoded, messages_of, tool_text, unpacked
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, add_system, best, by_trace, has_calls, join_calls, timestamp
+from dreamgym_lg.traces.messages import decoded, first, messages_of, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
 from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools, thread_of
 
@@ -38,7 +38,7 @@ def _runs(row: TraceRow) -> Iterator[tuple[str, Part]]:
         parent = str(fields.get("parent_run_id") or parent)  # Langfuse's observations stand beside each other
         if not fields.get("run_type") or not fields.get("id"):
             raise ValueError("not a run: it has no id and run_type")
-        yield trace, Part(row.line, str(fields["id"]), parent, moment(fields.get("start_time")), fields["run_type"], fields)
+        yield trace, Part(row.line, str(fields["id"]), parent, timestamp(fields.get("start_time")), fields["run_type"], fields)
         children = fields.get("child_runs")
         pending += [(child, str(fields["id"])) for child in children] if isinstance(children, list) else []
 
@@ -48,19 +48,17 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if "run_type" in fields or not _is_langfuse(fields):
         return fields
 
-    def first(*keys: str) -> Any:
-        return next((fields[key] for key in keys if fields.get(key) is not None), None)
-
+    session = first(fields, "sessionId", "session_id")
     return {
         **fields,
         "run_type": _LANGFUSE.get(str(fields.get("type")), "chain"),
-        "trace_id": first("traceId", "trace_id", "id"),
-        "parent_run_id": first("parentObservationId", "parent_observation_id"),
-        "start_time": first("startTime", "start_time", "timestamp"),
+        "trace_id": first(fields, "traceId", "trace_id", "id"),
+        "parent_run_id": first(fields, "parentObservationId", "parent_observation_id"),
+        "start_time": first(fields, "startTime", "start_time", "timestamp"),
         "inputs": fields.get("input"),
         "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
-        "extra": {"metadata": decoded(fields.get("metadata")), "session": {"session_id": first("sessionId", "session_id")}},
+        "extra": {"metadata": decoded(fields.get("metadata")), "session": {"session_id": session}},
         "metadata": None,  # holds the tracer's own keys, too
         "child_runs": fields.get("observations"),
     }
@@ -73,10 +71,10 @@ def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
     calls = [ModelCall(_prompt(run), messages_of(unpacked(run.data.get("outputs")), "assistant")) for run in models]
     tools = [_tool_run(run.data) for run in runs if run.kind == "tool"]
     whole = exchange(_prompt(root), unpacked(root.data.get("outputs")))
-    called = rebuilt(calls, tools)
+    called = join_calls(calls, tools)
     # The root may hold the question and the answer alone: that would leave out what the agent did.
-    partial = asks_tools(called) and not asks_tools(whole)
-    messages = best([called] if partial else [with_called_system(whole, called), called])
+    partial = has_calls(called) and not has_calls(whole)
+    messages = best([called] if partial else [add_system(whole, called), called])
     defined = [tool for run in runs for tool in _tools(run.data)]
     # Beside the run itself, LangSmith's session is the project.
     extra = [run.data["extra"] for run in (root, *runs) if isinstance(run.data.get("extra"), Mapping)]
@@ -92,9 +90,9 @@ def _fields(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The verdict and metadata of a trace. Its root's, else those of the first run that has some."""
     fields = {key: next((run[key] for run in runs if run.get(key) is not None), None) for key in FIELDS}
     extra = (run.get("extra") for run in runs)
-    noted = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)
+    metadata = next((own for each in extra if isinstance(each, Mapping) and (own := own_metadata(each.get("metadata")))), None)
     recorded = (run.get(key) for run in runs for key in FEEDBACK)
-    return {**fields, "metadata": fields["metadata"] or noted, "feedback": next(filter(None, map(feedback, recorded)), {})}
+    return {**fields, "metadata": fields["metadata"] or metadata, "feedback": next(filter(None, map(feedback, recorded)), {})}
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The one form of recorded messages, LangChain's. It has text, tool calls and tool answers, whoever wrote them.
+"""Converts recorded messages of any framework to LangChain's: text, tool calls and tool answers.
 
 Read are LangChain's forms, OpenAI's (chat, legacy functions, Responses items), Anthropic's and Bedrock's blocks, Gemini's and
 OpenTelemetry's parts, the AI SDK's, Ollama's, Hugging Face's and ShareGPT's messages. What is none of these is a `ValueError`
@@ -44,7 +44,7 @@ _MEDIA = _forms(
 )
 _FORMS = _TEXT | _CALL | _RESULT | _THOUGHT | _AT_PROVIDER | _MEDIA
 _MEDIA_KEYS = _forms("source image_url url base64 data file file_id input_audio image document")
-"""Keys of which a medium in a tool's answer has one. A block without any is the tool's own data."""
+"""A medium in a tool's answer has at least one of these keys. A block without any is the tool's own data."""
 
 _HOLDERS = (
     *("messages", "contents", "conversations", "generations", "choices", "candidates", "message", "output", "input"),
@@ -84,8 +84,8 @@ def messages_of(value: object, speaker: str = "") -> list[BaseMessage]:
 
 
 def with_system(messages: list[BaseMessage], fields: Mapping[str, Any]) -> list[BaseMessage]:
-    """The messages behind the system message that a request has beside them."""
-    content = next((fields[key] for key in _SYSTEM_HOLDERS if fields.get(key)), None)
+    """The messages after the system message in a field of the request, if any."""
+    content = next(filter(None, map(fields.get, _SYSTEM_HOLDERS)), None)
     if content is None or not messages or isinstance(messages[0], SystemMessage):
         return messages
     return [*to_messages([{"role": "system", "content": content}]), *messages]
@@ -118,7 +118,7 @@ def to_messages(values: object) -> list[BaseMessage]:
 
 
 def _converted(value: Any) -> Iterator[BaseMessage]:
-    """The messages that one recorded message is. A user's may hold tools' answers too; a thought is none."""
+    """Convert one recorded message. A user's may also hold tools' answers; a thought gives no message."""
     fields = _fields(value)
     if (role := fields["role"]) not in _SPEAKERS:
         raise ValueError(f"not a message: no role of a message is {role!r}")
@@ -221,7 +221,7 @@ def _form(value: Mapping[str, Any]) -> str:
 
 
 def _block_form(block: Mapping[str, Any]) -> str:
-    """The form of a content block: Gemini's and Bedrock's are told by a key. "" for what is no block."""
+    """The form of a content block; "" for anything else. Gemini's and Bedrock's are known by a key."""
     if "type" in block:
         return _form(block)
     return next((form for key in block if (form := _form({"type": key})) in _FORMS), "")
@@ -234,7 +234,7 @@ def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]
 
 
 def _text(block: Mapping[str, Any]) -> str:
-    text = next((block[key] for key in ("text", "content", "refusal") if block.get(key) is not None), None)
+    text = first(block, "text", "content", "refusal")
     text = text.get("value") if isinstance(text, Mapping) else text
     if not isinstance(text, str):
         raise ValueError(f"a text block without a text, {short(text)}")
@@ -256,7 +256,7 @@ def _medium(block: Mapping[str, Any], form: str) -> dict[str, Any]:
         return dict(block)
     inner = _inner(block, _MEDIA)
     mime = str(inner.get("mimeType") or inner.get("mime_type") or "")
-    url = next((inner[key] for key in ("fileUri", "file_uri", "uri") if inner.get(key)), None)
+    url = inner.get("fileUri") or inner.get("file_uri") or inner.get("uri")
     kind = str(inner.get("modality") or mime.partition("/")[0])
     data = {"url": url} if url else {"base64": inner.get("data", inner.get("content"))}
     return {"type": kind if kind in ("image", "audio", "video") else "file", "mime_type": mime, **data}
@@ -301,7 +301,7 @@ def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     calls, invalid = [], []
     for call in recorded:
         inner = next((call[key] for key in ("function", "custom") if isinstance(call.get(key), Mapping)), _inner(call, _CALL))
-        name = next((inner[key] for key in ("name", "toolName", "tool_name") if inner.get(key)), None)
+        name = next(filter(None, map(inner.get, ("name", "toolName", "tool_name"))), None)
         if not isinstance(name, str):
             raise ValueError(f"a tool call without a name, {short(call)}")
         ids = [each.get(key) for key in ("call_id", "toolUseId", "toolCallId", "id") for each in (call, inner)]
@@ -323,7 +323,7 @@ def _holds_results(content: Any) -> bool:
 
 
 def _result(block: Mapping[str, Any], form: str) -> ToolMessage:
-    """A tool's answer that stands in a content block."""
+    """The tool's answer in a content block."""
     inner = _inner(block, _RESULT)
     answer = next((inner[key] for key in ("response", "result", "output", "content") if key in inner), None)
     failed = True in (inner.get("is_error"), inner.get("isError")) or inner.get("status") == "error"
@@ -336,7 +336,7 @@ def _result(block: Mapping[str, Any], form: str) -> ToolMessage:
 
 
 def _tool(fields: Mapping[str, Any], content: Any) -> Iterator[ToolMessage]:
-    """The tool's answer, or those, that a message of a tool holds."""
+    """The tool's answers in a message of a tool, mostly one."""
     written = re.findall(r"<tool_response>\s*(.*?)\s*</tool_response>", content, re.DOTALL) if isinstance(content, str) else []
     for text in written:  # the form of Hermes and Qwen
         answer = decoded(text)
@@ -381,6 +381,11 @@ def _answer_text(block: Any) -> str | None:
     if block.keys() == {"json"}:
         return as_text(block["json"])
     return _text(block) if form in _TEXT and "text" in block else None
+
+
+def first(fields: Mapping[str, Any], *keys: str) -> Any:
+    """The value of the first key that is set; None without one."""
+    return next((fields[key] for key in keys if fields.get(key) is not None), None)
 
 
 def decoded(value: object) -> Any:

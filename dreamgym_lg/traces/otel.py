@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, moment, rebuilt
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, best, by_trace, has_calls, join_calls, join_runs, timestamp
 from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools, thread_of
@@ -24,7 +24,7 @@ _KINDS = (
     *("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type"),
     *("ai.operationId", "mlflow.spanType", "llm.request.type"),
 )
-"""The attributes that say what a span is, each instrumentation's own."""
+"""Attributes that name a span's kind, one for each instrumentation."""
 _OPERATIONS: Mapping[str, str] = {
     **dict.fromkeys(("chat", "generate_content", "text_completion", "completion", "llm", "chat_model", "generation"), "chat"),
     **dict.fromkeys(("ai.generatetext.dogenerate", "ai.streamtext.dostream"), "chat"),
@@ -44,11 +44,11 @@ _EXCHANGES = (
     ("input.value", "output.value"),
 )
 """The attributes of a call's prompt and reply."""
-_ASKED, _ANSWERED = zip(*_EXCHANGES, strict=True)
+_PROMPTS, _REPLIES = zip(*_EXCHANGES, strict=True)
 _TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
 _TOOL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
-_TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "ai.toolCall.args", *_ASKED)
-_TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_ANSWERED)
+_TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "ai.toolCall.args", *_PROMPTS)
+_TOOL_RESULTS = ("gen_ai.tool.call.result", "ai.toolCall.result", *_REPLIES)
 _TOOL_SCHEMAS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
 _METADATA = ("metadata", "langsmith.metadata", "traceloop.association.properties", "langfuse.trace.metadata")
 _THREAD = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
@@ -57,7 +57,7 @@ _RECORD_KEYS = {"body", "eventName", "event_name", "severityNumber", "severity_n
 """Keys of log records that no span has."""
 _SCORE, _SCORE_NAME = "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
 _WRAPPERS = {"message", "tool_call", "message_content", "tool", "json_schema"}
-"""Keys that OpenInference puts around each element of a list."""
+"""Keys in which OpenInference wraps each element of a list."""
 
 
 class _Span(NamedTuple):
@@ -65,8 +65,8 @@ class _Span(NamedTuple):
     attributes: Mapping[str, Any]
     events: Sequence[tuple[str, Mapping[str, Any]]]
     failed: bool
-    beside: Mapping[str, Any]
-    """Verdict and metadata of the row that it stands in."""
+    row: Mapping[str, Any]
+    """The fields that it was read from, with verdict and metadata of the rows around it."""
 
 
 def is_span(value: object) -> bool:
@@ -94,12 +94,12 @@ def _parts(row: TraceRow) -> Iterator[tuple[str, Part]]:
 def _spans(value: object) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise ValueError("not a span: it is no JSON object")
-    held = [value[key] for key in _HOLDERS if key in value]
-    beside = {key: value[key] for key in (*FIELDS, "annotations") if value.get(key) is not None}
-    for children in held:
+    lists = [value[key] for key in _HOLDERS if key in value]
+    inherited = {key: value[key] for key in (*FIELDS, "annotations") if value.get(key) is not None}
+    for children in lists:
         for child in children if isinstance(children, list) else ():
-            yield from _spans({**beside, **child} if isinstance(child, Mapping) else child)
-    if not held:
+            yield from _spans({**inherited, **child} if isinstance(child, Mapping) else child)
+    if not lists:
         yield value
 
 
@@ -118,7 +118,7 @@ def _read(line: int, fields: Mapping[str, Any]) -> Part:
     failed = code in (2, "STATUS_CODE_ERROR", "ERROR") or "error.type" in attributes
     ids = _text(fields, "spanId", "span_id"), _text(fields, "parentSpanId", "parent_span_id", "parent_id")
     span = _Span(str(fields.get("name") or ""), attributes, events, failed, fields)
-    return Part(line, *ids, moment(start), _operation(attributes, fields), span)
+    return Part(line, *ids, timestamp(start), _operation(attributes, fields), span)
 
 
 def _record(line: int, fields: Mapping[str, Any]) -> Part:
@@ -128,13 +128,13 @@ def _record(line: int, fields: Mapping[str, Any]) -> Part:
     if name.startswith("gen_ai.") and not _trace(fields):
         raise ValueError(f"the log record {name!r} has no trace id")
     event = {**attributes, **(body if isinstance(body, Mapping) else {"content": body})}
-    start = next((fields[key] for key in ("timeUnixNano", "observedTimeUnixNano", "timestamp") if fields.get(key)), None)
+    start = fields.get("timeUnixNano") or fields.get("observedTimeUnixNano") or fields.get("timestamp") or None
     kind = "event" if name.startswith("gen_ai.") else "none"
-    return Part(line, "", _text(fields, "spanId", "span_id"), moment(start), kind, (name, event))
+    return Part(line, "", _text(fields, "spanId", "span_id"), timestamp(start), kind, (name, event))
 
 
 def _with_events(parts: Sequence[Part]) -> list[Part]:
-    """The spans of a trace with the events in log records. Those of a span that is not there are a model's call."""
+    """The spans of a trace, with the events of log records. Events of a missing span become a model call."""
     by_span: dict[str, list[Part]] = {}
     for part in parts:
         if part.kind == "event":
@@ -150,7 +150,7 @@ def _with_events(parts: Sequence[Part]) -> list[Part]:
 
 
 def _operation(attributes: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
+    """Kind of a span: `chat`, `tool`, `other`; `none` for no part of a run."""
     named = next((decoded(kind) for key in _KINDS if (kind := _value(attributes, key))), fields.get("span_kind"))
     if named is not None:
         operation = _OPERATIONS.get(str(named).lower(), "other")
@@ -165,7 +165,7 @@ def _trace(fields: Mapping[str, Any]) -> str:
 
 
 def _text(fields: Mapping[str, Any], *names: str) -> str:
-    """The first of these that the span or its `context` has, as text."""
+    """The first of these fields in the span or its `context`, as text; else ""."""
     context = fields.get("context")
     places = (fields, context) if isinstance(context, Mapping) else (fields,)
     return next((str(place[key]) for n in names for place in places for key in (n, f"context.{n}") if place.get(key)), "")
@@ -182,7 +182,7 @@ def _plain_attributes(recorded: object) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """OTLP's typed value as it is in JSON."""
+    """OTLP's typed value as plain JSON."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     ((kind, inner),) = value.items()
@@ -215,7 +215,7 @@ def _tree(flat: Mapping[str, Any]) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """A value without what OpenInference puts around the elements of lists."""
+    """A value without OpenInference's wrappers around list elements."""
     if isinstance(value, list):
         return [_unwrapped(each) for each in value]
     if not isinstance(value, Mapping):
@@ -233,10 +233,10 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
     parts = _with_events(parts)
     calls = [_model_call(part.data) for part in parts if part.kind == "chat"]
     tools = [_tool_run(part.data) for part in parts if part.kind == "tool"]
-    whole = [rebuilt(calls, tools)]
-    if not asks_tools(whole[0]):
+    whole = [join_calls(calls, tools)]
+    if not has_calls(whole[0]):
         # Some instrumentations know few models: left are the agent's question and answer, and what its tools were asked.
-        agents = [around(_model_call(part.data), tools) for part in parts if part.kind == "other"]
+        agents = [join_runs(_model_call(part.data), tools) for part in parts if part.kind == "other"]
         whole = [*agents, *whole] if tools else [*whole, *agents]
     spans = [part.data for part in parts]
     schemas = (_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS)
@@ -247,17 +247,17 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
 
 
 def _fields(spans: Sequence[_Span]) -> dict[str, Any]:
-    """The verdict and metadata of a trace: of the first span that has some."""
-    fields = {key: next((span.beside[key] for span in spans if span.beside.get(key) is not None), None) for key in FIELDS}
-    noted = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
+    """The verdict and metadata of a trace, each from the first span that has one."""
+    fields = {key: next((span.row[key] for span in spans if span.row.get(key) is not None), None) for key in FIELDS}
+    metadata = (own_metadata(_value(span.attributes, key)) for span in spans for key in _METADATA)
     scores = [
         {"name": each.get(_SCORE_NAME), "score": each[_SCORE]}
         for span in spans
         for each in (span.attributes, *(event for _, event in span.events))
         if _SCORE in each
     ]
-    scores += [each for span in spans for each in _list(span.beside.get("annotations"))]
-    return {**fields, "metadata": fields["metadata"] or next(filter(None, noted), None), "feedback": feedback(scores)}
+    scores += [each for span in spans for each in _list(span.row.get("annotations"))]
+    return {**fields, "metadata": fields["metadata"] or next(filter(None, metadata), None), "feedback": feedback(scores)}
 
 
 def _model_call(span: _Span) -> ModelCall:
@@ -277,27 +277,24 @@ def _model_call(span: _Span) -> ModelCall:
 
 
 def _messages(recorded: Any, speaker: str) -> list[BaseMessage]:
-    """The messages in an attribute. Contents that are JSON texts of blocks are read as blocks."""
+    """The messages in an attribute."""
     if isinstance(recorded, Mapping) and ("toolCalls" in recorded or set(recorded) == {"text"}):  # the AI SDK's answer
         recorded = {"role": speaker, "content": recorded.get("text") or "", "tool_calls": decoded(recorded.get("toolCalls"))}
-    listed = recorded if isinstance(recorded, list) else [recorded]
-    for each in listed:
-        if isinstance(each, dict) and isinstance(blocks := _blocks(each.get("content")), list):
-            each["content"] = blocks
-    return messages_of(listed if isinstance(recorded, list) else listed[0], speaker)
+    for each in recorded if isinstance(recorded, list) else [recorded]:
+        if isinstance(each, dict) and "content" in each:
+            each["content"] = _blocks(each["content"])
+    return messages_of(recorded, speaker)
 
 
 def _blocks(content: Any) -> Any:
-    structured = decoded(content)
-    return (
-        structured
-        if isinstance(structured, list) and all(isinstance(e, Mapping) and "type" in e for e in structured)
-        else content
-    )
+    """The content blocks in a JSON text; any other content unchanged."""
+    blocks = decoded(content)
+    is_blocks = isinstance(blocks, list) and all(isinstance(each, Mapping) and "type" in each for each in blocks)
+    return blocks if is_blocks else content
 
 
 def _list(value: object) -> list[Any]:
-    """A list, or what holds one as JSON; none for None."""
+    """A list, also from JSON text; [] for None."""
     value = decoded(value)
     if value is None or isinstance(value, list):
         return value or []
@@ -310,7 +307,7 @@ def _system(instructions: object) -> str:
 
 
 def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """Prompt and reply of a call, from one event a message (conventions up to 1.36)."""
+    """Prompt and reply of a call whose messages are span events (conventions up to 1.36)."""
     prompt: list[BaseMessage] = []
     reply: list[BaseMessage] = []
     for name, attributes in events:

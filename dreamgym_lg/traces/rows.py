@@ -1,4 +1,4 @@
-"""A file of traces as rows with their lines. JSON Lines or JSON, compressed or not. What is no JSON is rejected."""
+"""Reads rows of a trace file with their lines: JSON Lines or JSON, also compressed."""
 
 import bz2
 import gzip
@@ -13,13 +13,13 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
-from dreamgym_lg.traces.messages import is_message, messages_of, short, to_messages, unpacked, with_system
+from dreamgym_lg.traces.messages import first, is_message, messages_of, short, to_messages, unpacked, with_system
 from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools, thread_of
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
-"""By a file's first bytes."""
-MESSAGES = ("messages", "conversations", "conversation", "contents", "traj", "trajectory")
-"""The key under which a row has its messages, in the order of preference."""
+"""First bytes of a file -> function that opens it."""
+_MESSAGES = ("messages", "conversations", "conversation", "contents", "traj", "trajectory")
+"""Keys of a row's messages, the preferred first."""
 _EXCHANGES = (("inputs", "outputs"), ("input", "output"), ("request", "response"), ("prompt", "completion"))
 """Keys of an agent's or model's input and output."""
 _DECODER = json.JSONDecoder()
@@ -115,7 +115,7 @@ def _parsed(number: int, line: bytes) -> TraceRow | Rejected:
 
 
 def _of_document(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
-    """Values one after the other. Elements of an outer array come one by one, so that a cut-off one loses only its end."""
+    """Values one by one. So are elements of an outer array: if it is cut off, only its end is lost."""
     try:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def holds_conversation(value: object) -> bool:
     """True if a row looks like one of the format `messages`."""
     pairs = [key for pair in _EXCHANGES for key in pair]
     return isinstance(value, list) or (
-        isinstance(value, Mapping) and not value.keys().isdisjoint((*MESSAGES, *pairs, "values"))
+        isinstance(value, Mapping) and not value.keys().isdisjoint((*_MESSAGES, *pairs, "values"))
     )
 
 
@@ -178,7 +178,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             own = {"id": fields.get("id") or fields.get("thread_id"), "metadata": own_metadata(fields.get("metadata"))}
             fields = {**fields, **own, **fields["values"]}
         try:
-            tools = recorded_tools(next((fields[key] for key in ("tools", "functions") if fields.get(key) is not None), None))
+            tools = recorded_tools(first(fields, "tools", "functions"))
             scores = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
             id = str(fields.get("id") or "")
             thread = thread_of(fields, fields.get("metadata"))
@@ -188,9 +188,9 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 
 
 def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
-    """The messages of a row; with an answer beside them, that too."""
-    if (key := next((key for key in MESSAGES if fields.get(key) is not None), None)) is not None:
-        messages = with_system(to_messages(unpacked(fields[key])), fields)
+    """The messages of a row, with the answer that stands beside them, if any."""
+    if (recorded := first(fields, *_MESSAGES)) is not None:
+        messages = with_system(to_messages(unpacked(recorded)), fields)
         answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)
         asked_last = bool(messages) and isinstance(messages[-1], HumanMessage)
         return exchange(messages, unpacked(answer)) if asked_last and answer is not None else messages

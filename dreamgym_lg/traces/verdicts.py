@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.traces.messages import decoded, short
+from dreamgym_lg.traces.messages import decoded, first, short
 
 Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
@@ -26,8 +26,6 @@ _RUNTIME = re.compile(
     re.IGNORECASE,
 )
 """Metadata keys that differ between runs of one task. With them every run would be a task of its own."""
-
-
 _THREAD = ("thread_id", "conversation_id", "session_id", "sessionId")
 
 
@@ -40,7 +38,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> Verdict | None:
-    """The outcome that a row or trace has; None where it has none.
+    """The outcome in a row or trace; None without one.
 
     The feedback of `reward_key`, else `reward` or `score` is the reward, a success above 0 and above the lowest of
     `reward_range` where `success` does not say; else `success` alone, else `feedback`.
@@ -51,32 +49,34 @@ def verdict(fields: Mapping[str, Any], reward_range: Range, reward_key: str | No
     """
     present = {key: value for key, value in fields.items() if value is not None}
     success = finite(present["success"], "success") > 0 if "success" in present else None
-    named = reward_key is not None and reward_key in (present.get("feedback") or {})
-    for key in () if named else ("reward", "score"):
-        if key in present:
-            reward = finite(present[key], key)
-            return Verdict(scaled(reward, key, reward_range), is_success(reward, reward_range) if success is None else success)
-    if success is not None and not named:
-        return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
-    if (chosen := _chosen(present.get("feedback") or {}, reward_range, reward_key)) is None:
+    feedback = present.get("feedback") or {}
+    if reward_key not in feedback:
+        for key in ("reward", "score"):
+            if key in present:
+                reward = finite(present[key], key)
+                is_good = is_success(reward, reward_range) if success is None else success
+                return Verdict(scaled(reward, key, reward_range), is_good)
+        if success is not None:
+            return Verdict(scaled(finite(present["success"], "success"), "success", (0, 1)), success)
+    if (chosen := _outcome_key(feedback, reward_range, reward_key)) is None:
         return None
-    value = finite(present["feedback"][chosen], f"feedback {chosen!r}")
+    value = finite(feedback[chosen], f"feedback {chosen!r}")
     return Verdict(scaled(value, f"feedback {chosen!r}", reward_range), is_success(value, reward_range))
 
 
 def is_success(reward: float, reward_range: Range) -> bool:
-    """Tells if a reward, as it is recorded, is one of a success."""
+    """True if a reward, as recorded, is a success."""
     return reward > max(0, reward_range[0])
 
 
-def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
+def _outcome_key(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | None) -> str | None:
     """The feedback key of the outcome. `reward_key`, the only one, or the only one named like a score and in the range."""
     if reward_key is not None:
         return reward_key if reward_key in feedback else None
-    candidates = [key for key in feedback if not _named(key, _MEASURES)]
+    candidates = [key for key in feedback if not _has_word(key, _MEASURES)]
     if len(candidates) > 1:
         low, high = reward_range
-        scores = [key for key in candidates if _named(key, _SCORES) and low <= finite(feedback[key], repr(key)) <= high]
+        scores = [key for key in candidates if _has_word(key, _SCORES) and low <= finite(feedback[key], repr(key)) <= high]
         if len(scores) != 1:
             raise ValueError(
                 f"its feedback has the keys {', '.join(map(repr, sorted(feedback)))}: name the one that is the reward, "
@@ -86,7 +86,7 @@ def _chosen(feedback: Mapping[str, Any], reward_range: Range, reward_key: str | 
     return next(iter(candidates), None)
 
 
-def _named(key: str, words: tuple[str, ...]) -> bool:
+def _has_word(key: str, words: tuple[str, ...]) -> bool:
     return any(word.lower().startswith(words) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", key))
 
 
@@ -101,20 +101,20 @@ def feedback(recorded: object) -> dict[str, Any]:
         listed = [each for each in recorded if isinstance(each, Mapping)] if isinstance(recorded, list) else []
     for each in listed:
         inner = {**each, **(each["result"] if isinstance(each.get("result"), Mapping) else {})}
-        value = next((inner[key] for key in ("avg", "score", "value") if inner.get(key) is not None), None)
+        value = first(inner, "avg", "score", "value")
         if isinstance(value, bool | int | float):
             values[str(inner.get("key") or inner.get("name") or "")].append(value)
     return {key: each[0] if len(each) == 1 else sum(map(float, each)) / len(each) for key, each in values.items()}
 
 
 def own_metadata(recorded: object) -> dict[str, Any]:
-    """The application's own metadata of a trace, without what tells its runs apart."""
+    """The application's metadata of a trace, without keys that differ between runs."""
     fields = recorded if isinstance(recorded, Mapping) else {}
     return {key: value for key, value in fields.items() if isinstance(key, str) and not _RUNTIME.fullmatch(key)}
 
 
 def thread_of(*places: object) -> str:
-    """The id of the thread, by the first of these objects that names one. Else ""."""
+    """The first thread id in these objects; else ""."""
     named = (place.get(key) for place in places if isinstance(place, Mapping) for key in _THREAD)
     return next((str(id) for id in named if id and isinstance(id, str | int)), "")
 
@@ -142,7 +142,7 @@ def finite(value: object, name: str) -> float:
 
 
 def recorded_tools(value: object) -> list[dict[str, Any]]:
-    """The tools that a row or a model call says it had, as function schemas. Raises `ValueError` for what are none."""
+    """The recorded tools of a row or model call, as function schemas. Raises `ValueError` if they are unreadable."""
     value = decoded(value)
     if value is None:
         return []

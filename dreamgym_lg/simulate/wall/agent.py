@@ -5,7 +5,6 @@ Simulation and guard run in the workers. Policy, environment, `TokenRecorder` an
 
 import asyncio
 import contextlib
-import copy
 import os
 import pickle
 import threading
@@ -21,6 +20,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.allow import Allow
+from dreamgym_lg.simulate.episode import uncached
 from dreamgym_lg.simulate.wall.resources import remove_stale_scratch
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker
@@ -128,11 +128,7 @@ class WalledAgent:
     """
 
     def __init__(self, workers: Workers, policy: BaseChatModel) -> None:
-        if not isinstance(policy, BaseChatModel):
-            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        self.policy = policy if policy.cache is False else copy.copy(policy)
-        self.policy.cache = False  # as in `AgentEpisode`
-        self._workers = workers
+        self._workers, self.policy = workers, uncached(policy)
 
     async def astream(
         self,
