@@ -37,8 +37,8 @@ class Identifiers:
             looked_up = [
                 (tool, single[tool], arguments.get(single[tool])) for tool, arguments, _ in trace.calls if tool in single
             ]
-            values = [(tool, name, str(value)) for tool, name, value in looked_up if isinstance(value, (str, int))]
-            self._integers |= {(tool, name) for tool, name, value in looked_up if isinstance(value, int)}
+            values = [(tool, name, str(value)) for tool, name, value in looked_up if type(value) in (str, int)]
+            self._integers |= {(tool, name) for tool, name, value in looked_up if type(value) is int}
             named.append({value for *_, value in values if _ENTITY.fullmatch(value)})
             for tool, name, value in values:
                 if value in named[-1]:

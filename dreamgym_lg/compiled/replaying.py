@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.compiled.examples import CallRecord, find_ids, id_arguments
+from dreamgym_lg.compiled.examples import find_ids, id_arguments
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.recordings import Recordings, Trace
 from dreamgym_lg.statistics import wilson
@@ -67,7 +67,7 @@ class Replay:
 
     def __init__(self, recordings: Recordings) -> None:
         self.writes = recordings.writes
-        self.ids = find_ids([[CallRecord(*call) for call in trace.calls] for trace in recordings.traces], self.writes)
+        self.ids = find_ids(recordings.records, self.writes)
         self.tools: dict[str, ToolReplay] = {}
 
     def add(self, trace: Trace, answers: Sequence[str | None]) -> None:

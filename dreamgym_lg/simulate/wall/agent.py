@@ -76,7 +76,7 @@ class Workers:
                 self._workers.append(worker)
             worker.playing += 1
             worker.taken += 1
-            worker.retired = worker.taken >= RENEWED_AFTER
+            worker.retired |= worker.taken >= RENEWED_AFTER  # a cancelled episode may just have retired it
         try:
             yield worker
         except (asyncio.CancelledError, GeneratorExit):
