@@ -4,13 +4,13 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.alfworld.text import first_observation
 from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.types import Split, Task
 
@@ -160,6 +160,19 @@ def _task(game: _Game, where: Path) -> Task:
         metadata={"type": game.id.split("-")[0], "official_split": game.official_split, "path": str(where)},
         split=_split(game),
     )
+
+
+def first_observation(problem: str) -> str:
+    """The engine's first observation, to the letter, from a PDDL problem: all receptacles."""
+    identifiers = sorted({name.lower() for name in re.findall(r"\(receptacleAtLocation ([^?\s]\S*) ", problem)})
+    kinds = [name.split("_bar_")[0] + ("basin" if "basin" in name else "") for name in identifiers]
+    remaining = Counter(kinds)
+    phrases = []
+    for kind in kinds:  # ALFWorld numbers things of a kind downwards
+        phrases.append(f"a {kind} {remaining[kind]}")
+        remaining[kind] -= 1
+    enumeration = ", ".join([*phrases[:-1], f"and {phrases[-1]}" if phrases[:-1] else phrases[-1]]) if phrases else "nothing"
+    return f"You are in the middle of a room. Looking quickly around you, you see {enumeration}."
 
 
 def _split(game: _Game) -> Split:
