@@ -9,6 +9,7 @@ from typing import Any, cast
 from langchain_core.tools import create_schema_from_function
 from pydantic import BaseModel, ValidationError, create_model
 
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import MissingDependency
 
 try:
@@ -54,12 +55,15 @@ def tool_schema(name: str) -> type[BaseModel]:
 
 def render(name: str, arguments: Mapping[str, Any]) -> str:
     """The text of an action: `fill('19', 'text')`. Arguments that have their default value are left out."""
-    schema = arguments_schema(name).model_fields
-    values = {key: arguments[key] for key in schema if key in arguments}
-    written = [repr(value) for key, value in values.items() if schema[key].is_required()]
-    named = {key: value for key, value in values.items() if not schema[key].is_required()}
-    written += [f"{key}={value!r}" for key, value in named.items() if value != schema[key].default]
-    return f"{name}({', '.join(written)})"
+    required = tool_schema(name).model_fields
+    values = _without_defaults(name, arguments).items()
+    return f"{name}({', '.join(repr(value) if key in required else f'{key}={value!r}' for key, value in values)})"
+
+
+def _without_defaults(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the order of the action's signature, without those that have their default value."""
+    fields = {key: field for key, field in arguments_schema(name).model_fields.items() if key in arguments}
+    return {key: arguments[key] for key, field in fields.items() if field.is_required() or arguments[key] != field.default}
 
 
 class _Wrong(Exception):
@@ -77,14 +81,13 @@ def check_action(benchmark: str, action: str) -> str | None:
     return None
 
 
-def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of an action, default values left out; None for no action."""
+def as_call(benchmark: str, action: str) -> str:
+    """The action as a tool call, default values left out. Any other text as it is."""
     try:
         name, arguments = _parse(benchmark, action)
     except _Wrong:
-        return None
-    schema = arguments_schema(name).model_fields
-    return name, {key: value for key, value in arguments.items() if schema[key].is_required() or value != schema[key].default}
+        return action
+    return render_call(name, _without_defaults(name, arguments))
 
 
 def normalized(benchmark: str, action: str) -> str:

@@ -8,7 +8,7 @@ from dreamgym_lg.dream import Answer, Episode, Verdict
 from dreamgym_lg.environment import RULES, Environment, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.tasks import first_observation
-from dreamgym_lg.types import Split, StepResult, Task
+from dreamgym_lg.types import Split, StepResult
 
 _FULL = 0.98
 """A score from which on it counts as 1. Three thirds may be dreamed as 0.33 each."""
@@ -92,16 +92,16 @@ def observations(episode: Episode) -> list[str]:
 class Rules:
     """The responder that refuses what the game itself would refuse, whatever the world holds.
 
-    Args: `check`, (task, action, observations) -> the refusal, or None to ask the next responder.
+    Args: `check`, (action, observations) -> the refusal, or None to ask the next responder.
     """
 
     name, version = RULES, ""
 
-    def __init__(self, check: Callable[[Task, str, Sequence[str]], str | None]) -> None:
+    def __init__(self, check: Callable[[str, Sequence[str]], str | None]) -> None:
         self._check = check
 
     def respond(self, episode: Episode) -> Answer | None:
-        refusal = self._check(episode.task, episode.action, observations(episode))
+        refusal = self._check(episode.action, observations(episode))
         return None if refusal is None else Answer(refusal, valid=False)
 
 

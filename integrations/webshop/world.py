@@ -56,7 +56,7 @@ class WebShop(World):
         return WebShopEnvironment(self.products, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(lambda task, action, observations: check_action(action, observations)), model], judges=[Score()])
+        return Dream([Rules(check_action), model], judges=[Score()])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:
