@@ -73,7 +73,7 @@ class TinkerEngine:
 
     async def _reply(self, request: Request) -> Generated:
         version = self.weights.sampler or self.weights.base_model
-        text, ids, _ = self._prefixes.encode(self._tokenizer, request, 1 << 30)
+        prompt, ids, _ = self._prefixes.encode(self._tokenizer, request, 1 << 30)
         seed = None if request.seed is None else request.seed % 2**31
         options: dict[str, Any] = {"max_tokens": request.max_new_tokens, "temperature": request.temperature, "seed": seed}
         params = tinker.SamplingParams(**options, stop=sorted(self.ends))
@@ -84,9 +84,8 @@ class TinkerEngine:
         sampled, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
         if not sampled or len(sampled) != len(logprobs):
             raise ModelUnavailable(f"Tinker sampled {len(sampled)} tokens with {len(logprobs)} log-probabilities")
-        ended = sampled[-1] in self.ends
-        kept, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
-        return Generated(kept, ids, sampled, logprobs, "stop" if ended or cut else sequence.stop_reason, version)
+        generated = Generated("", ids, sampled, logprobs, sequence.stop_reason, version)
+        return self._prefixes.keep_reply(self._tokenizer, request, prompt, generated, self.ends)
 
     def _sampling_client(self) -> Any:
         """The future of the client that samples from `weights`."""

@@ -162,7 +162,7 @@ class Row:
     text: str
     """The conversation, rendered."""
     ids: list[int]
-    prefix: Prefix | None
+    prefix: Prefix
     random: Random | None
     """None takes the most likely token."""
     sampled: list[int] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Row:
 
     @property
     def known(self) -> int:
-        return 0 if self.prefix is None else self.prefix.known
+        return self.prefix.known
 
 
 def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: int) -> int:
@@ -181,7 +181,7 @@ def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: in
     the batch. Returns how many they take; 0 where nothing is read.
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
-    cached = row.prefix.cached if row.prefix is not None else None
+    cached = row.prefix.cached
     size = (end - row.known) * decoder.token_bytes
     if len(row.ids) - row.known <= 2 * BLOCK or size > room:
         return 0
@@ -251,7 +251,7 @@ class Batch:
         for i, row in enumerate(rows):
             chunk, pad = len(row.ids) - row.known, known - (row.known - shared)
             own = self.buffer[:, :, i]
-            if row.prefix is not None and row.prefix.cached is not None:
+            if row.prefix.cached is not None:
                 row.prefix.cached.copy_to(own[..., pad:known, :], shared)
             # what is masked out has to be finite; all else is written before it is read
             own[..., :pad, :] = 0

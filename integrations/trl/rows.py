@@ -65,8 +65,8 @@ def replied(tokenizer: PreTrainedTokenizerBase, prefixes: PrefixCache, request: 
     """The reply of a policy that samples this text, as tokens. Args: `text`, with the request's forced beginning."""
     prompt, ids, _ = prefixes.encode(tokenizer, request, 1 << 30)
     sampled = [*tokenizer(text[len(request.forced) :], add_special_tokens=False)["input_ids"], end]
-    kept, _ = prefixes.keep_reply(tokenizer, request, text=prompt, ids=ids, sampled=sampled, ended=True)
-    return Generated(kept, ids, sampled, [0.0] * len(sampled), "stop")
+    generated = Generated("", ids, sampled, [0.0] * len(sampled), "stop")
+    return prefixes.keep_reply(tokenizer, request, prompt, generated, {end})
 
 
 def reply_lengths(row: TrainingRow) -> list[int]:
@@ -82,14 +82,9 @@ class RecordedEngine:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self._end = reply_end(tokenizer)
-        self._dialect = ToolDialect(tokenizer, self.ends)
-        self._prefixes = PrefixCache()
-
-    @property
-    def ends(self) -> frozenset[int]:
-        return frozenset([self._end])
+        self.tokenizer, self._end = tokenizer, reply_end(tokenizer)
+        self.ends = frozenset([self._end])
+        self._dialect, self._prefixes = ToolDialect(tokenizer, self.ends), PrefixCache()
 
     def submit(self, request: Request) -> "Future[Generated]":
         """The recorded reply. Its exception is a `ConfigurationError` for one that the request does not allow."""
