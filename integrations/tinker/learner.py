@@ -130,6 +130,3 @@ class TinkerLearner(PolicyLearner):
         self._trainer = cast(Any, TinkerTrainer(engine, step, {"rank": rank, "seed": seed}))
         file = self.path / CHECKPOINT
         self._progress = self._trainer.load(file) if file.exists() else {"iteration": 0, "metrics": {}}
-
-    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
-        return dict(self._trainer.step(rows, scale=scale, rate=rate))

@@ -267,23 +267,18 @@ class Batch:
         self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
 
     def run(self) -> None:
+        device, active = self.buffer.device, list(range(len(self.rows)))
         with shared_prompt(self.decoder.model, self.prompt):
-            self._decode()
-
-    def _decode(self) -> None:
-        while self.rows:
-            device = self.buffer.device
-            logits = self.decoder.forward(
-                self.cache,
-                input_ids=self.ids.to(device),
-                attention_mask=self.mask[:, : self.filled].to(device),
-                position_ids=self.positions.to(device),
-            )
-            tokens = self._sample(logits)
-            active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
-            if not active:
-                return
-            self._advance(tokens, active)
+            while active:
+                logits = self.decoder.forward(
+                    self.cache,
+                    input_ids=self.ids.to(device),
+                    attention_mask=self.mask[:, : self.filled].to(device),
+                    position_ids=self.positions.to(device),
+                )
+                tokens = self._sample(logits)
+                if active := [i for i, row in enumerate(self.rows) if not self._finished(i, row)]:
+                    self._advance(tokens, active)
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""

@@ -78,6 +78,7 @@ class ToolDialect:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
+        self._end_texts = [tokenizer.decode([end]) for end in self._ends]
         self.template = ChatTemplate(tokenizer)
         self._sampled: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class ToolDialect:
     @cached_property
     def template_format(self) -> CallFormat | None:
         """The template's own format; None if it has none that is read here."""
-        return probe(self.template, [self._tokenizer.decode([end]) for end in self._ends])
+        return probe(self.template, self._end_texts)
 
     @property
     def is_plain(self) -> bool:
@@ -99,9 +100,9 @@ class ToolDialect:
     @cached_property
     def _skipped_ids(self) -> frozenset[int] | None:
         """The special tokens that are no part of a call; None: all of them."""
-        special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         if self._reader is not None:
             return self._ends
+        special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
         return None if len(skipped) == len(special) else skipped
 
@@ -183,8 +184,7 @@ class ToolDialect:
         call = {"name": parsed.name, "arguments": dict(parsed.arguments)}
         if self.template_format is None:
             return call_text(call)
-        ends = [self._tokenizer.decode([end]) for end in self._ends]
-        rendered = rendered_call(self.template, call, ends)
+        rendered = rendered_call(self.template, call, self._end_texts)
         return rendered[1] if rendered is not None else call_text(call)
 
     def written(self, message: AIMessage, request: Request) -> str:
@@ -205,12 +205,12 @@ class ToolDialect:
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, _, opened, *_ = self.template_format or HERMES
+        form = self.template_format or HERMES
         if forced == "any":
             if len(names) > 1:
-                return before
+                return form.before
             (forced,) = names
-        return before + forced + opened.rstrip("{ ")  # tokens seldom end in a space
+        return form.before + forced + form.opened.rstrip("{ ")  # tokens seldom end in a space
 
     def _remember(self, fingerprint: str, text: str) -> None:
         with self._lock:

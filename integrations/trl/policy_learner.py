@@ -184,14 +184,11 @@ class PolicyLearner:
         number, measured = min(self._updates, len(parts)), defaultdict[str, list[float]](list)
         for i in range(number):
             rows, metrics = self._rows(parts[i::number])
-            metrics |= self._step(rows, number, rate)
+            metrics |= self._trainer.step(rows, scale=number, rate=rate)
             for name, value in metrics.items():
                 if i == 0 or not name.startswith(SAMPLING):  # later steps have other weights than those sampled with
                     measured[name].append(value)
         return {name: sum(values) / len(values) for name, values in measured.items()}
-
-    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
-        return self._trainer.step(rows, scale=scale, rate=rate)
 
     def _check_temperature(self, episodes: Sequence[Trajectory]) -> None:
         played = [segment for episode in episodes if episode.error is None for segment in episode.segments]

@@ -16,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.integrations.trl.token_trainer import Batch, Figures, Scores, TokenTrainer
-from dreamgym_lg.learner import TrainingRow, gae_credit
+from dreamgym_lg.learner import gae_credit, sft_row
 from dreamgym_lg.types import Segment
 
 _CRITIC_RATE_FACTOR = 10
@@ -47,7 +47,7 @@ class _PPOTrainer(TokenTrainer):
         self.model.eval()
         with self.sharing(segments):
             for part in self.passes(segments):
-                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                batch = self.batch([sft_row(segments[i]) for i in part])
                 values = iter(self._expected(self.forward(batch)).tolist())
                 for i in part:
                     expected[i] = [next(values) if own else 0.0 for own in segments[i].sampled]
@@ -103,8 +103,5 @@ class PPOLearner(PolicyLearner):
             if not valid:
                 raise ConfigurationError(f"{name}={value} is outside of its range; see PPOLearner's docstring")
         self.trainer = partial(_PPOTrainer, value_coef=value_coef, value_clip=value_clip)
-        self._credit = partial(gae_credit, critic=self._values, gamma=gamma, gae_lambda=gae_lambda)
         super().__init__(model, tokenizer, path, **options)
-
-    def _values(self, segments: Sequence[Segment]) -> list[list[float]]:
-        return self._trainer.values(segments)
+        self._credit = partial(gae_credit, critic=self._trainer.values, gamma=gamma, gae_lambda=gae_lambda)

@@ -18,7 +18,7 @@ from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.integrations.transformers.attention import products
 from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.shared_prefix import SharedPrefix, shared_prefix, shared_tokens
-from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.learner import TrainingRow, sft_row
 from dreamgym_lg.types import Segment
 
 Figures = dict[str, torch.Tensor]
@@ -327,7 +327,7 @@ class TokenTrainer:
         self.model.eval()
         with torch.no_grad(), self.sharing(segments):
             for part in self.passes(segments):
-                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                batch = self.batch([sft_row(segments[i]) for i in part])
                 more = self.log_probs(batch) - self.reference_log_probs(batch)
                 for i, tokens in zip(part, more.split([segments[i].trainable for i in part]), strict=True):
                     ratios[i] = tokens.sum().item()
