@@ -51,7 +51,7 @@ def load_tasks(path: str | Path) -> list[Task]:
 
     Raises `ConfigurationError` for a file or folder without games.
     """
-    where = _located(path)
+    where = _resolve(path)
     tasks = [_task(game, where) for game in _games(where) if game.official_split in OFFICIAL_SPLITS]
     return sorted(tasks, key=lambda task: digest("alfworld", task.id))
 
@@ -67,10 +67,10 @@ def game_data(task: Task) -> dict[str, Any]:
     if missing or task.origin == "synthetic":
         why = f"lacks metadata[{missing[0]!r}]" if missing else "is synthetic: its world exists in the dream only"
         raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
-    where = _located(str(task.metadata["path"]))
+    where = _resolve(str(task.metadata["path"]))
     if where.is_dir():
         return dict(_read_game(where / str(task.metadata["official_split"]) / task.id / "game.tw-pddl"))
-    shared, lines = _packed(where)
+    shared, lines = _read_packed(where)
     if task.id not in lines:
         raise ConfigurationError(f"{where} holds no game {task.id!r}; {_FIX}")
     game = json.loads(zlib.decompress(lines[task.id]))
@@ -87,7 +87,7 @@ def game_data(task: Task) -> dict[str, Any]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def _located(path: str | Path) -> Path:
+def _resolve(path: str | Path) -> Path:
     """Absolute path of the packed file, or of the folder of the official splits."""
     where = Path(path).expanduser().resolve()
     if not where.exists():
@@ -97,7 +97,7 @@ def _located(path: str | Path) -> Path:
 
 def _games(where: Path) -> Iterator[_Game]:
     if not where.is_dir():
-        for line in _packed(where)[1].values():
+        for line in _read_packed(where)[1].values():
             game = json.loads(zlib.decompress(line))
             yield _Game(game["id"], game["split"], game["task"], game)
         return
@@ -126,7 +126,7 @@ def _read_game(file: Path) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+def _read_packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
     """The shared part of a packed file, and each game's compressed line by its id. 27 MB instead of 217."""
     try:
         with lzma.open(file) as lines:

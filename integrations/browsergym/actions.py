@@ -66,7 +66,7 @@ def _without_defaults(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]
     return {key: arguments[key] for key, field in fields.items() if field.is_required() or arguments[key] != field.default}
 
 
-class _Wrong(Exception):
+class _InvalidAction(Exception):
     """Why a text is no action."""
 
 
@@ -74,7 +74,7 @@ def check_action(benchmark: str, action: str) -> str | None:
     """An error text for what is no action on any page; else None."""
     try:
         name, arguments = _parse(benchmark, action)
-    except _Wrong as wrong:
+    except _InvalidAction as wrong:
         return f"Error: {wrong}"
     if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
         return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."
@@ -85,7 +85,7 @@ def as_call(benchmark: str, action: str) -> str:
     """The action as a tool call, default values left out. Any other text as it is."""
     try:
         name, arguments = _parse(benchmark, action)
-    except _Wrong:
+    except _InvalidAction:
         return action
     return render_call(name, _without_defaults(name, arguments))
 
@@ -105,12 +105,12 @@ def _parse(benchmark: str, action: str) -> tuple[str, dict[str, Any]]:
         positional = [ast.literal_eval(value) for value in call.args]
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise _Wrong(f"{action.strip()[:80]!r} is no action; the actions are {', '.join(allowed)}.") from None
+        raise _InvalidAction(f"{action.strip()[:80]!r} is no action; the actions are {', '.join(allowed)}.") from None
     arguments = dict(zip(fields, positional, strict=False)) | named
     if len(positional) > len(fields) or len(arguments) < len(positional) + len(named) or not arguments.keys() <= set(fields):
-        raise _Wrong(f"{name} takes the arguments {', '.join(fields) or '(none)'}.")
+        raise _InvalidAction(f"{name} takes the arguments {', '.join(fields) or '(none)'}.")
     try:
         return name, arguments_schema(name).model_validate(arguments, strict=True).model_dump()
     except ValidationError as error:
         first = error.errors()[0]
-        raise _Wrong(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise _InvalidAction(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None

@@ -24,7 +24,7 @@ def find(database: Database, table: str, id: str, otherwise: str) -> Record:
     return record
 
 
-def own(database: Database, table: str, id: str) -> Record:
+def writable(database: Database, table: str, id: str) -> Record:
     """A record to write, from now on this database's alone."""
     record: Record = deepcopy(database[table][id])
     database[table][id] = record

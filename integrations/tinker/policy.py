@@ -35,7 +35,7 @@ _service: list[Any] = []
 
 
 @contextmanager
-def answered(what: str) -> Iterator[None]:
+def tinker_errors(what: str) -> Iterator[None]:
     """Raise `ModelUnavailable` for a request that Tinker refuses, `ServersUnavailable` for any other error of it."""
     try:
         yield
@@ -64,7 +64,7 @@ class TinkerEngine:
         self._tokenizer, self._prefixes, self._client = tokenizer, PrefixCache(), None
 
     def submit(self, request: Request) -> "Future[Generated]":
-        """Request a reply; returns at once. Its exceptions: as of `answered`."""
+        """Request a reply; returns at once. Its exceptions: as of `tinker_errors`."""
         return asyncio.run_coroutine_threadsafe(self._reply(request), lasting_loop("dreamgym-tinker"))
 
     def clear(self) -> None:
@@ -77,7 +77,7 @@ class TinkerEngine:
         seed = None if request.seed is None else request.seed % 2**31
         options: dict[str, Any] = {"max_tokens": request.max_new_tokens, "temperature": request.temperature, "seed": seed}
         params = tinker.SamplingParams(**options, stop=sorted(self.ends))
-        with answered("sample"):
+        with tinker_errors("sample"):
             client = await asyncio.wrap_future(self._sampling_client().future())
             reply = await asyncio.wrap_future(client.sample(tinker.ModelInput.from_ints(ids), 1, params).future())
         (sequence,) = reply.sequences
@@ -108,7 +108,7 @@ class TinkerChatModel(LocalChatModel):
             service: A `tinker.ServiceClient` for this process. Default: one by TINKER_API_KEY.
             fields: Of `LocalChatModel`.
         """
-        with answered("connect"):
+        with tinker_errors("connect"):
             if service is not None or not _service:
                 _service[:] = [service or tinker.ServiceClient()]
             if (name := str(path)).startswith(TINKER):

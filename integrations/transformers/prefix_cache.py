@@ -49,7 +49,7 @@ class KeyValues:
         return *self.prompt, self.buffer
 
     @property
-    def own(self) -> int:
+    def prompt_length(self) -> int:
         """Number of tokens in the blocks, behind which the buffer begins."""
         return BLOCK * len(self.prompt)
 
@@ -60,20 +60,20 @@ class KeyValues:
             first, last = max(start, number * BLOCK), min(end, (number + 1) * BLOCK)
             if first < last:
                 target[..., first - start : last - start, :] = block[..., first - number * BLOCK : last - number * BLOCK, :]
-        if end > (first := max(start, self.own)):
-            target[..., first - start :, :] = self.buffer[..., first - self.own : end - self.own, :]
+        if end > (first := max(start, self.prompt_length)):
+            target[..., first - start :, :] = self.buffer[..., first - self.prompt_length : end - self.prompt_length, :]
 
     def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
         """These of the first `filled` tokens, and new ones behind. In place, unless another conversation went on from there."""
-        own, total = self.own, filled + new.shape[-2]
-        if self.filled == filled and self.buffer.shape[-2] >= total - own:
+        start, total = self.prompt_length, filled + new.shape[-2]
+        if self.filled == filled and self.buffer.shape[-2] >= total - start:
             extended = self
         else:
-            room = max((total - own) // 4, 16)  # not as much again, as lists grow: that would be most of the memory
-            buffer = new.new_empty(*new.shape[:3], total - own + room, new.shape[-1])
-            buffer[..., : filled - own, :] = self.buffer[..., : filled - own, :]
+            room = max((total - start) // 4, 16)  # not as much again, as lists grow: that would be most of the memory
+            buffer = new.new_empty(*new.shape[:3], total - start + room, new.shape[-1])
+            buffer[..., : filled - start, :] = self.buffer[..., : filled - start, :]
             extended = KeyValues(self.prompt, buffer, total)
-        extended.buffer[..., filled - own : total - own, :] = new
+        extended.buffer[..., filled - start : total - start, :] = new
         extended.filled = total
         return extended
 
@@ -143,7 +143,7 @@ class PrefixCache:
         reply, cut = request.reply(tokenizer, sampled)
         ended = sampled[-1] in ends
         end = tokenizer.decode(sampled[-1:]) if ended else ""
-        key = self._replace_key(request, reply)
+        key = self._advance(request, reply)
         self._remember(key, prompt + reply[len(request.forced) :] + end, generated.prompt_ids + sampled)
         return replace(generated, text=reply, finish_reason="stop" if ended or cut else generated.finish_reason)
 
@@ -166,7 +166,7 @@ class PrefixCache:
             ids: Its tokens.
             new: Keys and values of the tokens after it, [layers, 2, heads, tokens, head size].
         """
-        key = self._replace_key(request, reply)
+        key = self._advance(request, reply)
         self._forget(key)
         cached = (before.cached or KeyValues((), new[..., :0, :], 0)).extended(new, before.known)
         self.prefixes[key] = Prefix(text, ids, cached, cached.filled)
@@ -182,7 +182,7 @@ class PrefixCache:
         for key in list(self.prefixes):
             self._drop_keys(key)
 
-    def _replace_key(self, request: Request, reply: str) -> _Key:
+    def _advance(self, request: Request, reply: str) -> _Key:
         """The key of the conversation with this reply. Forgets the one before it, if the owner goes on from here."""
         if request.owner is not None:  # what has no owner may be continued in several ways
             self._forget(_key(request.owner, request.conversation))

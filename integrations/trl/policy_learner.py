@@ -78,7 +78,7 @@ class PolicyLearner:
         check_trainable(model)
         self.model, self.path, self.temperature = model, Path(path), temperature
         self._updates, self._save_every = updates, save_every
-        reference = self._begin(peft_config, seed, keep=beta > 0)
+        reference = self._prepare_weights(peft_config, seed, keep=beta > 0)
         if learning_rate is None:
             learning_rate = default_rate(model, small=_SMALL_RATE, large=_LARGE_RATE)
             if loaded_adapters(model) is not None:
@@ -99,7 +99,7 @@ class PolicyLearner:
             self._progress = {name: saved[name] for name in self._progress}
         self._failure: BaseException | None = None
 
-    def _begin(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
+    def _prepare_weights(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
         """Put the weights in place that training begins with. Returns those of the reference.
 
         A second learner of this process on the same path, as the real part of a training has, begins where the first began.

@@ -9,7 +9,7 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
-from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.event_loop import lasting_loop, wait_in_loop
 from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
@@ -32,10 +32,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOOP = "dreamgym-served"
+"""Name of the event loop of all engines."""
+
 BACKOFF = (0.5, 30.0)
 """First and longest upper bound of the random wait between two tries, in seconds."""
 
-LARGEST_GAP = 0.1
+MAX_LOGPROB_GAP = 0.1
 """Largest mean difference to the policy's log-probabilities, in nats; in bfloat16 it is some 0.002."""
 
 _PROBE = Request([{"role": "user", "content": "Tell me something."}], temperature=0.5, max_new_tokens=16, seed=0)
@@ -102,8 +105,8 @@ class ServedEngine:
         self._sync: AdapterSync | None = None
         self._prefixes = PrefixCache()
         self._chosen: OrderedDict[int, Server] = OrderedDict()
-        self._loop = lasting_loop("dreamgym-served")
-        session = self._wait(create_session(api_key, timeout))
+        self._loop = lasting_loop(_LOOP)
+        session = wait_in_loop(_LOOP, create_session(api_key, timeout))
         for server in self.servers:
             server.session = session
         weakref.finalize(self, _close, session, self._loop)
@@ -127,10 +130,7 @@ class ServedEngine:
             return
         self._sync = self._sync or AdapterSync(self._model, self._adapters)
         self._sync.publish()
-        self._wait(self._confirm_all())
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        wait_in_loop(_LOOP, self._confirm_all())
 
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
@@ -170,15 +170,15 @@ class ServedEngine:
         if self._model is None:
             return
         _, ids, _ = PrefixCache().encode(self._tokenizer, _PROBE, 1 << 30)
-        reply = _read(server, ids, await self._complete(server, _PROBE, ids))
+        reply = _to_generated(server, ids, await self._complete(server, _PROBE, ids))
         gaps = {}
         for temperature in (_PROBE.temperature, 1.0):
             computed = await asyncio.to_thread(_log_probs, self._model, ids, reply.sampled_ids, temperature)
             gaps[temperature] = fmean(abs(a - b) for a, b in zip(computed, reply.logprobs, strict=True))
         gap = gaps.pop(_PROBE.temperature)
-        if gap <= LARGEST_GAP:
+        if gap <= MAX_LOGPROB_GAP:
             return
-        if gaps[1.0] <= LARGEST_GAP:
+        if gaps[1.0] <= MAX_LOGPROB_GAP:
             raise ConfigurationError(
                 f"{server.url} gives log-probabilities before temperature, and training needs those that were sampled from: "
                 "start it with --logprobs-mode processed_logprobs"
@@ -201,7 +201,7 @@ class ServedEngine:
             await self._confirm(server)
             check_length(request, ids, server.max_tokens)
             version = self._model_name(server)
-            return _read(server, ids, await self._complete(server, request, ids), version)
+            return _to_generated(server, ids, await self._complete(server, request, ids), version)
         except Refused as refused:
             if refused.status == 404:  # it has lost the adapter, or the model: `_confirm` finds out which
                 server.held = None
@@ -268,7 +268,7 @@ def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> N
     asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
-def _read(server: Server, ids: list[int], answer: Any, version: str = "") -> Generated:
+def _to_generated(server: Server, ids: list[int], answer: Any, version: str = "") -> Generated:
     """The reply without its text. Raises `ConfigurationError` for an answer without tokens and log-probabilities."""
     try:
         choice = answer["choices"][0]
