@@ -61,7 +61,7 @@ def render(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _without_defaults(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the order of the action's signature, without those that have their default value."""
+    """The arguments without those that have their default value, in the signature's order."""
     fields = {key: field for key, field in arguments_schema(name).model_fields.items() if key in arguments}
     return {key: arguments[key] for key, field in fields.items() if field.is_required() or arguments[key] != field.default}
 

@@ -18,11 +18,11 @@ from dreamgym_lg.learner import TrainingRow, group_credit
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 LEARNING_RATE = 4e-5
-"""Of the reinforcement learning loop in Tinker's cookbook."""
+"""Default of the reinforcement learning loop in Tinker's cookbook."""
 
 
 class TinkerTrainer:
-    """Takes optimiser steps on Tinker, as `TokenTrainer` takes them here. Args: `new`, of new adapters."""
+    """Takes optimiser steps on Tinker, as `TokenTrainer` takes them here. Args: `new`, options of new adapters."""
 
     def __init__(self, engine: TinkerEngine, options: StepOptions, new: dict[str, int]) -> None:
         self.engine, self.options, self.steps = engine, options, 0

@@ -63,13 +63,13 @@ class Decoder:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of activations, keys and values."""
+        """Dtype of activations, keys and values."""
         autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
         return torch.bfloat16 if autocast else self.model.dtype
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of one token's keys and values."""
         return 2 * self.layers * self.heads * self.head_size * self.compute_dtype.itemsize
 
     def autocast(self) -> torch.autocast:
@@ -295,7 +295,7 @@ class Batch:
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """By the inverse of the distribution at the row's own random number, whatever the batch."""
+        """Invert the cumulative distribution at the row's own random number, which no other row changes."""
         tokens = logprobs.argmax(dim=-1)
         warm = [i for i, row in enumerate(self.rows) if row.random is not None]
         if warm:
@@ -306,7 +306,7 @@ class Batch:
         return tokens
 
     def _finished(self, i: int, row: Row) -> bool:
-        """Answer the row if it is at its end. Its place in the batch is given up at the next shrinking."""
+        """True for a row at its end, which is answered. It leaves the batch when that next shrinks."""
         if row.future.done():
             return True
         ended, request = row.sampled[-1] in self.decoder.ends, row.request

@@ -37,9 +37,9 @@ class KeyValues:
     """Keys and values of a conversation, with room to write further ones in place."""
 
     prompt: tuple[torch.Tensor, ...]
-    """Of its first tokens, in blocks that other conversations have too: [layers, 2, heads, `BLOCK`, head size] each."""
+    """Blocks of its first tokens, shared with other conversations: [layers, 2, heads, `BLOCK`, head size] each."""
     buffer: torch.Tensor
-    """Of the tokens behind, [layers, 2, heads, tokens and room, head size]."""
+    """Keys and values of the tokens behind, with room: [layers, 2, heads, tokens and room, head size]."""
     filled: int
     """Number of tokens, those of the prompt included."""
 
@@ -100,13 +100,13 @@ class PrefixCache:
         self.budget = budget
         self.prefixes: OrderedDict[_Key, Prefix] = OrderedDict()
         self.cached_bytes = 0
-        """Of all buffers, their room to grow included; one that several conversations share is counted once."""
+        """Size of all buffers, their room to grow included; a shared one counts once."""
         self._sharing: Counter[int] = Counter()
-        """By tensor, how many conversations have it."""
+        """Number of conversations that use a tensor, by its id."""
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix:
-        """The conversation up to its last sampled reply, if `text` begins with it; else an empty one.
+        """The conversation up to its last sampled reply. Empty where `text` does not begin with one.
 
         A later reply may be another than was sampled: a dream corrects what its experience model gets wrong.
         """

@@ -225,7 +225,7 @@ class ToolDialect:
             return self._sampled.get(_fingerprint(message))
 
     def _with_placeholders(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
-        """For a template with tools: placeholders where calls were sampled."""
+        """Messages for a template with tools, with placeholders where calls were sampled."""
         assert self.template_format is not None
         written, names = [], _names_by_call_id(messages)
         request.splices = {}
@@ -243,7 +243,7 @@ class ToolDialect:
         return written
 
     def _as_text(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
-        """For a template without tools: roles and contents only."""
+        """Messages for a template without tools: roles and contents alone."""
         written: list[Message] = []
         for i, message in enumerate(messages):
             entry = _entry(message, {})

@@ -12,7 +12,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.loading import computes_bfloat16
 
 Loss = Literal["clipped", "cispo", "likelihood"]
-"""Of a token: PPO's clipped ratio, or its log-likelihood times the capped ratio, or the log-likelihood alone."""
+"""A token's loss: PPO's clipped ratio, its log-likelihood times the capped ratio, or the log-likelihood alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

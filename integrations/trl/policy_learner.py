@@ -33,21 +33,21 @@ class PolicyLearner:
         tokenizer: Its tokenizer.
         path: Folder of the checkpoint; an unfinished run found there is taken up, optimiser included.
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments; of DPO, pairs), each used once.
-        micro_batch_tokens: Of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
+        micro_batch_tokens: Tokens of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
         save_every: Iterations between two checkpoints (12 bytes a trained number). The training graph repeats lost updates.
         learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 1e-4 at most.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`; they alone are in
             the checkpoints. Default: all weights are trained, or the adapters that the policy has.
-        seed: Of new adapters.
+        seed: For the initial weights of new adapters.
         options: Others of `StepOptions` (`weight_decay`, `max_grad_norm`, ...).
 
     Raises `ConfigurationError` for an unknown option and for a model in half precision.
     """
 
     OPTIONS: ClassVar[frozenset[str]]
-    """Of `StepOptions`."""
+    """Names of the `StepOptions` that this learner takes."""
     BETA: ClassVar[float] = 0.02
     COMPARES: ClassVar[bool] = False
     """Groups teach by their differences alone. The learning rate is multiplied by the share of those that differ: AdamW takes a

@@ -72,7 +72,7 @@ class PPOLearner(PolicyLearner):
         gamma: Discount from one token of an episode to the next, above 0, at most 1.
         gae_lambda: 0 to 1; below 1 the critic's expectations after the next tokens stand for the rest of the episode, which
             means little as long as it has learned nothing.
-        value_coef: Of the critic's loss; its gradient reaches the policy's model too.
+        value_coef: Coefficient of the critic's loss; its gradient reaches the policy's model too.
         value_clip: How far from its expectation before the update the critic is moved at most, above 0.
         options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 

@@ -51,7 +51,7 @@ _WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Without these, the model's generation settings would cut the distribution."""
+"""Sampling options that a model's generation settings would otherwise set, cutting the distribution."""
 
 
 class ServedEngine:
@@ -74,7 +74,7 @@ class ServedEngine:
             not trained.
         name: Under which the servers serve the model. Default: the only one they have.
         adapters: Folder for LoRA adapters, which the servers read.
-        api_key: Of the servers.
+        api_key: Key that the servers ask for.
         timeout: Seconds after which a call is given up and tried again.
         attempts: Tries of one call.
     """
@@ -289,7 +289,7 @@ def _to_generated(server: Server, ids: list[int], answer: Any, version: str = ""
 
 @torch.no_grad()
 def _log_probs(model: PreTrainedModel, ids: list[int], sampled: list[int], temperature: float) -> list[float]:
-    """Of the tokens sampled after `ids`, as training computes them."""
+    """Log-probabilities of the tokens sampled after `ids`, as training computes them."""
     training = model.training
     model.eval()
     try:

@@ -67,7 +67,7 @@ class Server:
         """Calls for replies, from its choice on."""
         self.avoided_until = 0.0
         self.answered = -math.inf
-        """When it answered last."""
+        """Time of its last answer, by `time.monotonic`."""
         self.doubted = True
         """True once a call has failed since the last `describe`."""
         self.held: str | None = None

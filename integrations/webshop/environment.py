@@ -34,7 +34,7 @@ class Shop(NamedTuple):
 
     catalogue: Catalogue
     ordered: Sequence[Product]
-    """By asin: document numbers of the index are positions here."""
+    """Products sorted by asin; the index's document numbers are positions here."""
     search_index: SearchIndex
 
     def search(self, words: str) -> Sequence[Product]:
@@ -76,7 +76,7 @@ class Visit:
         self.kind: Literal["search", "results", "item", "sub page"] = "search"
         self.results: Sequence[Product] = ()
         self.number = 1
-        """Of the page of results."""
+        """Number of the page of results, from 1."""
         self.product: Product | None = None
         self.options: dict[str, str] = {}
 
