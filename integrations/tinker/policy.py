@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,12 +17,12 @@ from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnava
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.files import whole_folder
 from dreamgym_lg.hosted import TINKER, TINKER_FILE
+from dreamgym_lg.integrations.transformers.adapter_files import write_beside_weights
 from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 try:
     import tinker
@@ -123,6 +122,4 @@ class TinkerChatModel(LocalChatModel):
             raise ConfigurationError("a policy on Tinker is sampled there: leave servers= and engine= away")
         with whole_folder(folder) as draft:
             (draft / TINKER_FILE).write_text(json.dumps(self.engine.weights._asdict(), indent=2) + "\n")
-            (draft / SAMPLING_FILE).write_text(json.dumps(self.sampling, indent=2) + "\n")
-            self.tokenizer.save_pretrained(draft)
-            (draft / "version").write_text(uuid4().hex[:8])
+            write_beside_weights(draft, self.tokenizer, self.sampling)

@@ -282,8 +282,8 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
-        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
-        logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
+        temperatures = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
+        logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
         tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
@@ -297,12 +297,12 @@ class Batch:
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
         """Invert the cumulative distribution at the row's own random number, which no other row changes."""
         tokens = logprobs.argmax(dim=-1)
-        warm = [i for i, row in enumerate(self.rows) if row.random is not None]
-        if warm:
-            numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
-            below = logprobs[warm].double().exp().cumsum(dim=-1)
-            drawn = torch.searchsorted(below, (numbers.to(below.device) * below[:, -1])[:, None], right=True)[:, 0]
-            tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
+        if numbers := {i: row.random.random() for i, row in enumerate(self.rows) if row.random is not None}:
+            sampled = list(numbers)
+            cumulative = logprobs[sampled].double().exp().cumsum(dim=-1)
+            thresholds = torch.tensor(list(numbers.values()), dtype=torch.float64).to(cumulative.device) * cumulative[:, -1]
+            drawn = torch.searchsorted(cumulative, thresholds[:, None], right=True)[:, 0]
+            tokens[sampled] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
     def _finished(self, i: int, row: Row) -> bool:
