@@ -154,8 +154,7 @@ def _find_method(database: Database, order: Record, payment_method_id: str) -> R
     methods = database["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
         raise Refused("payment method not found")
-    method: Record = methods[payment_method_id]
-    return method
+    return methods[payment_method_id]
 
 
 def _is_short_of(order: Record, item_ids: list[str], item_id: str) -> bool:
@@ -163,8 +162,7 @@ def _is_short_of(order: Record, item_ids: list[str], item_id: str) -> bool:
 
 
 def _item(order: Record, item_id: str) -> Record:
-    item: Record = [item for item in order["items"] if item["item_id"] == item_id][0]  # its IndexError is the answer
-    return item
+    return [item for item in order["items"] if item["item_id"] == item_id][0]  # its IndexError is the answer
 
 
 def _exchange_price(database: Database, order: Record, item_ids: list[str], new_item_ids: list[str]) -> float:

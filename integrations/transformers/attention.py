@@ -96,9 +96,7 @@ def _attention_and_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention, [rows, heads, length, size], and the logarithms of its sums, float32, [rows, heads, length]."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    result: tuple[torch.Tensor, torch.Tensor] = attention(query, key, value, **options)
-    return result
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, **options)
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -83,8 +83,7 @@ class Decoder:
     def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
         inputs |= {"cache": cache, "use_cache": True, "logits_to_keep": 1}
-        logits: torch.Tensor = self.model(**inputs).logits[:, -1]
-        return logits.float()
+        return self.model(**inputs).logits[:, -1].float()
 
     def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
         """Write keys and values of `ids` into the buffer, behind those of `known` tokens.

@@ -55,8 +55,7 @@ class _PPOTrainer(TokenTrainer):
 
     def _expected(self, scores: Scores) -> torch.Tensor:
         """The expected reward before each scored token."""
-        values: torch.Tensor = self.critic(scores.hidden.float())
-        return values.squeeze(-1)
+        return self.critic(scores.hidden.float()).squeeze(-1)
 
     def other_loss(self, batch: Batch, scores: Scores) -> tuple[torch.Tensor, Figures]:
         losses = clipped_value_loss(self._expected(scores), batch.values, batch.returns, self._clip)

@@ -300,8 +300,7 @@ class TokenTrainer:
     @property
     def backbone(self) -> PreTrainedModel:
         """The decoder without its head."""
-        decoder: PreTrainedModel = self.model.base_model  # `get_decoder()` is the head of some
-        return decoder
+        return self.model.base_model  # `get_decoder()` is the head of some
 
     @torch.no_grad()
     def log_probs(self, batch: Batch) -> torch.Tensor:
