@@ -1,6 +1,6 @@
 """The prompt learner: GEPA (Agrawal et al. 2025, arXiv 2507.19457) searches, the dream plays.
 
-A search follows from its episodes and reflections, which are kept: stopped at any moment, the same call reads them and goes on.
+Episodes and reflections are kept, and decide the search: stopped at any moment, it goes on with the same call.
 """
 
 import json

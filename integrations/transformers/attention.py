@@ -18,7 +18,7 @@ _prompt = ContextVar[torch.Tensor | None]("prompt", default=None)
 
 
 def can_share(model: PreTrainedModel) -> bool:
-    """True where a batch gains by it. PyTorch's own attention in bfloat16 on a CPU is bound by reading keys and values."""
+    """True where a batch gains by sharing: in bfloat16 on a CPU, reading keys and values is what takes the time."""
     usual = model.config.get_text_config()._attn_implementation == "sdpa"
     return usual and model.device.type == "cpu" and model.dtype == torch.bfloat16
 
@@ -100,7 +100,7 @@ def _attention_and_sums(
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as numbers that are added to scores."""
+    """The mask as numbers to add to scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
@@ -115,7 +115,7 @@ def _attend_by_products(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As `sdpa_attention_forward`, for which it stands but in bfloat16. Queries of one key are rows of one product."""
+    """`sdpa_attention_forward` by matrix products, in bfloat16; else itself. Queries of one key are rows of one product."""
     rows, heads, length, size = query.shape
     key_heads, keys = key.shape[1:3]
     special = options.get("dropout") or any(options.get(name) is not None for name in ("position_bias", "softcap"))

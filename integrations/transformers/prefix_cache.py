@@ -54,7 +54,7 @@ class KeyValues:
         return BLOCK * len(self.prompt)
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Write those from token `start` on. Args: `target`, [layers, 2, heads, tokens, head size]."""
+        """Copy those from token `start` on into `target`, [layers, 2, heads, tokens, head size]."""
         end = start + target.shape[-2]
         for number, block in enumerate(self.prompt[start // BLOCK :], start=start // BLOCK):
             first, last = max(start, number * BLOCK), min(end, (number + 1) * BLOCK)
@@ -64,7 +64,7 @@ class KeyValues:
             target[..., first - start :, :] = self.buffer[..., first - self.prompt_length : end - self.prompt_length, :]
 
     def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
-        """These of the first `filled` tokens, and new ones behind. In place, unless another conversation went on from there."""
+        """The first `filled` tokens' and new ones behind; in place, unless another conversation went on from there."""
         start, total = self.prompt_length, filled + new.shape[-2]
         if self.filled == filled and self.buffer.shape[-2] >= total - start:
             extended = self
