@@ -64,7 +64,7 @@ class KeyValues:
             target[..., first - start :, :] = self.buffer[..., first - self.prompt_length : end - self.prompt_length, :]
 
     def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
-        """The first `filled` tokens' and new ones behind; in place, unless another conversation went on from there."""
+        """The first `filled` tokens' and new ones behind. In place, unless another conversation went on from there."""
         start, total = self.prompt_length, filled + new.shape[-2]
         if self.filled == filled and self.buffer.shape[-2] >= total - start:
             extended = self
