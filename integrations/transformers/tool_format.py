@@ -188,7 +188,7 @@ class ToolDialect:
         return rendered[1] if rendered is not None else call_text(call)
 
     def written(self, message: AIMessage, request: Request) -> str:
-        """The text that a policy samples for this message: remembered, or as the template writes it.
+        """The text that a policy samples for this message. Remembered, or as the template writes it.
 
         Args: `request`, with the conversation before it.
         """

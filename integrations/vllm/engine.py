@@ -223,7 +223,7 @@ class ServedEngine:
         return before
 
     def _model_name(self, server: Server) -> str:
-        """The model to request of the server: the newest adapters, or the one that it has loaded itself."""
+        """The model to request of the server. The newest adapters, or the one that it has loaded itself."""
         return self.policy_version or server.model
 
     async def _complete(self, server: Server, request: Request, ids: list[int]) -> Any:
