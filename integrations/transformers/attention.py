@@ -18,7 +18,7 @@ _prompt = ContextVar[torch.Tensor | None]("prompt", default=None)
 
 
 def can_share(model: PreTrainedModel) -> bool:
-    """True where a batch gains by sharing: in bfloat16 on a CPU, reading keys and values is what takes the time."""
+    """True where a batch gains by sharing. In bfloat16 on a CPU, reading keys and values takes most of the time."""
     usual = model.config.get_text_config()._attn_implementation == "sdpa"
     return usual and model.device.type == "cpu" and model.dtype == torch.bfloat16
 
