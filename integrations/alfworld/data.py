@@ -4,13 +4,13 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.alfworld.text import first_observation
 from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.types import Split, Task
 
@@ -51,7 +51,7 @@ def load_tasks(path: str | Path) -> list[Task]:
 
     Raises `ConfigurationError` for a file or folder without games.
     """
-    where = _located(path)
+    where = _resolve(path)
     tasks = [_task(game, where) for game in _games(where) if game.official_split in OFFICIAL_SPLITS]
     return sorted(tasks, key=lambda task: digest("alfworld", task.id))
 
@@ -67,10 +67,10 @@ def game_data(task: Task) -> dict[str, Any]:
     if missing or task.origin == "synthetic":
         why = f"lacks metadata[{missing[0]!r}]" if missing else "is synthetic: its world exists in the dream only"
         raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
-    where = _located(str(task.metadata["path"]))
+    where = _resolve(str(task.metadata["path"]))
     if where.is_dir():
         return dict(_read_game(where / str(task.metadata["official_split"]) / task.id / "game.tw-pddl"))
-    shared, lines = _packed(where)
+    shared, lines = _read_packed(where)
     if task.id not in lines:
         raise ConfigurationError(f"{where} holds no game {task.id!r}; {_FIX}")
     game = json.loads(zlib.decompress(lines[task.id]))
@@ -87,7 +87,7 @@ def game_data(task: Task) -> dict[str, Any]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def _located(path: str | Path) -> Path:
+def _resolve(path: str | Path) -> Path:
     """Absolute path of the packed file, or of the folder of the official splits."""
     where = Path(path).expanduser().resolve()
     if not where.exists():
@@ -97,7 +97,7 @@ def _located(path: str | Path) -> Path:
 
 def _games(where: Path) -> Iterator[_Game]:
     if not where.is_dir():
-        for line in _packed(where)[1].values():
+        for line in _read_packed(where)[1].values():
             game = json.loads(zlib.decompress(line))
             yield _Game(game["id"], game["split"], game["task"], game)
         return
@@ -126,7 +126,7 @@ def _read_game(file: Path) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+def _read_packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
     """The shared part of a packed file, and each game's compressed line by its id. 27 MB instead of 217."""
     try:
         with lzma.open(file) as lines:
@@ -160,6 +160,19 @@ def _task(game: _Game, where: Path) -> Task:
         metadata={"type": game.id.split("-")[0], "official_split": game.official_split, "path": str(where)},
         split=_split(game),
     )
+
+
+def first_observation(problem: str) -> str:
+    """The engine's first observation, to the letter, from a PDDL problem: all receptacles."""
+    identifiers = sorted({name.lower() for name in re.findall(r"\(receptacleAtLocation ([^?\s]\S*) ", problem)})
+    kinds = [name.split("_bar_")[0] + ("basin" if "basin" in name else "") for name in identifiers]
+    remaining = Counter(kinds)
+    phrases = []
+    for kind in kinds:  # ALFWorld numbers things of a kind downwards
+        phrases.append(f"a {kind} {remaining[kind]}")
+        remaining[kind] -= 1
+    enumeration = ", ".join([*phrases[:-1], f"and {phrases[-1]}" if phrases[:-1] else phrases[-1]]) if phrases else "nothing"
+    return f"You are in the middle of a room. Looking quickly around you, you see {enumeration}."
 
 
 def _split(game: _Game) -> Split:

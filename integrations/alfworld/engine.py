@@ -45,10 +45,9 @@ class _Worker:
     def ask(self, number: int, message: Mapping[str, Any] | str) -> GameState:
         """The state of the game of this number. Raises `EnvironmentFailed`, and then the game is lost."""
         try:
-            state: GameState = self.child.ask((number, message))
+            return self.child.ask((number, message))
         except ProcessLost as error:
             raise EnvironmentFailed(str(error)) from error
-        return state
 
     def close(self, number: int) -> None:
         with contextlib.suppress(ProcessLost):

@@ -3,7 +3,6 @@
 from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.integrations.alfworld import data
 from dreamgym_lg.integrations.alfworld.engine import Game
-from dreamgym_lg.integrations.alfworld.text import without_frame
 from dreamgym_lg.integrations.text_games.game import TextGame, one_line
 from dreamgym_lg.types import StepResult, Task
 
@@ -30,7 +29,8 @@ class ALFWorld(TextGame):
             self._game = Game(game)
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld cannot build {task.id}: {error}") from error
-        return self.begin(without_frame(self._game.state.text))
+        introduction = self._game.state.text.split("\n\n")  # a banner, the room, the task, which the instruction holds
+        return self.begin(one_line(introduction[1]))
 
     def play(self, action: str) -> StepResult:
         # out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game

@@ -9,6 +9,7 @@ from typing import Any, cast
 from langchain_core.tools import create_schema_from_function
 from pydantic import BaseModel, ValidationError, create_model
 
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import MissingDependency
 
 try:
@@ -54,15 +55,18 @@ def tool_schema(name: str) -> type[BaseModel]:
 
 def render(name: str, arguments: Mapping[str, Any]) -> str:
     """The text of an action: `fill('19', 'text')`. Arguments that have their default value are left out."""
-    schema = arguments_schema(name).model_fields
-    values = {key: arguments[key] for key in schema if key in arguments}
-    written = [repr(value) for key, value in values.items() if schema[key].is_required()]
-    named = {key: value for key, value in values.items() if not schema[key].is_required()}
-    written += [f"{key}={value!r}" for key, value in named.items() if value != schema[key].default]
-    return f"{name}({', '.join(written)})"
+    required = tool_schema(name).model_fields
+    values = _without_defaults(name, arguments).items()
+    return f"{name}({', '.join(repr(value) if key in required else f'{key}={value!r}' for key, value in values)})"
 
 
-class _Wrong(Exception):
+def _without_defaults(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without those that have their default value, in the signature's order."""
+    fields = {key: field for key, field in arguments_schema(name).model_fields.items() if key in arguments}
+    return {key: arguments[key] for key, field in fields.items() if field.is_required() or arguments[key] != field.default}
+
+
+class _InvalidAction(Exception):
     """Why a text is no action."""
 
 
@@ -70,21 +74,20 @@ def check_action(benchmark: str, action: str) -> str | None:
     """An error text for what is no action on any page; else None."""
     try:
         name, arguments = _parse(benchmark, action)
-    except _Wrong as wrong:
+    except _InvalidAction as wrong:
         return f"Error: {wrong}"
     if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
         return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."
     return None
 
 
-def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of an action, default values left out; None for no action."""
+def as_call(benchmark: str, action: str) -> str:
+    """The action as a tool call, default values left out. Any other text as it is."""
     try:
         name, arguments = _parse(benchmark, action)
-    except _Wrong:
-        return None
-    schema = arguments_schema(name).model_fields
-    return name, {key: value for key, value in arguments.items() if schema[key].is_required() or value != schema[key].default}
+    except _InvalidAction:
+        return action
+    return render_call(name, _without_defaults(name, arguments))
 
 
 def normalized(benchmark: str, action: str) -> str:
@@ -102,12 +105,12 @@ def _parse(benchmark: str, action: str) -> tuple[str, dict[str, Any]]:
         positional = [ast.literal_eval(value) for value in call.args]
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise _Wrong(f"{action.strip()[:80]!r} is no action; the actions are {', '.join(allowed)}.") from None
+        raise _InvalidAction(f"{action.strip()[:80]!r} is no action; the actions are {', '.join(allowed)}.") from None
     arguments = dict(zip(fields, positional, strict=False)) | named
     if len(positional) > len(fields) or len(arguments) < len(positional) + len(named) or not arguments.keys() <= set(fields):
-        raise _Wrong(f"{name} takes the arguments {', '.join(fields) or '(none)'}.")
+        raise _InvalidAction(f"{name} takes the arguments {', '.join(fields) or '(none)'}.")
     try:
         return name, arguments_schema(name).model_validate(arguments, strict=True).model_dump()
     except ValidationError as error:
         first = error.errors()[0]
-        raise _Wrong(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise _InvalidAction(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None

@@ -122,13 +122,12 @@ class _Worker:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = self._child.ask(request, timeout=_ANSWER_SECONDS)
+            return self._child.ask(request, timeout=_ANSWER_SECONDS)
         except ProcessLost as error:
             last = self._stderr.read_text(errors="replace")[-500:].strip() if self._stderr.exists() else ""
             raise EnvironmentFailed(
                 f"{error}, or no answer for {_ANSWER_SECONDS:g} s; its last words: {last or 'none'}"
             ) from error
-        return reply
 
 
 def _end(child: Child, scratch: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """Looked for on PATH where Playwright has no browser of its own. The first takes half of the others' memory."""
 OPTIONS = ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-"""For the system's browser in a container, without graphics card and with a small /dev/shm."""
+"""Command-line options of the system's browser in a container: no graphics card, a small /dev/shm."""
 NO_BROWSER = (
     "BrowserGym needs Chromium: there is neither Playwright's own nor one on PATH; run `playwright install chromium`, or on "
     "Debian and Ubuntu `apt-get install chromium-headless-shell` (or `chromium`)"

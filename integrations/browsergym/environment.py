@@ -10,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, normalized
 from dreamgym_lg.integrations.browsergym.browsers import Browsers, Seat
 from dreamgym_lg.integrations.browsergym.data import check_sites
-from dreamgym_lg.integrations.text_games.game import TextGame
+from dreamgym_lg.integrations.text_games.game import TextGame, one_line
 from dreamgym_lg.types import StepResult, Task
 
 OVER = "The task has ended."
@@ -30,8 +30,10 @@ class BrowserGym(TextGame):
     def __init__(self, browsers: Browsers, *, max_steps: int = 15) -> None:
         super().__init__(max_steps)
         self.browsers = browsers
+        self.goal = ""
+        """Goal of the last `reset`'s task in the benchmark's own words, on one line."""
         self._seat: Seat | None = None
-        self._benchmark, self._page, self._goal = "", "", ""
+        self._benchmark, self._page = "", ""
 
     def reset(self, task: Task) -> str:
         """Waits until a browser is free.
@@ -59,9 +61,9 @@ class BrowserGym(TextGame):
     def _start(self, task: Task, request: dict[str, object], seat: Seat) -> str:
         reply = seat.ask({"reset": request})
         self._benchmark = str(request["task"]).partition(".")[0]
-        self._page, self._goal = str(reply["page"]), " ".join(str(reply["goal"]).split())
-        in_instruction = " ".join(task.instruction.split()) == self._goal
-        return self.begin(self._page if in_instruction else f"Goal: {self._goal}\n{self._page}")
+        self._page, self.goal = str(reply["page"]), one_line(str(reply["goal"]))
+        in_instruction = one_line(task.instruction) == self.goal
+        return self.begin(self._page if in_instruction else f"Goal: {self.goal}\n{self._page}")
 
     def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
@@ -74,11 +76,6 @@ class BrowserGym(TextGame):
         observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
         info = {"success": terminated and reward >= 1, "valid": not error}
         return StepResult(observation, reward, terminated, False, info)
-
-    @property
-    def goal(self) -> str:
-        """Goal of the last `reset`'s task in the benchmark's own words, on one line."""
-        return self._goal
 
     def close(self) -> None:
         seat, self._seat, self._seen = self._seat, None, ()

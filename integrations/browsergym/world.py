@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.actions import render_call
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
+from dreamgym_lg.integrations.browsergym.actions import as_call, check_action
 from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actions
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
@@ -88,7 +87,7 @@ class BrowserGymWorld(World):
         return BrowserGym(self._browsers, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(lambda task, action, observations: check_action(self.benchmark, action)), model])
+        return Dream([Rules(lambda action, observations: check_action(self.benchmark, action)), model])
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
         return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)
@@ -99,12 +98,8 @@ class BrowserGymWorld(World):
         """Rows of the agent's rollouts, its policy calling a tool for each of these actions."""
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 
-        agent = partial(self.agent, real=False)
-        return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=self._as_call)
-
-    def _as_call(self, action: str) -> str:
-        call = parsed(self.benchmark, action)
-        return action if call is None else render_call(call[0], call[1])
+        agent, say = partial(self.agent, real=False), partial(as_call, self.benchmark)
+        return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=say)
 
     def _miniwob(self, limit: int, seed: int) -> list[Task]:
         names = self.names[:limit]

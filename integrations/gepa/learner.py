@@ -1,6 +1,6 @@
 """The prompt learner: GEPA (Agrawal et al. 2025, arXiv 2507.19457) searches, the dream plays.
 
-A search follows from its episodes and reflections, which are kept: stopped at any moment, the same call reads them and goes on.
+Episodes and reflections are kept, and decide the search: stopped at any moment, it goes on with the same call.
 """
 
 import json
@@ -183,7 +183,7 @@ class PromptAdapter:
 
     def make_reflective_dataset(self, candidate: Any, eval_batch: Any, components_to_update: list[str]) -> dict[str, Any]:
         """The episodes as the reflecting model reads them, each with the text to improve."""
-        played = [_shown(episode) for episode in eval_batch.trajectories]
+        played = [_for_reflection(episode) for episode in eval_batch.trajectories]
         return {name: [{"Instructions": f"the {name}", **each} for each in played] for name in components_to_update}
 
     def reflect(self, prompt: Any) -> str:
@@ -204,7 +204,7 @@ class PromptAdapter:
         self.stopped = self.stopped or event["exception"]
 
 
-def _shown(episode: Trajectory) -> dict[str, Any]:
+def _for_reflection(episode: Trajectory) -> dict[str, Any]:
     """An episode with its verdict and who answered each call."""
     steps = [f"{s.action}\n-> {s.next_observation} (answered by {s.decided_by or 'nobody'})" for s in episode.steps]
     verdicts = [f"decided by {s.judged_by}: {s.reasoning}" for s in episode.steps[-1:] if s.judged_by]

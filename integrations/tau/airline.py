@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, own
+from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, writable
 
 AIRPORTS = {
     **{"SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago", "DFW": "Dallas"},
@@ -68,7 +68,7 @@ def book_reservation(
     price += INSURANCE * len(passengers) if insurance == "yes" else 0
     price += BAG * nonfree_baggages
     _check_payments(database["users"][user_id], payment_methods, price)
-    user = own(database, "users", user_id)
+    user = writable(database, "users", user_id)
     for payment in payment_methods:
         method = user["payment_methods"][payment["payment_id"]]
         if method["source"] == "gift_card":
@@ -96,7 +96,7 @@ def book_reservation(
 
 def cancel_reservation(database: Database, reservation_id: str) -> Record:
     find(database, "reservations", reservation_id, "reservation not found")
-    reservation = own(database, "reservations", reservation_id)
+    reservation = writable(database, "reservations", reservation_id)
     paid = reservation["payment_history"]
     paid.extend([{"payment_id": payment["payment_id"], "amount": -payment["amount"]} for payment in paid])
     reservation["status"] = "cancelled"
@@ -114,7 +114,7 @@ def update_reservation_flights(
         booked.append(_book(database, flight, cabin, passengers) if same is None else _priced(flight, same["price"], same))
     price = (sum(flight["price"] for flight in booked) - sum(flight["price"] for flight in old)) * len(passengers)
     _charge(database, reservation, payment_id, price)
-    reservation = own(database, "reservations", reservation_id)
+    reservation = writable(database, "reservations", reservation_id)
     reservation["flights"] = booked or flights  # the cabin stays as it was: so does the official tool
     _add_payment(reservation, payment_id, price)
     return reservation
@@ -126,7 +126,7 @@ def update_reservation_baggages(
     reservation = find(database, "reservations", reservation_id, "reservation not found")
     price = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
     _charge(database, reservation, payment_id, price)
-    reservation = own(database, "reservations", reservation_id)
+    reservation = writable(database, "reservations", reservation_id)
     reservation["total_baggages"], reservation["nonfree_baggages"] = total_baggages, nonfree_baggages
     _add_payment(reservation, payment_id, price)
     return reservation
@@ -136,14 +136,14 @@ def update_reservation_passengers(database: Database, reservation_id: str, passe
     reservation = find(database, "reservations", reservation_id, "reservation not found")
     if len(passengers) != len(reservation["passengers"]):
         raise Refused("number of passengers does not match")
-    reservation = own(database, "reservations", reservation_id)
+    reservation = writable(database, "reservations", reservation_id)
     reservation["passengers"] = passengers
     return reservation
 
 
 def send_certificate(database: Database, user_id: str, amount: float) -> str | None:
     find(database, "users", user_id, "user not found")
-    user = own(database, "users", user_id)
+    user = writable(database, "users", user_id)
     for new in NEW_CERTIFICATES:
         if new not in user["payment_methods"]:
             user["payment_methods"][new] = {"source": "certificate", "amount": amount, "id": new}
@@ -203,7 +203,7 @@ def _charge(database: Database, reservation: Record, payment_id: str, price: flo
     if methods[payment_id]["source"] == "gift_card":
         if methods[payment_id]["amount"] < price:
             raise Refused("gift card balance is not enough")
-        own(database, "users", reservation["user_id"])["payment_methods"][payment_id]["amount"] -= price
+        writable(database, "users", reservation["user_id"])["payment_methods"][payment_id]["amount"] -= price
 
 
 def _add_payment(reservation: Record, payment_id: str, price: float) -> None:

@@ -20,15 +20,13 @@ def find(database: Database, table: str, id: str, otherwise: str) -> Record:
     """A record to read. Raises `Refused` with the words of `otherwise`."""
     if id not in database[table]:
         raise Refused(otherwise)
-    record: Record = database[table][id]
-    return record
+    return database[table][id]
 
 
-def own(database: Database, table: str, id: str) -> Record:
+def writable(database: Database, table: str, id: str) -> Record:
     """A record to write, from now on this database's alone."""
-    record: Record = deepcopy(database[table][id])
-    database[table][id] = record
-    return record
+    database[table][id] = deepcopy(database[table][id])
+    return database[table][id]
 
 
 def get_user_details(database: Database, user_id: str) -> Record:

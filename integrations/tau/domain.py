@@ -44,7 +44,7 @@ class Domain:
         self.policy = policy
         """The agent's system message."""
         self.schemas = schemas
-        """Of the tools, in OpenAI's form."""
+        """Schemas of the tools, in OpenAI's form."""
         self._database, self._functions = database, _TOOLS[name]
         self._texts = {table: {id: _text(record) for id, record in records.items()} for table, records in database.items()}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, own
+from dreamgym_lg.integrations.tau.common import SHARED, Database, Record, Refused, Tool, find, writable
 
 REASONS = ("no longer needed", "ordered by mistake")
 
@@ -42,7 +42,7 @@ def modify_user_address(
     database: Database, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
 ) -> Record:
     find(database, "users", user_id, "user not found")
-    user = own(database, "users", user_id)
+    user = writable(database, "users", user_id)
     user["address"] = _address(address1, address2, city, state, country, zip)
     return user
 
@@ -51,7 +51,7 @@ def modify_pending_order_address(
     database: Database, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
 ) -> Record:
     _find_order(database, order_id, "pending", "modified")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     order["address"] = _address(address1, address2, city, state, country, zip)
     return order
 
@@ -60,7 +60,7 @@ def cancel_pending_order(database: Database, order_id: str, reason: str) -> Reco
     _find_order(database, order_id, "pending", "cancelled")
     if reason not in REASONS:
         raise Refused("invalid reason")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     refunds = [_payment("refund", paid["amount"], paid["payment_method_id"]) for paid in order["payment_history"]]
     for refund in refunds:
         if "gift_card" in refund["payment_method_id"]:
@@ -81,7 +81,7 @@ def modify_pending_order_payment(database: Database, order_id: str, payment_meth
     amount, old = first["amount"], first["payment_method_id"]
     if method["source"] == "gift_card" and method["balance"] < amount:
         raise Refused("insufficient gift card balance to pay for the order")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     order["payment_history"] += [_payment("payment", amount, payment_method_id), _payment("refund", amount, old)]
     if method["source"] == "gift_card":
         _add_balance(database, order, payment_method_id, -amount)
@@ -98,7 +98,7 @@ def modify_pending_order_items(
     method = _find_method(database, order, payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
         raise Refused("insufficient gift card balance to pay for the new item")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     kind = "payment" if difference > 0 else "refund"
     order["payment_history"].append(_payment(kind, abs(difference), payment_method_id))
     if method["source"] == "gift_card":
@@ -119,7 +119,7 @@ def exchange_delivered_order_items(
     method = _find_method(database, order, payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
         raise Refused("insufficient gift card balance to pay for the price difference")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     order["status"] = "exchange requested"
     order["exchange_items"], order["exchange_new_items"] = sorted(item_ids), sorted(new_item_ids)
     order["exchange_payment_method_id"] = payment_method_id
@@ -134,7 +134,7 @@ def return_delivered_order_items(database: Database, order_id: str, item_ids: li
         raise Refused("payment method should be either the original payment method or a gift card")
     if any(_is_short_of(order, item_ids, item_id) for item_id in item_ids):
         raise Refused("some item not found")
-    order = own(database, "orders", order_id)
+    order = writable(database, "orders", order_id)
     order["status"] = "return requested"
     order["return_items"], order["return_payment_method_id"] = sorted(item_ids), payment_method_id
     return order
@@ -154,8 +154,7 @@ def _find_method(database: Database, order: Record, payment_method_id: str) -> R
     methods = database["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
         raise Refused("payment method not found")
-    method: Record = methods[payment_method_id]
-    return method
+    return methods[payment_method_id]
 
 
 def _is_short_of(order: Record, item_ids: list[str], item_id: str) -> bool:
@@ -163,8 +162,7 @@ def _is_short_of(order: Record, item_ids: list[str], item_id: str) -> bool:
 
 
 def _item(order: Record, item_id: str) -> Record:
-    item: Record = [item for item in order["items"] if item["item_id"] == item_id][0]  # its IndexError is the answer
-    return item
+    return [item for item in order["items"] if item["item_id"] == item_id][0]  # its IndexError is the answer
 
 
 def _exchange_price(database: Database, order: Record, item_ids: list[str], new_item_ids: list[str]) -> float:
@@ -189,7 +187,7 @@ def _payment(kind: str, amount: float, payment_method_id: str) -> Record:
 
 
 def _add_balance(database: Database, order: Record, payment_method_id: str, amount: float) -> None:
-    method = own(database, "users", order["user_id"])["payment_methods"][payment_method_id]
+    method = writable(database, "users", order["user_id"])["payment_methods"][payment_method_id]
     method["balance"] = round(method["balance"] + amount, 2)
 
 

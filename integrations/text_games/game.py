@@ -8,9 +8,9 @@ from dreamgym_lg.dream import Answer, Episode, Verdict
 from dreamgym_lg.environment import RULES, Environment, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.tasks import first_observation
-from dreamgym_lg.types import Split, StepResult, Task
+from dreamgym_lg.types import Split, StepResult
 
-_FULL = 0.98
+_FULL_SCORE = 0.98
 """A score from which on it counts as 1. Three thirds may be dreamed as 0.33 each."""
 
 
@@ -92,16 +92,16 @@ def observations(episode: Episode) -> list[str]:
 class Rules:
     """The responder that refuses what the game itself would refuse, whatever the world holds.
 
-    Args: `check`, (task, action, observations) -> the refusal, or None to ask the next responder.
+    Args: `check`, (action, observations) -> the refusal, or None to ask the next responder.
     """
 
     name, version = RULES, ""
 
-    def __init__(self, check: Callable[[Task, str, Sequence[str]], str | None]) -> None:
+    def __init__(self, check: Callable[[str, Sequence[str]], str | None]) -> None:
         self._check = check
 
     def respond(self, episode: Episode) -> Answer | None:
-        refusal = self._check(episode.task, episode.action, observations(episode))
+        refusal = self._check(episode.action, observations(episode))
         return None if refusal is None else Answer(refusal, valid=False)
 
 
@@ -118,17 +118,17 @@ class Score:
     def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
         if answer is None or (verdict := answer.verdict) is None:
             return None
-        reward = 0.0 if verdict.reward > 0 and _is_rewarded(episode) else verdict.reward
+        reward = 0.0 if verdict.reward > 0 and _was_rewarded(episode) else verdict.reward
         before = sum(step.reward for step in episode.steps)
         after = min(max(before + reward, 0.0), 1.0)
-        if after >= _FULL:
+        if after >= _FULL_SCORE:
             return Verdict(1.0 - before, True, verdict.reason)  # a completed task earns exactly 1, as it does in reality
         success = verdict.terminated and verdict.success and after > before
         earned = reward if after == before + reward else after - before  # as it was dreamed, without rounding
         return Verdict(earned, success, verdict.reason, verdict.terminated and (success or not verdict.success))
 
 
-def _is_rewarded(episode: Episode) -> bool:
+def _was_rewarded(episode: Episode) -> bool:
     """True if the action has been rewarded since something was lost."""
     for step in reversed(episode.steps):
         if step.reward < 0:

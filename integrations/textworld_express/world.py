@@ -77,8 +77,7 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        rules = Rules(lambda task, action, observations: check_action(self.game, action, observations))
-        return Dream([rules, model], judges=[Score()])
+        return Dream([Rules(partial(check_action, self.game)), model], judges=[Score()])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:

@@ -10,7 +10,7 @@ import tinker
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.files import write_whole
-from dreamgym_lg.integrations.tinker.policy import TinkerChatModel, TinkerEngine, Weights, answered
+from dreamgym_lg.integrations.tinker.policy import TinkerChatModel, TinkerEngine, Weights, tinker_errors
 from dreamgym_lg.integrations.trl.options import STEP, StepOptions, check_options
 from dreamgym_lg.integrations.trl.policy_learner import CHECKPOINT, PolicyLearner
 from dreamgym_lg.integrations.trl.token_trainer import SAMPLING
@@ -18,25 +18,25 @@ from dreamgym_lg.learner import TrainingRow, group_credit
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 LEARNING_RATE = 4e-5
-"""Of the reinforcement learning loop in Tinker's cookbook."""
+"""Default of the reinforcement learning loop in Tinker's cookbook."""
 
 
 class TinkerTrainer:
-    """Takes optimiser steps on Tinker, as `TokenTrainer` takes them here. Args: `new`, of new adapters."""
+    """Takes optimiser steps on Tinker, as `TokenTrainer` takes them here. Args: `new`, options of new adapters."""
 
     def __init__(self, engine: TinkerEngine, options: StepOptions, new: dict[str, int]) -> None:
         self.engine, self.options, self.steps = engine, options, 0
         self._new, self._client, self._kept_steps = new, cast(Any, None), 0
 
     def step(self, rows: Sequence[TrainingRow], *, scale: float = 1.0, rate: float = 1.0) -> dict[str, float]:
-        """Take one optimiser step by the loss `ppo`, as `TokenTrainer.step`. Raises as `answered`."""
+        """Take one optimiser step by the loss `ppo`, as `TokenTrainer.step`. Raises as `tinker_errors`."""
         o, high = self.options, self.options.epsilon if self.options.epsilon_high is None else self.options.epsilon_high
         clipping = {"clip_low_threshold": 1 - o.epsilon, "clip_high_threshold": 1 + high}
         adam = {"beta1": o.adam_beta1, "beta2": o.adam_beta2, "eps": o.adam_epsilon, "weight_decay": o.weight_decay}
         rate *= o.learning_rate
         params = tinker.AdamParams(learning_rate=rate, grad_clip_norm=o.max_grad_norm, **adam)
-        with answered("train"):
-            client = self._client = self._client or self._begin()
+        with tinker_errors("train"):
+            client = self._client = self._client or self._create_client()
             passes = client.forward_backward([_datum(row, scale) for row in rows], "ppo", clipping)
             moved = client.optim_step(params)  # sent before the first is waited for: one cycle of the service
             result, _ = passes.result(), moved.result()
@@ -48,7 +48,7 @@ class TinkerTrainer:
         loss = float(result.metrics["loss:sum"])
         return {"loss": loss, "learning_rate": rate, f"{SAMPLING}sampling_logp_difference/mean": gap}
 
-    def _begin(self) -> Any:
+    def _create_client(self) -> Any:
         weights, service = self.engine.weights, self.engine.service
         if weights.state is None:
             return service.create_lora_training_client(weights.base_model, **self._new).result()
@@ -58,7 +58,7 @@ class TinkerTrainer:
         """Keep weights and optimiser on Tinker, and write their paths here. It goes on and samples from them."""
         weights, name = self.engine.weights, f"iteration-{iteration}"
         if self.steps > self._kept_steps:
-            with answered("save"):
+            with tinker_errors("save"):
                 state, sampler = self._client.save_state(name), self._client.save_weights_for_sampler(name)
                 weights = weights._replace(state=state.result().path, sampler=sampler.result().path)
         write_whole(file, json.dumps({"iteration": iteration, **more, "steps": self.steps, "weights": weights}, indent=2))
@@ -70,7 +70,7 @@ class TinkerTrainer:
         self.steps = self._kept_steps = saved["steps"]
         self.engine.weights = weights = Weights(*saved["weights"])
         if self.steps:
-            with answered("load"):
+            with tinker_errors("load"):
                 self._client = self.engine.service.create_training_client_from_state_with_optimizer(weights.state).result()
         return saved
 
@@ -130,6 +130,3 @@ class TinkerLearner(PolicyLearner):
         self._trainer = cast(Any, TinkerTrainer(engine, step, {"rank": rank, "seed": seed}))
         file = self.path / CHECKPOINT
         self._progress = self._trainer.load(file) if file.exists() else {"iteration": 0, "metrics": {}}
-
-    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
-        return dict(self._trainer.step(rows, scale=scale, rate=rate))

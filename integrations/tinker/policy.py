@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,12 +17,12 @@ from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnava
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.files import whole_folder
 from dreamgym_lg.hosted import TINKER, TINKER_FILE
+from dreamgym_lg.integrations.transformers.adapter_files import write_beside_weights
 from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 try:
     import tinker
@@ -35,7 +34,7 @@ _service: list[Any] = []
 
 
 @contextmanager
-def answered(what: str) -> Iterator[None]:
+def tinker_errors(what: str) -> Iterator[None]:
     """Raise `ModelUnavailable` for a request that Tinker refuses, `ServersUnavailable` for any other error of it."""
     try:
         yield
@@ -64,7 +63,7 @@ class TinkerEngine:
         self._tokenizer, self._prefixes, self._client = tokenizer, PrefixCache(), None
 
     def submit(self, request: Request) -> "Future[Generated]":
-        """Request a reply; returns at once. Its exceptions: as of `answered`."""
+        """Request a reply; returns at once. Its exceptions: as of `tinker_errors`."""
         return asyncio.run_coroutine_threadsafe(self._reply(request), lasting_loop("dreamgym-tinker"))
 
     def clear(self) -> None:
@@ -73,20 +72,19 @@ class TinkerEngine:
 
     async def _reply(self, request: Request) -> Generated:
         version = self.weights.sampler or self.weights.base_model
-        text, ids, _ = self._prefixes.encode(self._tokenizer, request, 1 << 30)
+        prompt, ids, _ = self._prefixes.encode(self._tokenizer, request, 1 << 30)
         seed = None if request.seed is None else request.seed % 2**31
         options: dict[str, Any] = {"max_tokens": request.max_new_tokens, "temperature": request.temperature, "seed": seed}
         params = tinker.SamplingParams(**options, stop=sorted(self.ends))
-        with answered("sample"):
+        with tinker_errors("sample"):
             client = await asyncio.wrap_future(self._sampling_client().future())
             reply = await asyncio.wrap_future(client.sample(tinker.ModelInput.from_ints(ids), 1, params).future())
         (sequence,) = reply.sequences
         sampled, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
         if not sampled or len(sampled) != len(logprobs):
             raise ModelUnavailable(f"Tinker sampled {len(sampled)} tokens with {len(logprobs)} log-probabilities")
-        ended = sampled[-1] in self.ends
-        kept, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
-        return Generated(kept, ids, sampled, logprobs, "stop" if ended or cut else sequence.stop_reason, version)
+        generated = Generated("", ids, sampled, logprobs, sequence.stop_reason, version)
+        return self._prefixes.keep_reply(self._tokenizer, request, prompt, generated, self.ends)
 
     def _sampling_client(self) -> Any:
         """The future of the client that samples from `weights`."""
@@ -109,7 +107,7 @@ class TinkerChatModel(LocalChatModel):
             service: A `tinker.ServiceClient` for this process. Default: one by TINKER_API_KEY.
             fields: Of `LocalChatModel`.
         """
-        with answered("connect"):
+        with tinker_errors("connect"):
             if service is not None or not _service:
                 _service[:] = [service or tinker.ServiceClient()]
             if (name := str(path)).startswith(TINKER):
@@ -124,6 +122,4 @@ class TinkerChatModel(LocalChatModel):
             raise ConfigurationError("a policy on Tinker is sampled there: leave servers= and engine= away")
         with whole_folder(folder) as draft:
             (draft / TINKER_FILE).write_text(json.dumps(self.engine.weights._asdict(), indent=2) + "\n")
-            (draft / SAMPLING_FILE).write_text(json.dumps(self.sampling, indent=2) + "\n")
-            self.tokenizer.save_pretrained(draft)
-            (draft / "version").write_text(uuid4().hex[:8])
+            write_beside_weights(draft, self.tokenizer, self.sampling)

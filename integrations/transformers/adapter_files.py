@@ -84,13 +84,15 @@ def write_adapters(model: Any, folder: Path) -> None:
 def save_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, sampling: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model folder with tokenizer and chat template (`whole_folder`). Adapters stand beside their base.
-
-    Its file `version` names these weights: each time they are written it is another one. Args: `sampling`, of a policy.
-    """
+    """Write a model folder with tokenizer and chat template (`whole_folder`). Args: `sampling`, a policy's."""
     with whole_folder(path, SafetensorError) as draft:
         write_model(model, draft)
-        tokenizer.save_pretrained(draft)
-        if sampling is not None:
-            (draft / SAMPLING_FILE).write_text(json.dumps(sampling, indent=2) + "\n")
-        (draft / "version").write_text(uuid4().hex[:8])
+        write_beside_weights(draft, tokenizer, sampling)
+
+
+def write_beside_weights(folder: Path, tokenizer: PreTrainedTokenizerBase, sampling: Mapping[str, Any] | None) -> None:
+    """Write tokenizer, sampling settings and `version`, which is another one each time weights are written."""
+    tokenizer.save_pretrained(folder)
+    if sampling is not None:
+        (folder / SAMPLING_FILE).write_text(json.dumps(sampling, indent=2) + "\n")
+    (folder / "version").write_text(uuid4().hex[:8])

@@ -63,13 +63,13 @@ class Decoder:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of activations, keys and values."""
+        """Dtype of activations, keys and values."""
         autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
         return torch.bfloat16 if autocast else self.model.dtype
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of one token's keys and values."""
         return 2 * self.layers * self.heads * self.head_size * self.compute_dtype.itemsize
 
     def autocast(self) -> torch.autocast:
@@ -83,8 +83,7 @@ class Decoder:
     def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
         inputs |= {"cache": cache, "use_cache": True, "logits_to_keep": 1}
-        logits: torch.Tensor = self.model(**inputs).logits[:, -1]
-        return logits.float()
+        return self.model(**inputs).logits[:, -1].float()
 
     def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
         """Write keys and values of `ids` into the buffer, behind those of `known` tokens.
@@ -162,7 +161,7 @@ class Row:
     text: str
     """The conversation, rendered."""
     ids: list[int]
-    prefix: Prefix | None
+    prefix: Prefix
     random: Random | None
     """None takes the most likely token."""
     sampled: list[int] = field(default_factory=list)
@@ -171,7 +170,7 @@ class Row:
 
     @property
     def known(self) -> int:
-        return 0 if self.prefix is None else self.prefix.known
+        return self.prefix.known
 
 
 def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: int) -> int:
@@ -181,7 +180,7 @@ def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: in
     the batch. Returns how many they take; 0 where nothing is read.
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
-    cached = row.prefix.cached if row.prefix is not None else None
+    cached = row.prefix.cached
     size = (end - row.known) * decoder.token_bytes
     if len(row.ids) - row.known <= 2 * BLOCK or size > room:
         return 0
@@ -251,7 +250,7 @@ class Batch:
         for i, row in enumerate(rows):
             chunk, pad = len(row.ids) - row.known, known - (row.known - shared)
             own = self.buffer[:, :, i]
-            if row.prefix is not None and row.prefix.cached is not None:
+            if row.prefix.cached is not None:
                 row.prefix.cached.copy_to(own[..., pad:known, :], shared)
             # what is masked out has to be finite; all else is written before it is read
             own[..., :pad, :] = 0
@@ -267,28 +266,23 @@ class Batch:
         self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
 
     def run(self) -> None:
+        device, active = self.buffer.device, list(range(len(self.rows)))
         with shared_prompt(self.decoder.model, self.prompt):
-            self._decode()
-
-    def _decode(self) -> None:
-        while self.rows:
-            device = self.buffer.device
-            logits = self.decoder.forward(
-                self.cache,
-                input_ids=self.ids.to(device),
-                attention_mask=self.mask[:, : self.filled].to(device),
-                position_ids=self.positions.to(device),
-            )
-            tokens = self._sample(logits)
-            active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
-            if not active:
-                return
-            self._advance(tokens, active)
+            while active:
+                logits = self.decoder.forward(
+                    self.cache,
+                    input_ids=self.ids.to(device),
+                    attention_mask=self.mask[:, : self.filled].to(device),
+                    position_ids=self.positions.to(device),
+                )
+                tokens = self._sample(logits)
+                if active := [i for i, row in enumerate(self.rows) if not self._finished(i, row)]:
+                    self._advance(tokens, active)
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
-        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
-        logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
+        temperatures = torch.tensor([row.request.temperature or 1.0 for row in self.rows], device=logits.device)
+        logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
         tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
@@ -300,18 +294,18 @@ class Batch:
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """By the inverse of the distribution at the row's own random number, whatever the batch."""
+        """Invert the cumulative distribution at the row's own random number, which no other row changes."""
         tokens = logprobs.argmax(dim=-1)
-        warm = [i for i, row in enumerate(self.rows) if row.random is not None]
-        if warm:
-            numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
-            below = logprobs[warm].double().exp().cumsum(dim=-1)
-            drawn = torch.searchsorted(below, (numbers.to(below.device) * below[:, -1])[:, None], right=True)[:, 0]
-            tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
+        if numbers := {i: row.random.random() for i, row in enumerate(self.rows) if row.random is not None}:
+            sampled = list(numbers)
+            cumulative = logprobs[sampled].double().exp().cumsum(dim=-1)
+            thresholds = torch.tensor(list(numbers.values()), dtype=torch.float64).to(cumulative.device) * cumulative[:, -1]
+            drawn = torch.searchsorted(cumulative, thresholds[:, None], right=True)[:, 0]
+            tokens[sampled] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
     def _finished(self, i: int, row: Row) -> bool:
-        """Answer the row if it is at its end. Its place in the batch is given up at the next shrinking."""
+        """True for a row at its end, which is answered. It leaves the batch when that next shrinks."""
         if row.future.done():
             return True
         ended, request = row.sampled[-1] in self.decoder.ends, row.request

@@ -210,16 +210,16 @@ def rendered_call(template: ChatTemplate, function: dict[str, Any], ends: Iterab
         {"role": "tool", "content": "!", "name": function["name"], "tool_call_id": call["id"]},
     ]
     try:
-        begun = apply_template(template.tokenizer, question, [tool])
-        if begun == apply_template(template.tokenizer, question):
+        prompt = apply_template(template.tokenizer, question, [tool])
+        if prompt == apply_template(template.tokenizer, question):
             return None
-        whole = apply_template(template.tokenizer, [*question, *answers], [tool], prompt=False)
+        rendered = apply_template(template.tokenizer, [*question, *answers], [tool], prompt=False)
     except ConfigurationError:
         return None
-    gap = "" if whole.startswith(begun) else begun[len(begun.rstrip()) :]
-    text = whole.removeprefix(begun.removesuffix(gap))
+    gap = "" if rendered.startswith(prompt) else prompt[len(prompt.rstrip()) :]
+    text = rendered.removeprefix(prompt.removesuffix(gap))
     end = min((at for end in ends if (at := text.find(end)) >= 0), default=-1)
-    return (gap, text[:end]) if text != whole and function["name"] in text[: max(end, 0)] else None
+    return (gap, text[:end]) if text != rendered and function["name"] in text[: max(end, 0)] else None
 
 
 def probe(template: ChatTemplate, ends: Iterable[str]) -> CallFormat | None:
@@ -234,8 +234,8 @@ def probe(template: ChatTemplate, ends: Iterable[str]) -> CallFormat | None:
     if "{}" in after and parse_reply(full[1], frozenset([MARK])).calls == expected:
         return form
     reader = _response_template(template.tokenizer)
-    begun = apply_template(template.tokenizer, [{"role": "user", "content": "?"}])
-    if reader is None or read_response(template.tokenizer, reader, full[1], prompt=begun).calls != expected:
+    prompt = apply_template(template.tokenizer, [{"role": "user", "content": "?"}])
+    if reader is None or read_response(template.tokenizer, reader, full[1], prompt=prompt).calls != expected:
         return None
     return form._replace(reader=reader)
 

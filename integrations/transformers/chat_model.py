@@ -327,14 +327,9 @@ def _result(message: AIMessage) -> ChatResult:
 
 def _last_chunk(message: AIMessage, streamed: str) -> ChatGenerationChunk:
     """The rest of a streamed reply: text that was held back, calls, metadata."""
-    chunks = [
-        tool_call_chunk(name=call["name"], args=json.dumps(call["args"], ensure_ascii=False), id=call["id"], index=i)
-        for i, call in enumerate(message.tool_calls)
-    ]
-    chunks += [
-        tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=i)
-        for i, call in enumerate(message.invalid_tool_calls, len(chunks))
-    ]
+    calls: list[Any] = [{**call, "args": json.dumps(call["args"], ensure_ascii=False)} for call in message.tool_calls]
+    calls += message.invalid_tool_calls
+    chunks = [tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=i) for i, call in enumerate(calls)]
     return ChatGenerationChunk(
         message=AIMessageChunk(
             content=message.text.removeprefix(streamed),

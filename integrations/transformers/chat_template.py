@@ -56,7 +56,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        if not self._keeps([_user(_MARK)]) and not self.takes_blocks:
+        if not self._renders([_user(_MARK)]) and not self.takes_blocks:
             raise ConfigurationError(
                 f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} renders no user message: set "
                 "tokenizer.chat_template to one that does"
@@ -64,22 +64,22 @@ class ChatTemplate:
 
     @cached_property
     def takes_system(self) -> bool:
-        return self._keeps([{"role": "system", "content": _MARK}, _user("?")])
+        return self._renders([{"role": "system", "content": _MARK}, _user("?")])
 
     @cached_property
     def alternates(self) -> bool:
         """True if user and assistant have to take turns."""
-        return not self._keeps([_user("?"), _user(_MARK)])
+        return not self._renders([_user("?"), _user(_MARK)])
 
     @cached_property
     def takes_blocks(self) -> bool:
         """True if contents are lists of blocks, as templates for images have them."""
-        return not self._keeps([_user(_MARK)], blocks=False) and self._keeps([_user(_MARK)], blocks=True)
+        return not self._renders([_user(_MARK)], blocks=False) and self._renders([_user(_MARK)], blocks=True)
 
     @cached_property
     def takes_parallel_calls(self) -> bool:
         calls = [{"type": "function", "id": call_id(n), "function": {"name": n, "arguments": {}}} for n in ("a", "b")]
-        return self._keeps([_user(_MARK), {"role": "assistant", "content": "", "tool_calls": calls}])
+        return self._renders([_user(_MARK), {"role": "assistant", "content": "", "tool_calls": calls}])
 
     @cached_property
     def end(self) -> int | None:
@@ -95,15 +95,15 @@ class ChatTemplate:
         messages = list(conversation)
         if messages and messages[0]["role"] == "system" and not self.takes_system:
             messages[0] = {**messages[0], "role": "user"}
-            messages = [*_joined(messages[:2]), *messages[2:]]
+            messages = [*_join_neighbours(messages[:2]), *messages[2:]]
         if self.alternates:
             begun = [_user("(begins)")] if messages and messages[0]["role"] == "assistant" else []
-            messages = _joined([*begun, *messages])
+            messages = _join_neighbours([*begun, *messages])
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and not self.takes_parallel_calls:
             messages = _one_call_a_turn(messages)
         return [_in_blocks(message) for message in messages] if self.takes_blocks else messages
 
-    def _keeps(self, conversation: list[Message], *, blocks: bool | None = None) -> bool:
+    def _renders(self, conversation: list[Message], *, blocks: bool | None = None) -> bool:
         """True if the marked content is rendered."""
         in_blocks = self.takes_blocks if blocks is None else blocks
         try:
@@ -120,7 +120,7 @@ def _in_blocks(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-def _joined(messages: Sequence[Message]) -> list[Message]:
+def _join_neighbours(messages: Sequence[Message]) -> list[Message]:
     """Join neighbours of one role, but for calls and results of tools."""
     joined: list[Message] = []
     for message in messages:

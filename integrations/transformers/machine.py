@@ -13,7 +13,7 @@ import torch
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1
-"""Of glibc's `mallopt`."""
+"""Parameters and value of glibc's `mallopt`."""
 _LARGEST = 1 << 30, 32 << 20
 """Bytes of the largest tensors whose memory is kept: first what some versions of glibc refuse, then what all take."""
 

@@ -2,8 +2,8 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.machine import free_memory, give_back_memory
-from dreamgym_lg.integrations.transformers.requests import Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
 BLOCK = 32
@@ -32,20 +32,14 @@ def cache_budget(device: torch.device) -> int:
     return free_memory() // 6
 
 
-def with_room(tokens: int) -> int:
-    """The length of a buffer for so many tokens, with room for the next steps."""
-    # not twice as many, as lists grow: that would be most of the memory
-    return tokens + max(tokens // 4, 16)
-
-
 @dataclass(slots=True)
 class KeyValues:
     """Keys and values of a conversation, with room to write further ones in place."""
 
     prompt: tuple[torch.Tensor, ...]
-    """Of its first tokens, in blocks that other conversations have too: [layers, 2, heads, `BLOCK`, head size] each."""
+    """Blocks of its first tokens, shared with other conversations: [layers, 2, heads, `BLOCK`, head size] each."""
     buffer: torch.Tensor
-    """Of the tokens behind, [layers, 2, heads, tokens and room, head size]."""
+    """Keys and values of the tokens behind, with room: [layers, 2, heads, tokens and room, head size]."""
     filled: int
     """Number of tokens, those of the prompt included."""
 
@@ -55,30 +49,31 @@ class KeyValues:
         return *self.prompt, self.buffer
 
     @property
-    def own(self) -> int:
+    def prompt_length(self) -> int:
         """Number of tokens in the blocks, behind which the buffer begins."""
         return BLOCK * len(self.prompt)
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Write those from token `start` on. Args: `target`, [layers, 2, heads, tokens, head size]."""
+        """Copy those from token `start` on into `target`, [layers, 2, heads, tokens, head size]."""
         end = start + target.shape[-2]
         for number, block in enumerate(self.prompt[start // BLOCK :], start=start // BLOCK):
             first, last = max(start, number * BLOCK), min(end, (number + 1) * BLOCK)
             if first < last:
                 target[..., first - start : last - start, :] = block[..., first - number * BLOCK : last - number * BLOCK, :]
-        if end > (first := max(start, self.own)):
-            target[..., first - start :, :] = self.buffer[..., first - self.own : end - self.own, :]
+        if end > (first := max(start, self.prompt_length)):
+            target[..., first - start :, :] = self.buffer[..., first - self.prompt_length : end - self.prompt_length, :]
 
     def extended(self, new: torch.Tensor, filled: int) -> "KeyValues":
-        """These of the first `filled` tokens, and new ones behind. In place, unless another conversation went on from there."""
-        own, total = self.own, filled + new.shape[-2]
-        if self.filled == filled and self.buffer.shape[-2] >= total - own:
+        """The first `filled` tokens' and new ones behind. In place, unless another conversation went on from there."""
+        start, total = self.prompt_length, filled + new.shape[-2]
+        if self.filled == filled and self.buffer.shape[-2] >= total - start:
             extended = self
         else:
-            buffer = new.new_empty(*new.shape[:3], with_room(total - own), new.shape[-1])
-            buffer[..., : filled - own, :] = self.buffer[..., : filled - own, :]
+            room = max((total - start) // 4, 16)  # not as much again, as lists grow: that would be most of the memory
+            buffer = new.new_empty(*new.shape[:3], total - start + room, new.shape[-1])
+            buffer[..., : filled - start, :] = self.buffer[..., : filled - start, :]
             extended = KeyValues(self.prompt, buffer, total)
-        extended.buffer[..., filled - own : total - own, :] = new
+        extended.buffer[..., filled - start : total - start, :] = new
         extended.filled = total
         return extended
 
@@ -87,8 +82,8 @@ class KeyValues:
 class Prefix:
     """A conversation so far: its rendered text, its tokens, their keys and values."""
 
-    text: str
-    ids: list[int]
+    text: str = ""
+    ids: Sequence[int] = ()
     cached: KeyValues | None = None
     """Shared with the conversations that this one went on from and into; None: forgotten."""
     known: int = 0
@@ -105,13 +100,13 @@ class PrefixCache:
         self.budget = budget
         self.prefixes: OrderedDict[_Key, Prefix] = OrderedDict()
         self.cached_bytes = 0
-        """Of all buffers, their room to grow included; one that several conversations share is counted once."""
+        """Size of all buffers, their room to grow included; a shared one counts once."""
         self._sharing: Counter[int] = Counter()
-        """By tensor, how many conversations have it."""
+        """Number of conversations that use a tensor, by its id."""
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
-    def find(self, request: Request, text: str) -> Prefix | None:
-        """The conversation up to its last sampled reply, if `text` begins with it.
+    def find(self, request: Request, text: str) -> Prefix:
+        """The conversation up to its last sampled reply. Empty where `text` does not begin with one.
 
         A later reply may be another than was sampled: a dream corrects what its experience model gets wrong.
         """
@@ -121,51 +116,41 @@ class PrefixCache:
             prefix = self.prefixes.get(key[: end + 1]) or self._tokens_only.get(key[: end + 1])
             if prefix is not None and text.startswith(prefix.text):
                 return prefix
-        return None
+        return Prefix()
 
-    def encode(
-        self, tokenizer: PreTrainedTokenizerBase, request: Request, max_tokens: int
-    ) -> tuple[str, list[int], Prefix | None]:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, request: Request, max_tokens: int) -> tuple[str, list[int], Prefix]:
         """The conversation as text and tokens, and its known beginning. Tokens of earlier replies are those that were sampled.
 
         Raises `ContextExceeded` if it may grow beyond `max_tokens`.
         """
         text = render(tokenizer, request)
         prefix = self.find(request, text)
-        new = tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
-        ids = [*(prefix.ids if prefix else ()), *new]
+        ids = [*prefix.ids, *tokenizer(text[len(prefix.text) :], add_special_tokens=False)["input_ids"]]
         check_length(request, ids, max_tokens)
         return text, ids, prefix
 
     def keep_reply(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        request: Request,
-        *,
-        text: str,
-        ids: list[int],
-        sampled: list[int],
-        ended: bool,
-    ) -> tuple[str, bool]:
-        """As `keep`, without keys and values, which a server has. Returns as `Request.reply`.
+        self, tokenizer: PreTrainedTokenizerBase, request: Request, prompt: str, generated: Generated, ends: Collection[int]
+    ) -> Generated:
+        """As `keep`, without keys and values, which a server has. Returns the reply with its text and finish reason.
 
         Args:
-            text: The prompt, rendered.
-            ids: Its tokens.
-            sampled: The tokens of the reply, with its end token if it has `ended` by one.
+            prompt: The rendered prompt.
+            generated: The tokens of the reply, its text still missing.
+            ends: The tokens that end a reply.
         """
+        sampled = generated.sampled_ids
         reply, cut = request.reply(tokenizer, sampled)
-        if request.owner is not None:
-            self._forget(_key(request.owner, request.conversation))
-        key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
+        ended = sampled[-1] in ends
         end = tokenizer.decode(sampled[-1:]) if ended else ""
-        self._remember(key, text + reply[len(request.forced) :] + end, ids + sampled)
-        return reply, cut
+        key = self._advance(request, reply)
+        self._remember(key, prompt + reply[len(request.forced) :] + end, generated.prompt_ids + sampled)
+        return replace(generated, text=reply, finish_reason="stop" if ended or cut else generated.finish_reason)
 
     def keep(
         self,
         request: Request,
-        before: Prefix | None,
+        before: Prefix,
         *,
         reply: str,
         text: str,
@@ -181,13 +166,9 @@ class PrefixCache:
             ids: Its tokens.
             new: Keys and values of the tokens after it, [layers, 2, heads, tokens, head size].
         """
-        key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
+        key = self._advance(request, reply)
         self._forget(key)
-        if request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
-            self._forget(_key(request.owner, request.conversation))
-        before_it = before.cached if before is not None else None
-        filled = before.known if before is not None else 0
-        cached = (before_it or KeyValues((), new[..., :0, :], 0)).extended(new, filled)
+        cached = (before.cached or KeyValues((), new[..., :0, :], 0)).extended(new, before.known)
         self.prefixes[key] = Prefix(text, ids, cached, cached.filled)
         for tensor in cached.tensors:
             self._sharing[id(tensor)] += 1
@@ -200,6 +181,12 @@ class PrefixCache:
         """Forget all keys and values, not the tokens."""
         for key in list(self.prefixes):
             self._drop_keys(key)
+
+    def _advance(self, request: Request, reply: str) -> _Key:
+        """The key of the conversation with this reply. Forgets the one before it, if the owner goes on from here."""
+        if request.owner is not None:  # what has no owner may be continued in several ways
+            self._forget(_key(request.owner, request.conversation))
+        return _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
 
     def _forget(self, key: _Key) -> None:
         self._tokens_only.pop(key, None)
@@ -217,7 +204,7 @@ class PrefixCache:
         self._forget(key)
         self._remember(key, prefix.text, prefix.ids)
 
-    def _remember(self, key: _Key, text: str, ids: list[int]) -> None:
+    def _remember(self, key: _Key, text: str, ids: Sequence[int]) -> None:
         self._tokens_only.pop(key, None)
         self._tokens_only[key] = Prefix(text, ids)
         if len(self._tokens_only) > TOKENS_ONLY:

@@ -29,7 +29,7 @@ class Request:
     owner: int | None = None
     """The episode of the call. Episodes with the same text may have sampled it as different tokens."""
     tools: list[dict[str, Any]] | None = None
-    """For the chat template, in OpenAI's format."""
+    """Schemas for the chat template, in OpenAI's format."""
     tool_names: frozenset[str] | None = None
     """The tools that may be called; None: the reply is text, whatever it looks like."""
     wants_json: bool = False
@@ -70,7 +70,7 @@ class Generated:
     finish_reason: str
     """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
     policy_version: str = ""
-    """Of the weights that sampled it, as the server names them; "" in process."""
+    """The server's name of the weights that sampled it; "" in process."""
 
     @property
     def usage(self) -> UsageMetadata:

@@ -78,6 +78,7 @@ class ToolDialect:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
+        self._end_texts = [tokenizer.decode([end]) for end in self._ends]
         self.template = ChatTemplate(tokenizer)
         self._sampled: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class ToolDialect:
     @cached_property
     def template_format(self) -> CallFormat | None:
         """The template's own format; None if it has none that is read here."""
-        return probe(self.template, [self._tokenizer.decode([end]) for end in self._ends])
+        return probe(self.template, self._end_texts)
 
     @property
     def is_plain(self) -> bool:
@@ -99,9 +100,9 @@ class ToolDialect:
     @cached_property
     def _skipped_ids(self) -> frozenset[int] | None:
         """The special tokens that are no part of a call; None: all of them."""
-        special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         if self._reader is not None:
             return self._ends
+        special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
         return None if len(skipped) == len(special) else skipped
 
@@ -119,9 +120,9 @@ class ToolDialect:
         Raises `ConfigurationError` for a choice of no known tool, a tool that runs at its provider, and an unknown response
         format.
         """
-        functions = [_checked(tool) for tool in tools]
+        functions = [_to_function(tool) for tool in tools]
         names = frozenset(tool["function"]["name"] for tool in functions)
-        forced = _chosen(choice, names)
+        forced = _resolve_choice(choice, names)
         sections = []
         if functions and self.template_format is None:
             _warn(self._tokenizer.chat_template, self._tokenizer.name_or_path or "this tokenizer")
@@ -130,19 +131,19 @@ class ToolDialect:
             request.tools = functions
         if functions and forced != "none":
             request.tool_names = names
-            request.forced = self._beginning(forced, names)
+            request.forced = self._forced_beginning(forced, names)
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True
             request.forced = request.forced or ("" if request.tool_names else "{")
-        write = self._placed if self.template_format is not None else self._plain
+        write = self._with_placeholders if self.template_format is not None else self._as_text
         request.conversation = self.template.fitted(_with_sections(write(request, messages), sections))
         if names or self._reader is not None:
             request.skipped_ids, request.is_read_whole = self._skipped_ids, self._reader is not None
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
         """The fields of the `AIMessage` of a sampled reply: content, tool calls, parsed JSON."""
-        reply = self._parsed(request, generated)
+        reply = self._parse(request, generated)
         fields: dict[str, Any] = {"content": reply.content}
         if reply.reasoning:
             fields["additional_kwargs"] = {REASONING: reply.reasoning}
@@ -162,15 +163,15 @@ class ToolDialect:
             self._remember(_fingerprint(message), generated.text)
         return fields
 
-    def _parsed(self, request: Request, generated: Generated) -> Reply:
+    def _parse(self, request: Request, generated: Generated) -> Reply:
         """The reply as reasoning, text and calls. A call that reasoning names is none."""
-        begun = self._tokenizer.decode(generated.prompt_ids[-_TAIL:])
+        prompt_end = self._tokenizer.decode(generated.prompt_ids[-_TAIL:])
         if self._reader is not None:
-            return read_response(self._tokenizer, self._reader, generated.text, prompt=begun, tools=request.tools)
-        thought, text = split_reply(generated.text, begun, unfinished=generated.finish_reason == "length")
+            return read_response(self._tokenizer, self._reader, generated.text, prompt=prompt_end, tools=request.tools)
+        thought, text = split_reply(generated.text, prompt_end, unfinished=generated.finish_reason == "length")
         if request.tool_names is None:
-            return Reply(text, [], [], _bare(thought))
-        return parse_reply(text, request.tool_names)._replace(reasoning=_bare(thought))
+            return Reply(text, [], [], _without_think_tags(thought))
+        return parse_reply(text, request.tool_names)._replace(reasoning=_without_think_tags(thought))
 
     def reply(self, action: str) -> str:
         """The text of a reply that acts so, as the template writes it.
@@ -183,12 +184,11 @@ class ToolDialect:
         call = {"name": parsed.name, "arguments": dict(parsed.arguments)}
         if self.template_format is None:
             return call_text(call)
-        ends = [self._tokenizer.decode([end]) for end in self._ends]
-        rendered = rendered_call(self.template, call, ends)
+        rendered = rendered_call(self.template, call, self._end_texts)
         return rendered[1] if rendered is not None else call_text(call)
 
     def written(self, message: AIMessage, request: Request) -> str:
-        """The text that a policy samples for this message. Its own where it did, else as the template writes it.
+        """The text that a policy samples for this message. Remembered, or as the template writes it.
 
         Args: `request`, with the conversation before it.
         """
@@ -202,15 +202,15 @@ class ToolDialect:
             self._remember(_fingerprint(message), sampled)  # further prompts go on from it
         return sampled
 
-    def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
+    def _forced_beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, _, opened, *_ = self.template_format or HERMES
+        form = self.template_format or HERMES
         if forced == "any":
             if len(names) > 1:
-                return before
+                return form.before
             (forced,) = names
-        return before + forced + opened.rstrip("{ ")  # tokens seldom end in a space
+        return form.before + forced + form.opened.rstrip("{ ")  # tokens seldom end in a space
 
     def _remember(self, fingerprint: str, text: str) -> None:
         with self._lock:
@@ -224,10 +224,10 @@ class ToolDialect:
         with self._lock:
             return self._sampled.get(_fingerprint(message))
 
-    def _placed(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
-        """For a template with tools: placeholders where calls were sampled."""
+    def _with_placeholders(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
+        """Messages for a template with tools, with placeholders where calls were sampled."""
         assert self.template_format is not None
-        written, names = [], _called(messages)
+        written, names = [], _names_by_call_id(messages)
         request.splices = {}
         for i, message in enumerate(messages):
             entry = _entry(message, names)
@@ -242,8 +242,8 @@ class ToolDialect:
             written.append(entry)
         return written
 
-    def _plain(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
-        """For a template without tools: roles and contents only."""
+    def _as_text(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
+        """Messages for a template without tools: roles and contents alone."""
         written: list[Message] = []
         for i, message in enumerate(messages):
             entry = _entry(message, {})
@@ -283,7 +283,7 @@ def _warn(template: str, name: str) -> None:
     _warned.add(template)
 
 
-def _bare(thought: str) -> str:
+def _without_think_tags(thought: str) -> str:
     return thought.strip().removeprefix(OPEN_THOUGHT).removesuffix(CLOSE_THOUGHT).strip()
 
 
@@ -300,19 +300,19 @@ def _entry(message: BaseMessage, names: dict[str, str]) -> Message:
     entry = to_entry(message)
     if isinstance(message, ToolMessage):
         name = message.name or names.get(message.tool_call_id, "")
-        entry |= {"tool_call_id": _short(message.tool_call_id), "name": name}
+        entry |= {"tool_call_id": _template_id(message.tool_call_id), "name": name}
     elif isinstance(message, AIMessage) and has_calls(message):
         unread = (call["args"] for call in message.invalid_tool_calls)
         entry["content"] = "\n".join(filter(None, [message.text, *unread]))
         calls = [(call["id"], {"name": call["name"], "arguments": call["args"]}) for call in message.tool_calls]
         if calls:
-            entry["tool_calls"] = [{"type": "function", "id": _short(id), "function": function} for id, function in calls]
+            entry["tool_calls"] = [{"type": "function", "id": _template_id(id), "function": function} for id, function in calls]
         if reasoning := message.additional_kwargs.get(REASONING):
             entry[REASONING] = reasoning
     return entry
 
 
-def _called(messages: Sequence[BaseMessage]) -> dict[str, str]:
+def _names_by_call_id(messages: Sequence[BaseMessage]) -> dict[str, str]:
     calls = (call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls)
     return {call["id"]: call["name"] for call in calls if call["id"]}
 
@@ -329,19 +329,19 @@ def _id(salt: Any, number: int) -> str:
     return call_id(repr((salt, number)))
 
 
-def _short(id: str | None) -> str:
+def _template_id(id: str | None) -> str:
     """An id of a call of another model in the form that every template takes."""
     return id if id and re.fullmatch("[A-Za-z0-9]{9}", id) else call_id(str(id))
 
 
-def _checked(tool: Tool) -> dict[str, Any]:
+def _to_function(tool: Tool) -> dict[str, Any]:
     tool = tool if isinstance(tool, dict) and "function" in tool else convert_to_openai_tool(tool)
     if "function" not in tool:
         raise ConfigurationError(f"a tool of type {tool.get('type')!r} runs at its provider; a local model takes functions")
     return dict(tool)
 
 
-def _chosen(choice: ToolChoice, names: frozenset[str]) -> str | None:
+def _resolve_choice(choice: ToolChoice, names: frozenset[str]) -> str | None:
     """`none`, `any`, a tool's name, or None: the model decides."""
     if isinstance(choice, dict):
         choice = choice.get("function", choice).get("name") or choice.get("type")

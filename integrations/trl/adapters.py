@@ -37,9 +37,9 @@ def adapt(model: PreTrainedModel, config: LoraConfig | None = None, *, seed: int
     config = config or default_adapters()
     if not isinstance(config, LoraConfig):
         raise ConfigurationError(f"peft_config={config!r} is no peft.LoraConfig; give one, or lora=True for the default")
-    whole = {"modules_to_save": None, "bias": "none", "trainable_token_indices": None}
-    for name, harmless in whole.items():
-        if (value := getattr(config, name)) != harmless:
+    trains_nothing_else = {"modules_to_save": None, "bias": "none", "trainable_token_indices": None}
+    for name, required in trains_nothing_else.items():
+        if (value := getattr(config, name)) != required:
             raise ConfigurationError(
                 f"peft_config has {name}={value!r}, which trains weights of the model itself; the reference policy and the "
                 "export know adapters alone: leave it out"

@@ -12,11 +12,26 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.loading import computes_bfloat16
 
 Loss = Literal["clipped", "cispo", "likelihood"]
-"""Of a token: PPO's clipped ratio, or its log-likelihood times the capped ratio, or the log-likelihood alone."""
+"""A token's loss: PPO's clipped ratio, its log-likelihood times the capped ratio, or the log-likelihood alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
+class ClippingOptions:
+    """Options about the ratio to the probability that a token was sampled with."""
+
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    """None: as `epsilon`. With `cispo` it caps the ratio."""
+    delta: float | None = None
+    """Caps the unclipped ratio."""
+    use_bias_correction_kl: bool = True
+    vllm_importance_sampling_correction: bool = False
+    """Weighs tokens by trainer / engine probability, at most the clip's maximum, in place of the ratio to the engine's."""
+    vllm_importance_sampling_clip_max: float = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(ClippingOptions):
     """How optimiser steps are taken. Names and defaults are those of TRL's `GRPOConfig`."""
 
     learning_rate: float
@@ -36,24 +51,9 @@ class StepOptions:
     """Passes under bfloat16 autocast. Default: on a GPU."""
     activation_checkpointing: bool = False
     """Activations are computed again in the backward pass. Default: on a GPU."""
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    """None: as `epsilon`. With `cispo` it caps the ratio."""
-    delta: float | None = None
-    """Caps the unclipped ratio."""
-    use_bias_correction_kl: bool = True
-    vllm_importance_sampling_correction: bool = False
-    """Weighs tokens by trainer / engine probability, at most the clip's maximum, in place of the ratio to the engine's."""
-    vllm_importance_sampling_clip_max: float = 3.0
 
 
-CLIPPING = frozenset(
-    (
-        *("epsilon", "epsilon_high", "delta", "use_bias_correction_kl"),
-        *("vllm_importance_sampling_correction", "vllm_importance_sampling_clip_max"),
-    )
-)
-"""The options about the ratio to the probability that a token was sampled with."""
+CLIPPING = frozenset(field.name for field in fields(ClippingOptions))
 STEP = frozenset(field.name for field in fields(StepOptions)) - CLIPPING - {"loss"}
 """The options that every learner takes."""
 

@@ -33,21 +33,21 @@ class PolicyLearner:
         tokenizer: Its tokenizer.
         path: Folder of the checkpoint; an unfinished run found there is taken up, optimiser included.
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments; of DPO, pairs), each used once.
-        micro_batch_tokens: Of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
+        micro_batch_tokens: Tokens of one pass, padding included; a longer row has its own. Decides memory, not the gradient.
         save_every: Iterations between two checkpoints (12 bytes a trained number). The training graph repeats lost updates.
         learning_rate: Default: 2e-4 up to 50 M parameters, falling to 1e-6 at 7 B; of adapters ten times that, 1e-4 at most.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`; they alone are in
             the checkpoints. Default: all weights are trained, or the adapters that the policy has.
-        seed: Of new adapters.
+        seed: For the initial weights of new adapters.
         options: Others of `StepOptions` (`weight_decay`, `max_grad_norm`, ...).
 
     Raises `ConfigurationError` for an unknown option and for a model in half precision.
     """
 
     OPTIONS: ClassVar[frozenset[str]]
-    """Of `StepOptions`."""
+    """Names of the `StepOptions` that this learner takes."""
     BETA: ClassVar[float] = 0.02
     COMPARES: ClassVar[bool] = False
     """Groups teach by their differences alone. The learning rate is multiplied by the share of those that differ: AdamW takes a
@@ -78,7 +78,7 @@ class PolicyLearner:
         check_trainable(model)
         self.model, self.path, self.temperature = model, Path(path), temperature
         self._updates, self._save_every = updates, save_every
-        reference = self._begin(peft_config, seed, keep=beta > 0)
+        reference = self._prepare_weights(peft_config, seed, keep=beta > 0)
         if learning_rate is None:
             learning_rate = default_rate(model, small=_SMALL_RATE, large=_LARGE_RATE)
             if loaded_adapters(model) is not None:
@@ -99,7 +99,7 @@ class PolicyLearner:
             self._progress = {name: saved[name] for name in self._progress}
         self._failure: BaseException | None = None
 
-    def _begin(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
+    def _prepare_weights(self, peft_config: LoraConfig | None, seed: int, *, keep: bool) -> dict[str, torch.Tensor] | None:
         """Put the weights in place that training begins with. Returns those of the reference.
 
         A second learner of this process on the same path, as the real part of a training has, begins where the first began.
@@ -184,14 +184,11 @@ class PolicyLearner:
         number, measured = min(self._updates, len(parts)), defaultdict[str, list[float]](list)
         for i in range(number):
             rows, metrics = self._rows(parts[i::number])
-            metrics |= self._step(rows, number, rate)
+            metrics |= self._trainer.step(rows, scale=number, rate=rate)
             for name, value in metrics.items():
                 if i == 0 or not name.startswith(SAMPLING):  # later steps have other weights than those sampled with
                     measured[name].append(value)
         return {name: sum(values) / len(values) for name, values in measured.items()}
-
-    def _step(self, rows: Sequence[TrainingRow], scale: int, rate: float) -> dict[str, float]:
-        return self._trainer.step(rows, scale=scale, rate=rate)
 
     def _check_temperature(self, episodes: Sequence[Trajectory]) -> None:
         played = [segment for episode in episodes if episode.error is None for segment in episode.segments]

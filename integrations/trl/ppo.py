@@ -16,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.integrations.trl.token_trainer import Batch, Figures, Scores, TokenTrainer
-from dreamgym_lg.learner import TrainingRow, gae_credit
+from dreamgym_lg.learner import gae_credit, sft_row
 from dreamgym_lg.types import Segment
 
 _CRITIC_RATE_FACTOR = 10
@@ -47,7 +47,7 @@ class _PPOTrainer(TokenTrainer):
         self.model.eval()
         with self.sharing(segments):
             for part in self.passes(segments):
-                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                batch = self.batch([sft_row(segments[i]) for i in part])
                 values = iter(self._expected(self.forward(batch)).tolist())
                 for i in part:
                     expected[i] = [next(values) if own else 0.0 for own in segments[i].sampled]
@@ -55,8 +55,7 @@ class _PPOTrainer(TokenTrainer):
 
     def _expected(self, scores: Scores) -> torch.Tensor:
         """The expected reward before each scored token."""
-        values: torch.Tensor = self.critic(scores.hidden.float())
-        return values.squeeze(-1)
+        return self.critic(scores.hidden.float()).squeeze(-1)
 
     def other_loss(self, batch: Batch, scores: Scores) -> tuple[torch.Tensor, Figures]:
         losses = clipped_value_loss(self._expected(scores), batch.values, batch.returns, self._clip)
@@ -72,7 +71,7 @@ class PPOLearner(PolicyLearner):
         gamma: Discount from one token of an episode to the next, above 0, at most 1.
         gae_lambda: 0 to 1; below 1 the critic's expectations after the next tokens stand for the rest of the episode, which
             means little as long as it has learned nothing.
-        value_coef: Of the critic's loss; its gradient reaches the policy's model too.
+        value_coef: Coefficient of the critic's loss; its gradient reaches the policy's model too.
         value_clip: How far from its expectation before the update the critic is moved at most, above 0.
         options: Of `PolicyLearner`, and those of `StepOptions` about clipping.
 
@@ -103,8 +102,5 @@ class PPOLearner(PolicyLearner):
             if not valid:
                 raise ConfigurationError(f"{name}={value} is outside of its range; see PPOLearner's docstring")
         self.trainer = partial(_PPOTrainer, value_coef=value_coef, value_clip=value_clip)
-        self._credit = partial(gae_credit, critic=self._values, gamma=gamma, gae_lambda=gae_lambda)
         super().__init__(model, tokenizer, path, **options)
-
-    def _values(self, segments: Sequence[Segment]) -> list[list[float]]:
-        return self._trainer.values(segments)
+        self._credit = partial(gae_credit, critic=self._trainer.values, gamma=gamma, gae_lambda=gae_lambda)

@@ -48,7 +48,7 @@ def tokenize(
             if isinstance(message, AIMessage):
                 request = Request((), owner=0, max_new_tokens=0)
                 dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
-                reply = replied(tokenizer, prefixes, request, dialect.written(message, request), end)
+                reply = encode_reply(tokenizer, prefixes, request, dialect.written(message, request), end)
                 recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
         rows += [sft_row(segment) for segment in recorder.segments()]
     return rows
@@ -61,12 +61,12 @@ def reply_end(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(end)
 
 
-def replied(tokenizer: PreTrainedTokenizerBase, prefixes: PrefixCache, request: Request, text: str, end: int) -> Generated:
+def encode_reply(tokenizer: PreTrainedTokenizerBase, prefixes: PrefixCache, request: Request, text: str, end: int) -> Generated:
     """The reply of a policy that samples this text, as tokens. Args: `text`, with the request's forced beginning."""
     prompt, ids, _ = prefixes.encode(tokenizer, request, 1 << 30)
     sampled = [*tokenizer(text[len(request.forced) :], add_special_tokens=False)["input_ids"], end]
-    kept, _ = prefixes.keep_reply(tokenizer, request, text=prompt, ids=ids, sampled=sampled, ended=True)
-    return Generated(kept, ids, sampled, [0.0] * len(sampled), "stop")
+    generated = Generated("", ids, sampled, [0.0] * len(sampled), "stop")
+    return prefixes.keep_reply(tokenizer, request, prompt, generated, {end})
 
 
 def reply_lengths(row: TrainingRow) -> list[int]:
@@ -82,14 +82,9 @@ class RecordedEngine:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self._end = reply_end(tokenizer)
-        self._dialect = ToolDialect(tokenizer, self.ends)
-        self._prefixes = PrefixCache()
-
-    @property
-    def ends(self) -> frozenset[int]:
-        return frozenset([self._end])
+        self.tokenizer, self._end = tokenizer, reply_end(tokenizer)
+        self.ends = frozenset([self._end])
+        self._dialect, self._prefixes = ToolDialect(tokenizer, self.ends), PrefixCache()
 
     def submit(self, request: Request) -> "Future[Generated]":
         """The recorded reply. Its exception is a `ConfigurationError` for one that the request does not allow."""
@@ -110,7 +105,7 @@ class RecordedEngine:
             reply = f"{script.words}\n{reply}"
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
-        generated = replied(self.tokenizer, self._prefixes, request, reply, self._end)
+        generated = encode_reply(self.tokenizer, self._prefixes, request, reply, self._end)
         if (length := len(generated.sampled_ids)) > request.max_new_tokens:
             raise ConfigurationError(
                 f"the recorded reply {reply[:80]!r} has {length} tokens, and a reply may have {request.max_new_tokens}: "

@@ -46,12 +46,12 @@ class EarlyStopping:
         self.rows = [row for row in rows if row.segment.trainable]
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
-        """By optimiser step."""
+        """Held-out loss by optimiser step."""
         self.best: dict[str, torch.Tensor] = {}
         """The weights of the lowest loss."""
 
     def __call__(self, trainer: TokenTrainer, step: int) -> bool:
-        """True where the training should end after this step."""
+        """Measure, where it is due. True if the training should end after this step."""
         if step % self.every:
             return False
         self.losses[step] = self.loss(trainer)
@@ -79,7 +79,7 @@ class EarlyStopping:
 
 
 def _weight(rows: Sequence[TrainingRow]) -> float:
-    """Of all tokens that are learned; never 0."""
+    """Sum of the weights of all learned tokens; never 0."""
     weights = (w * own for row in rows for w, own in zip(row.advantages, row.segment.sampled, strict=True))
     return max(sum(weights), 1e-6)
 

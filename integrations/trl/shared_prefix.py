@@ -36,10 +36,10 @@ class SharedPrefix(NamedTuple):
 
     def backward(self, leaves: "SharedPrefix") -> None:
         """Carry the gradients that the `leaves` have collected on to the model's parameters."""
-        own, collected = [list(chain.from_iterable(each.layers)) for each in (self, leaves)]
-        reached = [i for i, leaf in enumerate(collected) if leaf.grad is not None and own[i].requires_grad]
-        if reached:
-            torch.autograd.backward([own[i] for i in reached], [collected[i].grad for i in reached])
+        pairs = zip(chain.from_iterable(self.layers), chain.from_iterable(leaves.layers), strict=True)
+        used = [(output, leaf.grad) for output, leaf in pairs if leaf.grad is not None and output.requires_grad]
+        if used:
+            torch.autograd.backward([output for output, _ in used], [gradient for _, gradient in used])
 
 
 def shared_tokens(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, before: int) -> int:

@@ -18,7 +18,7 @@ from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.integrations.transformers.attention import products
 from dreamgym_lg.integrations.trl.options import StepOptions
 from dreamgym_lg.integrations.trl.shared_prefix import SharedPrefix, shared_prefix, shared_tokens
-from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.learner import TrainingRow, sft_row
 from dreamgym_lg.types import Segment
 
 Figures = dict[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     """As recorded."""
     advantages: torch.Tensor
     values: torch.Tensor
-    """Of a critic, as are the returns; empty without one."""
+    """A critic's values; empty without one, as are the returns."""
     returns: torch.Tensor
 
 
@@ -57,7 +57,7 @@ class Scores(NamedTuple):
     hidden: torch.Tensor
     """Last hidden states before them, (scored tokens, size)."""
     aux_loss: torch.Tensor | None
-    """Of a mixture of experts."""
+    """Load-balancing loss of a mixture of experts."""
 
 
 def split_passes(lengths: Sequence[int], tokens: int, *, shared: int = 0) -> list[list[int]]:
@@ -100,7 +100,7 @@ class TokenTrainer:
 
     Args:
         model: With adapters in its layers, or none.
-        options: Of each step.
+        options: How each step is taken.
         micro_batch_tokens: In one forward and backward pass, padding included, at most; a longer row has a pass of its own.
         schedule: Factor of the learning rate, by the number of steps taken.
         multiple: Rows are padded to a multiple of it: on a CPU each new length costs the compilation of its kernels (oneDNN).
@@ -122,7 +122,7 @@ class TokenTrainer:
         self.critic = torch.nn.Module()
         self._schedule, self._multiple, self._reference = schedule, multiple, reference
         self._prefixes: list[SharedPrefix | None] = [None, None]
-        """Of the rows of the step that is being computed: the policy's, and the reference's."""
+        """Shared prefixes of the step's rows: the policy's, and the reference's."""
         self._scorer = copy(model)  # whose forward alone becomes another
         add_fused_lm_head(self._scorer, options.temperature, outputs=("log_probs", "entropy"))
         text = model.config.get_text_config()
@@ -300,12 +300,11 @@ class TokenTrainer:
     @property
     def backbone(self) -> PreTrainedModel:
         """The decoder without its head."""
-        decoder: PreTrainedModel = self.model.base_model  # `get_decoder()` is the head of some
-        return decoder
+        return self.model.base_model  # `get_decoder()` is the head of some
 
     @torch.no_grad()
     def log_probs(self, batch: Batch) -> torch.Tensor:
-        """Of the scored tokens, at the policy's temperature, [scored tokens]."""
+        """Log-probabilities of the scored tokens at the policy's temperature, [scored tokens]."""
         training = self.model.training
         self.model.eval()
         try:
@@ -322,12 +321,12 @@ class TokenTrainer:
             self._swap()
 
     def log_ratios(self, segments: Sequence[Segment]) -> list[float]:
-        """Of each segment's sampled tokens together: log-probability under the policy minus the reference's."""
+        """Log-probability of each segment's sampled tokens under the policy, minus the reference's."""
         ratios = [0.0] * len(segments)
         self.model.eval()
         with torch.no_grad(), self.sharing(segments):
             for part in self.passes(segments):
-                batch = self.batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+                batch = self.batch([sft_row(segments[i]) for i in part])
                 more = self.log_probs(batch) - self.reference_log_probs(batch)
                 for i, tokens in zip(part, more.split([segments[i].trainable for i in part]), strict=True):
                     ratios[i] = tokens.sum().item()

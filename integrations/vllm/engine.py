@@ -9,9 +9,10 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import aiohttp
@@ -20,21 +21,24 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
-from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.event_loop import lasting_loop, wait_in_loop
 from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
-from dreamgym_lg.integrations.vllm.weights import AdapterSync, WeightSync
+from dreamgym_lg.integrations.vllm.weights import AdapterSync
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOOP = "dreamgym-served"
+"""Name of the event loop of all engines."""
+
 BACKOFF = (0.5, 30.0)
 """First and longest upper bound of the random wait between two tries, in seconds."""
 
-LARGEST_GAP = 0.1
+MAX_LOGPROB_GAP = 0.1
 """Largest mean difference to the policy's log-probabilities, in nats; in bfloat16 it is some 0.002."""
 
 _PROBE = Request([{"role": "user", "content": "Tell me something."}], temperature=0.5, max_new_tokens=16, seed=0)
@@ -47,7 +51,7 @@ _WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Without these, the model's generation settings would cut the distribution."""
+"""Sampling options that a model's generation settings would otherwise set, cutting the distribution."""
 
 
 class ServedEngine:
@@ -70,7 +74,7 @@ class ServedEngine:
             not trained.
         name: Under which the servers serve the model. Default: the only one they have.
         adapters: Folder for LoRA adapters, which the servers read.
-        api_key: Of the servers.
+        api_key: Key that the servers ask for.
         timeout: Seconds after which a call is given up and tried again.
         attempts: Tries of one call.
     """
@@ -98,11 +102,11 @@ class ServedEngine:
         self._adapters = Path(adapters)
         config = model.config.get_text_config() if model is not None else None
         self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
-        self._sync = WeightSync()
+        self._sync: AdapterSync | None = None
         self._prefixes = PrefixCache()
         self._chosen: OrderedDict[int, Server] = OrderedDict()
-        self._loop = lasting_loop("dreamgym-served")
-        session = self._wait(create_session(api_key, timeout))
+        self._loop = lasting_loop(_LOOP)
+        session = wait_in_loop(_LOOP, create_session(api_key, timeout))
         for server in self.servers:
             server.session = session
         weakref.finalize(self, _close, session, self._loop)
@@ -110,7 +114,7 @@ class ServedEngine:
     @property
     def policy_version(self) -> str:
         """Name of the weights that replies are sampled from. "" for those that the servers have loaded themselves."""
-        return self._sync.version
+        return self._sync.version if self._sync is not None else ""
 
     def submit(self, request: Request) -> "Future[Generated]":
         """Request a reply; returns at once.
@@ -124,19 +128,15 @@ class ServedEngine:
         """Bring the model's present weights to the servers. Raises as `submit`, if none of them can have them."""
         if self._model is None:
             return
-        if type(self._sync) is WeightSync:
-            self._sync = AdapterSync(self._model, self._adapters)
+        self._sync = self._sync or AdapterSync(self._model, self._adapters)
         self._sync.publish()
-        self._wait(self._confirm_all())
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        wait_in_loop(_LOOP, self._confirm_all())
 
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _confirm_all(self) -> None:
         confirmed = await asyncio.gather(
-            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
+            *(self._retried(self._confirm, server) for server in self.servers), return_exceptions=True
         )
         failed = [each for each in confirmed if isinstance(each, BaseException)]
         wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
@@ -147,7 +147,7 @@ class ServedEngine:
 
     async def _confirm(self, server: Server) -> None:
         """Make sure that the server has the present weights. Raises `Unanswered`, or `ConfigurationError` if it never will."""
-        version = self._sync.version
+        version = self.policy_version
         if server.is_confirmed(version):
             return
         async with server.lock:
@@ -155,7 +155,10 @@ class ServedEngine:
                 return
             try:
                 await server.describe()
-                await self._sync.confirm(server)
+                if self._sync is not None:
+                    await self._sync.confirm(server)
+                else:
+                    server.held = version
             except Refused as refused:
                 raise ConfigurationError(f"{refused}: is it a vLLM server, and api_key= the right one?") from refused
             if not server.checked:
@@ -167,41 +170,38 @@ class ServedEngine:
         if self._model is None:
             return
         _, ids, _ = PrefixCache().encode(self._tokenizer, _PROBE, 1 << 30)
-        sampled, logprobs, _ = _read(server, ids, await self._complete(server, _PROBE, ids))
+        reply = _to_generated(server, ids, await self._complete(server, _PROBE, ids))
         gaps = {}
         for temperature in (_PROBE.temperature, 1.0):
-            computed = await asyncio.to_thread(_log_probs, self._model, ids, sampled, temperature)
-            gaps[temperature] = sum(abs(a - b) for a, b in zip(computed, logprobs, strict=True)) / len(sampled)
+            computed = await asyncio.to_thread(_log_probs, self._model, ids, reply.sampled_ids, temperature)
+            gaps[temperature] = fmean(abs(a - b) for a, b in zip(computed, reply.logprobs, strict=True))
         gap = gaps.pop(_PROBE.temperature)
-        if gap <= LARGEST_GAP:
+        if gap <= MAX_LOGPROB_GAP:
             return
-        if gaps[1.0] <= LARGEST_GAP:
+        if gaps[1.0] <= MAX_LOGPROB_GAP:
             raise ConfigurationError(
                 f"{server.url} gives log-probabilities before temperature, and training needs those that were sampled from: "
                 "start it with --logprobs-mode processed_logprobs"
             )
         raise ConfigurationError(
-            f"{server.url} has other weights than the policy: the log-probabilities of a reply of {self._sync.name(server)!r} "
+            f"{server.url} has other weights than the policy: the log-probabilities of a reply of {self._model_name(server)!r} "
             f"differ by {gap:.2f} nats a token: serve the model that the policy is loaded from"
         )
 
     async def _reply(self, request: Request) -> Generated:
-        text, ids, known = self._prefixes.encode(self._tokenizer, request, self._max_tokens)
-        begins = known is None
-        sampled, logprobs, reason, version = await self._retried(lambda: self._sample(request, ids, begins))
-        ended = sampled[-1] in self.ends
-        reply, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
-        reason = "stop" if ended or cut else reason
-        return Generated(reply, ids, sampled, logprobs, reason, version)
+        prompt, ids, prefix = self._prefixes.encode(self._tokenizer, request, self._max_tokens)
+        generated = await self._retried(self._sample, request, ids, not prefix.ids)
+        return self._prefixes.keep_reply(self._tokenizer, request, prompt, generated, self.ends)
 
-    async def _sample(self, request: Request, ids: list[int], begins: bool) -> tuple[list[int], list[float], str, str]:
+    async def _sample(self, request: Request, ids: list[int], begins: bool) -> Generated:
+        """The tokens of a reply, without its text."""
         server = self._choose(request.owner, begins)
         server.under_way += 1
         try:
             await self._confirm(server)
             check_length(request, ids, server.max_tokens)
-            version = self._sync.version or server.model
-            return *_read(server, ids, await self._complete(server, request, ids)), version
+            version = self._model_name(server)
+            return _to_generated(server, ids, await self._complete(server, request, ids), version)
         except Refused as refused:
             if refused.status == 404:  # it has lost the adapter, or the model: `_confirm` finds out which
                 server.held = None
@@ -222,9 +222,13 @@ class ServedEngine:
                 self._chosen.popitem(last=False)
         return before
 
+    def _model_name(self, server: Server) -> str:
+        """The model to request of the server. The newest adapters, or the one that it has loaded itself."""
+        return self.policy_version or server.model
+
     async def _complete(self, server: Server, request: Request, ids: list[int]) -> Any:
         body: dict[str, Any] = {
-            "model": self._sync.name(server),
+            "model": self._model_name(server),
             "prompt": ids,
             "max_tokens": request.max_new_tokens,
             "temperature": request.temperature,
@@ -238,7 +242,7 @@ class ServedEngine:
         }
         return await server.post("/v1/completions", body)
 
-    async def _retried(self, call: Any) -> Any:
+    async def _retried(self, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """The result of a call, tried again where another try may succeed."""
         begun = time.monotonic()
         retrying = AsyncRetrying(
@@ -248,11 +252,8 @@ class ServedEngine:
             reraise=True,
         )
 
-        async def once() -> Any:  # what is no coroutine function, AsyncRetrying would not await
-            return await call()
-
         try:
-            return await retrying(once)
+            return await retrying(call, *arguments)
         except Unanswered as error:
             text = f"no reply in {self._attempts} attempts, the last: {error}"
             if any(server.answered > begun for server in self.servers):
@@ -267,8 +268,8 @@ def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> N
     asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
-def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], list[float], str]:
-    """Tokens, log-probabilities and finish reason. Raises `ConfigurationError` for an answer without them."""
+def _to_generated(server: Server, ids: list[int], answer: Any, version: str = "") -> Generated:
+    """The reply without its text. Raises `ConfigurationError` for an answer without tokens and log-probabilities."""
     try:
         choice = answer["choices"][0]
         sampled, prompt, reason = choice.get("token_ids"), choice.get("prompt_token_ids"), choice["finish_reason"]
@@ -281,14 +282,14 @@ def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], l
         raise ConfigurationError(
             f"{server.url} returns no token ids with their log-probabilities: it has to be vLLM 0.10.2 or later"
         )
-    if prompt is not None and prompt != list(ids):
+    if prompt is not None and prompt != ids:
         raise ConfigurationError(f"{server.url} read other tokens than it was sent, so that a reply cannot be trained on")
-    return sampled, logprobs, reason
+    return Generated("", ids, sampled, logprobs, reason, version)
 
 
 @torch.no_grad()
 def _log_probs(model: PreTrainedModel, ids: list[int], sampled: list[int], temperature: float) -> list[float]:
-    """Of the tokens sampled after `ids`, as training computes them."""
+    """Log-probabilities of the tokens sampled after `ids`, as training computes them."""
     training = model.training
     model.eval()
     try:

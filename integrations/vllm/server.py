@@ -18,7 +18,7 @@ RESTART_SECONDS = 2.0
 AVOIDED_SECONDS = 5.0
 """Seconds for which other servers are preferred to one that has failed."""
 
-KEPT_SECONDS = 4.0
+KEEPALIVE_SECONDS = 4.0
 """Seconds after which an idle connection is closed; vLLM closes it after 5."""
 
 _QUICK = aiohttp.ClientTimeout(total=30.0, sock_connect=10.0)
@@ -42,7 +42,7 @@ class Refused(Exception):
 async def create_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
     """The connections to all servers, for the event loop that it runs in."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10.0)),
     )
@@ -67,7 +67,7 @@ class Server:
         """Calls for replies, from its choice on."""
         self.avoided_until = 0.0
         self.answered = -math.inf
-        """When it answered last."""
+        """Time of its last answer, by `time.monotonic`."""
         self.doubted = True
         """True once a call has failed since the last `describe`."""
         self.held: str | None = None

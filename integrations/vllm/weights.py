@@ -13,25 +13,7 @@ from dreamgym_lg.integrations.transformers.adapter_files import adapter_layers, 
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered
 
 
-class WeightSync:
-    """Weights that nothing changes; the base of those that bring new ones to the servers."""
-
-    version = ""
-    """Names the weights; "" for those that the servers have loaded themselves."""
-
-    def publish(self) -> None:
-        """Make a new version of the weights, which have changed."""
-
-    def name(self, server: Server) -> str:
-        """The model to request of the server."""
-        return server.model
-
-    async def confirm(self, server: Server) -> None:
-        """Have the server hold the version, which is sent if it does not. Raises `Refused` or `Unanswered`."""
-        server.held = self.version
-
-
-class AdapterSync(WeightSync):
+class AdapterSync:
     """LoRA adapters, loaded by servers under a name made of their contents.
 
     Args:
@@ -45,9 +27,12 @@ class AdapterSync(WeightSync):
         if not adapter_layers(model):
             raise ConfigurationError("servers take the LoRA adapters of a policy in training, and this one has none: lora=True")
         self.model, self.folder = model, folder.absolute()
+        self.version = ""
+        """Names the weights. "" before the first `publish`."""
         self._folders: list[Path] = []
 
     def publish(self) -> None:
+        """Write a new version of the weights, which have changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f".draft-{uuid4().hex[:8]}"
         write_adapters(self.model, draft)
@@ -65,10 +50,8 @@ class AdapterSync(WeightSync):
         if len(self._folders) > 2:  # vLLM reads an adapter when it first uses it, and dies if it is not there
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
 
-    def name(self, server: Server) -> str:
-        return self.version
-
     async def confirm(self, server: Server) -> None:
+        """Have the server hold the version, which is sent if it does not. Raises `Refused` or `Unanswered`."""
         version, before = self.version, server.held
         if version not in server.adapters:
             path = self.folder / version

@@ -34,7 +34,7 @@ class Shop(NamedTuple):
 
     catalogue: Catalogue
     ordered: Sequence[Product]
-    """By asin: document numbers of the index are positions here."""
+    """Products sorted by asin; the index's document numbers are positions here."""
     search_index: SearchIndex
 
     def search(self, words: str) -> Sequence[Product]:
@@ -74,9 +74,9 @@ class Visit:
         """The product that the instruction was written for."""
         self.page = search_page(goal.instruction)
         self.kind: Literal["search", "results", "item", "sub page"] = "search"
-        self.found: Sequence[Product] = ()
+        self.results: Sequence[Product] = ()
         self.number = 1
-        """Of the page of results."""
+        """Number of the page of results, from 1."""
         self.product: Product | None = None
         self.options: dict[str, str] = {}
 
@@ -143,7 +143,7 @@ class WebShopEnvironment(TextGame):
 
 def _search(visit: Visit, products: Sequence[Product], number: int = 1) -> None:
     """Show a page of results and forget the open product with its options."""
-    visit.found, visit.number, visit.product, visit.options = products, number, None, {}
+    visit.results, visit.number, visit.product, visit.options = products, number, None, {}
     visit.kind, visit.page = "results", results_page(visit.goal.instruction, products, number)
 
 
@@ -153,9 +153,9 @@ def _click(visit: Visit, shop: Shop, what: str) -> None:
         visit.kind, visit.page = "search", search_page(instruction)
         visit.product, visit.options = None, {}
     elif visit.kind == "results" and what in (NEXT.lower(), PREVIOUS.lower()):
-        _search(visit, visit.found, visit.number + (1 if what == NEXT.lower() else -1))
+        _search(visit, visit.results, visit.number + (1 if what == NEXT.lower() else -1))
     elif visit.kind == "item" and what == PREVIOUS.lower():
-        _search(visit, visit.found, visit.number)
+        _search(visit, visit.results, visit.number)
     elif what in SUB_PAGES and product is not None:
         visit.kind, visit.page = "sub page", sub_page(instruction, product, what)
     else:

@@ -68,7 +68,7 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
 
 
 def search_page(instruction: str) -> Page:
-    return Page(_joined("WebShop", "Instruction:", instruction, "Search"), ["search"])
+    return Page(_join("WebShop", "Instruction:", instruction, "Search"), ["search"])
 
 
 def results_page(instruction: str, products: Sequence[Product], number: int) -> Page:
@@ -77,7 +77,7 @@ def results_page(instruction: str, products: Sequence[Product], number: int) -> 
     on_page = products[(number - 1) * PER_PAGE : number * PER_PAGE]
     lines = (text for product in on_page for text in (product.asin, product.title, product.price_tag))
     head = (BACK, f"Page {number} (Total results: {len(products)})", *buttons[1:])
-    return Page(_framed(instruction, *head, *lines), _clickables(*buttons, *(product.asin for product in on_page)))
+    return Page(_with_instruction(instruction, *head, *lines), _clickables(*buttons, *(product.asin for product in on_page)))
 
 
 def item_page(instruction: str, product: Product) -> Page:
@@ -87,7 +87,7 @@ def item_page(instruction: str, product: Product) -> Page:
     buttons = ("Description", "Features", "Reviews", BUY)
     values = (value for values in product.options.values() for value in values)
     clickables = dict.fromkeys([*_clickables(BACK, PREVIOUS, *buttons), *values])
-    return Page(_framed(instruction, BACK, PREVIOUS, *options, *facts, *buttons), list(clickables))
+    return Page(_with_instruction(instruction, BACK, PREVIOUS, *options, *facts, *buttons), list(clickables))
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
@@ -97,17 +97,17 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
         "features": [f" {feature}" for feature in product.features],
         "reviews": [],
     }
-    return Page(_framed(instruction, BACK, PREVIOUS, *texts[name]), _clickables(BACK, PREVIOUS))
+    return Page(_with_instruction(instruction, BACK, PREVIOUS, *texts[name]), _clickables(BACK, PREVIOUS))
 
 
 SUB_PAGES = ("description", "features", "reviews")
 
 
-def _framed(instruction: str, *texts: str) -> str:
-    return _joined("Instruction:", instruction, *texts)
+def _with_instruction(instruction: str, *texts: str) -> str:
+    return _join("Instruction:", instruction, *texts)
 
 
-def _joined(*texts: str) -> str:
+def _join(*texts: str) -> str:
     """Join texts as the official HTML parser does. White space without a line break counts as a text."""
     return SEPARATOR.join(text.strip() for text in texts if text and (text.strip(" \t\n\f\r") or "\n" not in text))
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 RESULTS = 50
 """Most products that a search finds."""
 _FORMAT = "2"
-"""Of the files on disk; another format's are built anew."""
+"""Format of the files on disk; those of another are built anew."""
 _K1, _B = np.float32(0.9), np.float32(0.4)
 _LONGEST = 255
 """Characters of a token: Lucene cuts longer ones."""

@@ -56,7 +56,7 @@ class WebShop(World):
         return WebShopEnvironment(self.products, max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(lambda task, action, observations: check_action(action, observations)), model], judges=[Score()])
+        return Dream([Rules(check_action), model], judges=[Score()])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:
@@ -91,10 +91,10 @@ def create_oracle(environment: WebShopEnvironment, task: Task, rng: Random) -> O
             missing = [f"click[{value}]" for value in _values(visit.goal) if value not in chosen]
             action = next((click for click in missing if click in valid), "click[buy now]")
             return action if visit.kind == "item" else "click[< prev]"
-        among = target in visit.found
-        if visit.kind == "results" and among and visit.number <= visit.found.index(target) // PER_PAGE:
+        among = target in visit.results
+        if visit.kind == "results" and among and visit.number <= visit.results.index(target) // PER_PAGE:
             return "click[next >]"
-        return f"search[{search_words(task.instruction) if among or not visit.found else target.title}]"
+        return f"search[{search_words(task.instruction) if among or not visit.results else target.title}]"
 
     return right
 

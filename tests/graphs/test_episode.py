@@ -47,7 +47,7 @@ class House(Environment):
         return StepResult("What?", 0.0, False, False, {"valid": False})
 
 
-def no_magic(task: Task, action: str, observations: Sequence[str]) -> str | None:
+def no_magic(action: str, observations: Sequence[str]) -> str | None:
     return "There is no magic." if "magic" in action else None
 
 

@@ -288,7 +288,7 @@ def test_who_asks_for_more_iterations_after_a_gap_gets_them(process: Any, tmp_pa
 
 
 def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any, steady: Any, tmp_path: Path) -> None:
-    def refusal(task: Task, action: str, observations: Any) -> str | None:
+    def refusal(action: str, observations: Any) -> str | None:
         return "You cannot dance." if action == "dance" else None
 
     one = process(tmp_path, source="real")

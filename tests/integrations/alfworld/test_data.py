@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.alfworld.data import load_tasks, walkthrough
-from dreamgym_lg.integrations.alfworld.text import first_observation
+from dreamgym_lg.integrations.alfworld.data import first_observation, load_tasks, walkthrough
 from dreamgym_lg.types import Task
 
 KINDS = {"pick_and_place_simple", "look_at_obj_in_light", "pick_two_obj_and_place"} | {

@@ -14,8 +14,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from dreamgym_lg.actions import parse_call
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.integrations.browsergym.actions import parsed
+from dreamgym_lg.integrations.browsergym.actions import as_call
 from dreamgym_lg.integrations.browsergym.data import load_tasks
 from dreamgym_lg.types import Task
 
@@ -90,6 +91,7 @@ class ToolPolicy(BaseChatModel):
         said = sum(message.type == "ai" for message in messages)
         if said >= len(self.calls):
             return ChatResult(generations=[ChatGeneration(message=AIMessage("Done."))])
-        name, args = parsed("miniwob", self.calls[said]) or ("click", {"bid": 0})  # bid=0 is no text: LangChain refuses it
+        # bid=0 is no text: LangChain refuses it
+        name, args = parse_call(as_call("miniwob", self.calls[said])) or ("click", {"bid": 0})
         call = {"name": name, "args": args, "id": f"call-{said}"}
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])

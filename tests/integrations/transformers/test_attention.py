@@ -88,7 +88,7 @@ def test_where_products_do_not_fit_attention_is_pytorchs(
 ) -> None:
     pytorchs = Mock(side_effect=attention.sdpa_attention_forward)
     monkeypatch.setattr(attention, "sdpa_attention_forward", pytorchs)
-    monkeypatch.setattr(attention, "_MOST_SCORES", most)
+    monkeypatch.setattr(attention, "_MAX_SCORES", most)
     query, (key, value) = torch.randn(2, 4, 6, SIZE).to(dtype), torch.randn(2, 2, 2, 6, SIZE).to(dtype)
     layer = SimpleNamespace(num_key_value_groups=2, is_causal=True)
     result, _ = ALL_ATTENTION_FUNCTIONS["sdpa_products"](layer, query, key, value, None, scaling=0.2, **options)

@@ -241,7 +241,7 @@ def test_a_corrected_reply_costs_no_more_than_itself(tokenizer: PreTrainedTokeni
     request = Request(asked, max_new_tokens=4, seed=0)
 
     text, ids, prefix = engine.prefixes.encode(tokenizer, request, 1000)
-    assert prefix is not None and 0 < prefix.known < len(ids) and text.startswith(prefix.text)
+    assert 0 < prefix.known < len(ids) and text.startswith(prefix.text)
     assert prefix.text.count("take book") == 0, "the reply before the corrected one is the last that was sampled"
     cached = engine.submit(request).result(10)
     engine.clear()

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.batch import Row
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
+from dreamgym_lg.integrations.transformers.prefix_cache import Prefix
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 SLOW_SECONDS = 2.0
@@ -40,7 +41,7 @@ class IdsEngine(LocalEngine):
     def _row(self, request: Request, future: Any) -> Row:
         assert isinstance(request, IdsRequest)
         random = Random(request.seed) if request.temperature > 0 else None
-        return Row(request, future, "", request.ids, None, random)
+        return Row(request, future, "", request.ids, Prefix(), random)
 
 
 class VLLMServer:
