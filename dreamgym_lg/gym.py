@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.hosted import is_on_tinker, name_of
+from dreamgym_lg.hosted import is_on_tinker
 from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
@@ -289,7 +289,7 @@ class DreamGym:
 
 def _label(policy: BaseChatModel) -> str:
     """Name and mode of a policy, such as `base-greedy`."""
-    name = Path(str(getattr(policy, "name_or_path", "") or name_of(policy))).name
+    name = Path(model_name(policy)).name
     return f"{name}-greedy" if getattr(policy, "temperature", None) == 0 else f"{name}-sampled"
 
 

@@ -55,12 +55,8 @@ def sft_row(segment: Segment, weight: float = 1.0) -> TrainingRow:
     return TrainingRow(segment, [weight] * len(segment.token_ids), 1.0)
 
 
-class Credit(Protocol):
-    """Turns an iteration's groups into training rows."""
-
-    def __call__(self, groups: Groups) -> list[TrainingRow]: ...
-
-
+Credit = Callable[[Groups], list[TrainingRow]]
+"""Turns an iteration's groups into training rows."""
 SAME_REWARD = 1e-6
 """Largest difference between rewards that count as equal, as sums of scores have rounding errors."""
 Normalisation = Literal["episodes", "tokens"]

@@ -197,10 +197,8 @@ METRICS: Mapping[str, str] = {
     "curriculum/generated_tasks": "generated_tasks",
     "real/steps_spent": "real_steps",
     "seconds/update": "seconds_update_policy",
-    **{
-        f"policy/{name}": name
-        for name in (*("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped", "solved_tasks"),)
-    },
+    **{f"policy/{name}": name for name in ("loss", "kl", "entropy", "grad_norm", "learning_rate")},
+    **{f"policy/{name}": name for name in ("trainable_tokens", "skipped", "solved_tasks")},
     **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},
     **{f"hosted/total_{name}": f"hosted_total_{name}" for name in ("calls", "tokens", "cost")},

@@ -74,7 +74,9 @@ async def rollout(
         RunStopped: No episode can continue, say because a budget is spent. Raised once the others have ended. Stopped episodes
             are not stored; the next call plays them.
     """
-    _check_counts(num_generations=num_generations, concurrency=concurrency, attempts=attempts)
+    for name, count in {"num_generations": num_generations, "concurrency": concurrency, "attempts": attempts}.items():
+        if count < 1:
+            raise ConfigurationError(f"{name}={count}: at least 1")
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
     played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
@@ -91,12 +93,6 @@ async def rollout(
             *(len(playing.outgrown), len(keys), playing.outgrown[0]),
         )
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"{name}={count}: at least 1")
 
 
 def _can_retry(trajectory: Trajectory) -> bool:

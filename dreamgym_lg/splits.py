@@ -95,10 +95,10 @@ def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
 
     By the ids of tasks that share something. A seed's world names nothing.
     """
-    mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
-    keys = _tying_keys([*mine, *theirs])
-    known = frozenset[Hashable]().union(*keys[len(mine) :])
-    shared = {task.id: own & known for task, own in zip(mine, keys, strict=False)}
+    tasks, others = ([task for task in each if task.seed is None] for each in (tasks, others))
+    keys = _tying_keys([*tasks, *others])
+    keys_of_others = frozenset[Hashable]().union(*keys[len(tasks) :])
+    shared = {task.id: own & keys_of_others for task, own in zip(tasks, keys, strict=False)}
     return {id: min(" ".join(key) if isinstance(key, tuple) else str(key) for key in own) for id, own in shared.items() if own}
 
 

@@ -28,7 +28,7 @@ LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parent)})
 """Folders of code that is not the user's: Python's own, installed packages, this library."""
 
 _agent_packages: set[str] = set()
-"""Packages in these folders that an agent was loaded from, and which count as the user's code."""
+"""Folders of packages that an agent was loaded from. They count as the user's code."""
 
 _roots: set[Path] = set()
 """Folders that agents were loaded from."""

@@ -1,9 +1,10 @@
-"""The console of all commands: output, errors and typed lines."""
+"""Shared by all commands: options, output, errors and typed lines."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleDimensions
@@ -59,6 +60,11 @@ def typed(prompt: str) -> str | None:
         return line
     rest = typed("... ")
     return None if rest is None else f"{line[:-1]}\n{rest}"
+
+
+def chosen(**options: Any) -> dict[str, Any]:
+    """The options that a command was given; the others keep their defaults."""
+    return {name: value for name, value in options.items() if value}
 
 
 def say(text: str, style: str = "") -> None:

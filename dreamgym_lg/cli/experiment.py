@@ -255,7 +255,7 @@ def train(
             place_of_training(policy, learner)  # report a wrong policy now, not after the other stages
         work.start_policy = policy or work.start_policy
         work.prepare(baselines=baselines or BASELINES)
-        if work.start_policy is None and not (work.out / "training.db").exists():
+        if work.start_policy is None and not work.training_began:
             work.advise()
         work.train(servers=servers or (), force=force, **options)
 

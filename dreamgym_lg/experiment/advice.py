@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 MAX_LOST = 0.2
-"""Upper 95 % bound of the share of lost tasks below which nothing is left for a dream to improve."""
+"""Maximum share of lost tasks (its upper 95 % bound) that leaves nothing to improve."""
 MAX_DULL = 0.75
 """Largest share of dreamed groups without a learning signal at which training is advised."""
 MOST_GROUPS = 32
@@ -73,8 +73,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     Plays the validation tasks with the untrained weights, and the groups of one iteration in the dream. The advice is kept for
     the proof (`result.json`); once training has begun, the kept one is returned.
     """
-    has_begun = (work.out / "training.db").exists()
-    if has_begun and (kept := work.record(ADVICE)):
+    if work.training_began and (kept := work.record(ADVICE)):
         return Advice(kept["verdict"], kept["why"])
     s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
     dream = None if s.environment == "real" else work.dream()
@@ -102,7 +101,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
-    if not has_begun:
+    if not work.training_began:
         work.keep_record(ADVICE, {**advice._asdict(), "figures": "; ".join(figures), "learner": s.learner})
     return advice
 

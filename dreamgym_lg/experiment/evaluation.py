@@ -28,19 +28,21 @@ Result = TypeVar("Result")
 DREAMED = "sampled"
 """The mode of a proof that is also dreamed, being the one that was trained. Dreaming `greedy` too would be expensive."""
 _PROBE_EPISODES = 10
-"""Episodes after which a dreamed evaluation ends if none of them was answered to its end."""
+"""Number of first episodes of a dreamed evaluation, which ends if all lack answers."""
 _VALIDATED = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
 START = "stage/base/start"
 """Record of the weights that the base policy began with."""
+START_POLICY = "stage/train/from"
+"""Record of the version and name of the `policy=` that training began with."""
 _SAMPLING = "stage/train/sampling"
 """Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
-STARTED = "stage/train/baseline"
+START_BASELINE = "stage/train/baseline"
 """Record of the baseline that training began with, where no policy was given."""
 STAGES = ("collect", "experience", "user", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
@@ -51,15 +53,13 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     Nothing is dreamed while training is real (`dream` is None), nor with `references_only`: no recorded success judges a
     validation task.
     """
-    tasks, dreamed, figures, parts = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
+    tasks, figures, parts = work.validation_tasks(), dict[str, Any](), list[str]()
     panel = tasks[: _real_task_limit(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
         plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
     played = dict(zip(plays, _run_concurrently(*plays.values()), strict=True))
-    if "dream" in played:
-        dreamed = check_dreamed(work, played["dream"])
-    if dreamed:
+    if dreamed := check_dreamed(work, played["dream"]) if "dream" in played else []:
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         same = f" (on the same tasks {_fraction(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         parts.append(f"dream {_fraction(dreamed)}{same}{'' if panel else ' (dreamed only)'}")
@@ -68,7 +68,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         parts.append(f"real {_fraction(real)}")
         if dreamed:
-            figures |= (gap := _compare(dreamed[: len(panel)], real))
+            figures |= (gap := _gap_to_reality(dreamed[: len(panel)], real))
             parts.append("gap {eval_gap:+.2f} [{eval_gap_low:+.2f}, {eval_gap_high:+.2f}]".format_map(gap))
     elif work.settings.real_budget:
         parts.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
@@ -91,8 +91,8 @@ def _run_concurrently(*plays: Coroutine[Any, Any, Result]) -> list[Result]:
     return run_lasting(gather())
 
 
-def _compare(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
-    """The gap to reality, on the same tasks in the same order."""
+def _gap_to_reality(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
+    """Dreamed minus real success with its interval, on the same tasks in the same order."""
     pairs = [(one.success, other.success) for one, other in zip(dreamed, real, strict=True)]
     low, high = paired_interval(pairs)
     return {"eval_gap": sum(one - other for one, other in pairs) / len(pairs), "eval_gap_low": low, "eval_gap_high": high}
@@ -162,8 +162,8 @@ def start_baseline(work: Workspace) -> str:
 
     Of the baselines that played the same validation tasks as `base`, it has the most successes; ties go by `BASELINES`.
     """
-    if (work.out / "training.db").exists():
-        return str(work.record(STARTED).get("name", "base"))
+    if work.training_began:
+        return str(work.record(START_BASELINE).get("name", "base"))
     panel = work.record("stage/base/best").get("validation")
     comparable = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == panel]
     trained = [name for name in comparable if (work.models / name).exists()]
@@ -231,7 +231,7 @@ def _is_dreamed(work: Workspace) -> bool:
 
 def _training_start(work: Workspace) -> str:
     """The baseline that training began with; empty if it was given a policy."""
-    return "" if work.record("stage/train/from") else start_baseline(work)
+    return "" if work.record(START_POLICY) else start_baseline(work)
 
 
 def _policies(work: Workspace) -> dict[str, str | Path]:
@@ -239,7 +239,7 @@ def _policies(work: Workspace) -> dict[str, str | Path]:
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
     if start := work.record(START):
         return {"start": start["path"], **paths}
-    return {"start" if work.record("stage/train/from") and name == "base" else name: path for name, path in paths.items()}
+    return {"start" if work.record(START_POLICY) and name == "base" else name: path for name, path in paths.items()}
 
 
 def _choose_policy(result: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -361,14 +361,11 @@ def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
     """Successes with Wilson's 95 % interval, invalid-action share and failed rollouts. A failed one is no success."""
-    successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     steps = sum(len(trajectory.steps) for trajectory in trajectories)
     return {
-        "successes": successes,
-        "episodes": episodes,
-        "interval": list(wilson(successes, episodes)),
+        **_counts(trajectories),
+        "interval": list(wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in trajectories) / max(steps, 1),
-        "reward_mean": sum(trajectory.reward for trajectory in trajectories) / max(episodes, 1),
         "failed": sum(trajectory.error is not None for trajectory in trajectories),
     }
 

@@ -136,9 +136,9 @@ def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: R
     )
 
 
-def policy_version(policy: "BaseChatModel | Path") -> str:
+def policy_version(policy: BaseChatModel | str | Path) -> str:
     """Version of weights: the stamp in their folder, else path or name, else the class."""
-    name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
+    name = str(policy if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 

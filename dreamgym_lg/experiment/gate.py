@@ -12,6 +12,7 @@ from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.supervised import check_outcomes
 from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.fidelity.judgement import (
@@ -21,7 +22,6 @@ from dreamgym_lg.fidelity.judgement import (
     REAL_FAILURES,
     WRITTEN,
     Judgement,
-    PartJudgement,
     ajudge,
     keys_of,
     questions,
@@ -113,7 +113,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if limit is None or not (dreamt or model_user(work.world.user) is not None):
         return
     if dreamt:
-        work.check_outcomes("the gate measures the dream's verdicts by theirs")
+        check_outcomes(work, "the gate measures the dream's verdicts by theirs")
     dream = work.dream()
     if resumed and _is_same(work, dream, work.record(RUN)):
         return
@@ -154,11 +154,10 @@ def refusals(judgement: Judgement, limit: float, roles: Collection[str] = ()) ->
     for part in (part for part in judgement.parts if not roles or part.role in roles):
         name = f"the {part.role} {part.name!r}"
         for kind, rate in part.errors.items():
-            most, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
-            most = MAX_USER_ERROR if part.role == "user" else most
+            most = limit if kind not in _ERRORS else MAX_USER_ERROR if part.role == "user" else MAX_ERROR
             if (rate.value if rate.episodes >= MIN_CASES else rate.low) > most:
-                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{most:g}"
-                yield f"{name} {error.format(_of(rate))}: {rate}, above {above}"
+                above = f"{most:g}" if kind in _ERRORS else f"max_false_success={limit:g}"
+                yield f"{name} {_in_words(kind, rate)}: {rate}, above {above}"
         if part.role == "user" and (replies := part.cases(EARLY, LATE)) < MIN_CASES:
             yield f"{name} was measured on {replies} replies; fewer than {MIN_CASES} prove nothing: import conversations"
         if part.alike:
@@ -186,16 +185,18 @@ _ERRORS = {
 """Errors that `max_false_success` does not limit, in words."""
 
 
-def _of(rate: Rate) -> str:
-    return f"{rate.successes} of {rate.episodes}"
+def _in_words(kind: str, rate: Rate) -> str:
+    return _ERRORS.get(kind, f"rewards {{}} {kind}").format(f"{rate.successes} of {rate.episodes}")
 
 
 def summary(judgement: Judgement) -> str:
-    def said(part: PartJudgement) -> str:
-        errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_of(rate)) for kind, rate in part.errors.items())
-        return f"the {part.role} {part.name!r} {', '.join(errors)}"
-
-    return "; ".join(said(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
+    """All measured errors of each part, in words."""
+    parts = [
+        f"the {part.role} {part.name!r} {', '.join(_in_words(kind, rate) for kind, rate in part.errors.items())}"
+        for part in judgement.parts
+        if part.errors
+    ]
+    return "; ".join(parts) or "no part of the dream could be measured"
 
 
 def examples(judgement: Judgement) -> str:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
-from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, preference_pairs, sft_row
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
 PASSES, FEWEST, MOST = 12, 60, 600
-"""Default passes over the imitated episodes (measured with SmolLM2 on one desk), and least and most optimiser steps."""
+"""Default passes over the imitated episodes, minimum and maximum optimiser steps. Measured with SmolLM2 on one desk."""
 DPO_PASSES = 3
 EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
@@ -87,7 +87,7 @@ def train_offline_policy(work: Workspace) -> None:
     if not (work.models / "base").exists():
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
     start = start_weights(work)
-    episodes = tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
+    episodes = with_segments(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
     by_task = attrgetter("task.id")
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
@@ -112,7 +112,7 @@ def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
     return subset, pairs
 
 
-def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
+def with_segments(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
     """The episodes with their tokens as segments. Episodes that do not replay are left out and reported."""
     tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
     for each in episodes:
@@ -150,7 +150,7 @@ def _train_dpo(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
         evaluate()
     policy.save(work.models / last)
     shutil.rmtree(checkpoints)
-    _keep(work, name, best)
+    _keep_best(work, name, best)
 
 
 def imitate(
@@ -182,10 +182,10 @@ def imitate(
     if evaluated:
         options["evaluate"] = partial(_evaluate, work, name, best, steps)
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
-    _keep(work, name, best)
+    _keep_best(work, name, best)
 
 
-def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
+def _keep_best(work: Workspace, name: str, best: BestPolicy) -> None:
     """Move the best weights, or without validation the last ones, to `models/NAME`."""
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
@@ -250,7 +250,7 @@ def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: 
 def recorded_successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
-    work.check_outcomes("a base policy imitates successes")
+    check_outcomes(work, "a base policy imitates successes")
     successes = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
     if not successes:
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import START, start_baseline, validated
-from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, tokenized
+from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, with_segments
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.learner import Groups
@@ -64,7 +64,7 @@ class RejectionLearner:
         work, done, iteration = self._work, self._work.record(_DONE), self.iteration
         played = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
         start, successes = start_weights(work), new_successes(each for each in played if each.iteration <= iteration)
-        new = [replace(each, segments=()) for each in tokenized(work, successes, start)] if successes else []
+        new = [replace(each, segments=()) for each in with_segments(work, successes, start)] if successes else []
         digest = sha256(repr(sorted((each.task.id, _actions(each)) for each in new)).encode()).hexdigest()
         folder, skipped, unused = done.get("folder"), not new or digest == done.get("digest"), None
         same = "; none is new, and the weights stay" if skipped else ""

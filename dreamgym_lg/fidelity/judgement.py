@@ -204,11 +204,9 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
         episode = dream.resume(task, steps[: lookup.position], prompt=trajectory.prompt).episode(lookup.action)
         for part, answer in (await _answers(dream, episode)).items():
             text = f"task {task.id}: {lookup.action[:200]} -> {answer.observation[:200]!r}, really {lookup.right[:200]!r}"
-            kind, seen = (
-                LOOKUP if lookup.before is None else WRITTEN,
-                (normalised(lookup.right), normalised(answer.observation)),
-            )
-            outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, seen))
+            kind = LOOKUP if lookup.before is None else WRITTEN
+            texts = normalised(lookup.right), normalised(answer.observation)
+            outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, texts))
     cases = await user_cases(dream, trajectory)
     return outcomes + [_Outcome(f"user:{each.by}", each.kind, task.id, each.wrong, each.example) for each in cases]
 
@@ -231,7 +229,9 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
             answers[key] = answer
         else:
             episode = await dream.with_lookups(responder, episode)
-    return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
+    if answers:
+        answers[""] = next(iter(answers.values()))
+    return answers
 
 
 async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
@@ -248,8 +248,9 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
             verdicts[key] = verdict
     if not verdicts and answer is not None and answer.outcome is not None:
         verdicts[_OWN] = answer.outcome
-    decided = sorted(verdicts.values(), key=lambda verdict: not verdict.final)  # as `Dream.judge`
-    return {**verdicts, **({"": decided[0]} if decided else {})}
+    if verdicts:
+        verdicts[""] = min(verdicts.values(), key=lambda verdict: not verdict.final)  # the first final one, as `Dream.judge`
+    return verdicts
 
 
 def _keys(parts: Sequence[Any], role: str) -> list[str]:

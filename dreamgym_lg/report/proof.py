@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     baseline: str = ""
     """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True if the policy's success rate is not above the baseline's, on at least `MIN_TASKS` tasks."""
+    """True if, on at least `MIN_TASKS` tasks, the policy's success rate is not above the baseline's."""
 
     @property
     def verdict(self) -> str:
@@ -70,8 +70,8 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     before = POLICIES[: POLICIES.index(policy)]
     imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
-    ours, theirs = (records[name].get("outcomes") or {} for name in (policy, best))
-    if not (pairs := [(bool(ours[task]), bool(theirs[task])) for task in ours if task in theirs]):
+    new, old = (records[name].get("outcomes") or {} for name in (policy, best))
+    if not (pairs := [(bool(new[task]), bool(old[task])) for task in new if task in old]):
         return Claim("not proven", f"{LABELS[policy]} and {LABELS[best]} played no task in common", imitation)
     gain, (low, high) = sum(one - other for one, other in pairs) / len(pairs), paired_interval(pairs)
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
@@ -193,8 +193,8 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
 def _note(result: Mapping[str, Any]) -> str:
     imitated = read_number(result.get("filtered"))
     filtered = "" if imitated is None else FILTERED.format(imitated) if imitated else UNFILTERED
-    began, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
-    start = f"Training began with the {began}. " if began else ""
+    start_label, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
+    start = f"Training began with the {start_label}. " if start_label else ""
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
     advice = result.get("advice") or {}
     before = f"Advice before training by {advice['learner']}: {advice['verdict']}; {advice['why']}. " if advice else ""
