@@ -281,12 +281,12 @@ class _Episodes:
 MARK = "dreamgym"
 """Metadata key of a trace, with the value `dream` or `real`. The tag is `dreamgym: dream` or `dreamgym: real`."""
 
-_CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
+_TRACING_OPTIONS = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
 
 
 def caller_tracing() -> dict[str, Any]:
     """The caller's `langsmith.tracing_context`, for episodes that begin in a context of their own."""
-    return {name: value for name, value in get_tracing_context().items() if name in _CARRIED and value is not None}
+    return {name: value for name, value in get_tracing_context().items() if name in _TRACING_OPTIONS and value is not None}
 
 
 @contextmanager

@@ -64,14 +64,14 @@ def users_frame(frame: types.FrameType) -> bool:
 
 # --- lines, as `FILE:LINE in FUNCTION` --------------------------------------------------------------------------------------
 
-_RUNNING = ("langgraph.pregel._retry", "asyncio.events")
+_EXECUTORS = ("langgraph.pregel._retry", "asyncio.events")
 """Modules that run a node or a task. Frames outside of theirs belong to the caller of the graph, not to the agent."""
 
 
 def user_line() -> str:
     """The user's innermost line, else the line that started the thread, else the node."""
     for frame in frames():
-        if frame.f_globals.get("__name__") in _RUNNING:
+        if frame.f_globals.get("__name__") in _EXECUTORS:
             break
         if users_frame(frame):
             return _line(frame.f_code, frame.f_lineno)
@@ -91,7 +91,7 @@ def raising_line(error: BaseException) -> str:
     for frame, number in traceback.walk_tb(error.__traceback__):  # outermost first
         if users_frame(frame):
             line = _line(frame.f_code, number)
-        elif frame.f_globals.get("__name__") in _RUNNING:
+        elif frame.f_globals.get("__name__") in _EXECUTORS:
             line = ""
     return line
 

@@ -15,7 +15,7 @@ from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.text import printable
 
-_WIDEST = 10_000
+_MAX_COLUMNS = 10_000
 """Maximum columns of an output that is no terminal."""
 
 
@@ -25,7 +25,7 @@ class _Console(Console):
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
         size = super().size
-        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_WIDEST)
+        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_MAX_COLUMNS)
 
 
 console = _Console()

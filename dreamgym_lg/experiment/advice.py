@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 MAX_LOST = 0.2
 """Maximum share of lost tasks (its upper 95 % bound) that leaves nothing to improve."""
-MAX_DULL = 0.75
+MAX_USELESS = 0.75
 """Largest share of dreamed groups without a learning signal at which training is advised."""
-MOST_GROUPS = 32
+MAX_GROUPS = 32
 """Maximum groups that are played for an advice."""
 
 
@@ -49,17 +49,17 @@ def conclude(
     Args: `best`, the best baseline's number of successes on `tasks` validation tasks; `groups`, of a dreamed iteration;
         `refusal`, the gate's reason against the dream; `useful`, tells if the learner can learn from a group.
     """
-    dull = [group for group in groups if not useful(group)]
-    failed = [group for group in dull if not has_success(group)]
+    useless = [group for group in groups if not useful(group)]
+    failed = [group for group in useless if not has_success(group)]
     if refusal:
         return Advice("collect", refusal)
     if tasks and not best:
         return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
     if wilson(tasks - best, tasks)[1] <= MAX_LOST:
         return Advice("stop", f"the best policy loses {tasks - best} of {tasks} validation tasks, too few to train for")
-    if len(dull) <= MAX_DULL * len(groups):
+    if len(useless) <= MAX_USELESS * len(groups):
         return Advice("train", "train() may add to it, and prove() tells whether it did")
-    if 2 * len(failed) <= len(dull):
+    if 2 * len(failed) <= len(useless):
         return Advice("stop", "the dream rewards nearly all that imitation does")
     unanswered = sum(map(lacks_answers, failed))
     calls = f" and traces of calls that the dream cannot answer (in {unanswered} of {len(groups)} groups)" if unanswered else ""
@@ -85,7 +85,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
         except UntruthfulDream as error:
             refusal = f"the gate refuses the dream: {error}"
         trainable = gate.trainable_tasks(work)
-        sample = Random(s.seed).sample(trainable, min(s.num_tasks, len(trainable), MOST_GROUPS))
+        sample = Random(s.seed).sample(trainable, min(s.num_tasks, len(trainable), MAX_GROUPS))
         lost = underrepresented_tools(successes, trainable, work.world.writing_tools(work.replay_buffer))
         judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
         run = f"advice/{policy_version(policy)}/dream@{dream.version}"

@@ -29,7 +29,7 @@ DREAMED = "sampled"
 """The mode of a proof that is also dreamed, being the one that was trained. Dreaming `greedy` too would be expensive."""
 _PROBE_EPISODES = 10
 """Number of first episodes of a dreamed evaluation, which ends if all lack answers."""
-_VALIDATED = "validate/real"
+_REAL_VALIDATION = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
 START = "stage/base/start"
@@ -55,7 +55,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     """
     tasks, figures, parts = work.validation_tasks(), dict[str, Any](), list[str]()
     panel = tasks[: _real_task_limit(work, iteration)]
-    plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
+    plays = {"real": work.aplay(_REAL_VALIDATION, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
         plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
     played = dict(zip(plays, _run_concurrently(*plays.values()), strict=True))
@@ -108,7 +108,7 @@ def _real_task_limit(work: Workspace, iteration: int) -> int | None:
     if s.real_budget is None:
         return None
     panel = min(s.real_budget // planned_evaluations(work), len(work.validation_tasks()))
-    played = work.replay_buffer.trajectories(run=work.run_name(_VALIDATED), errors=False)
+    played = work.replay_buffer.trajectories(run=work.run_name(_REAL_VALIDATION), errors=False)
     spent = sum(trajectory.iteration != iteration for trajectory in played)
     return panel if spent + panel <= s.real_budget else 0
 

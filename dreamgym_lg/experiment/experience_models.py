@@ -115,25 +115,19 @@ def load_experience_model(
         if stored is not None:
             return as_trained(local, settings, replay_buffer, path.name)
         model = local
-    return Model(
-        model,
-        replay_buffer=replay_buffer,
-        demonstrations=settings.retrieved,
-        demonstration_characters=settings.retrieved_characters,
-    )
+    return _retrieving(model, settings, replay_buffer)
 
 
 def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str) -> Model:
     """An experience model with the prompts that `train_experience` trains it on."""
-    return Model(
-        model,
-        replay_buffer=replay_buffer,
-        demonstrations=settings.retrieved,
-        demonstration_characters=settings.retrieved_characters,
-        instructions="",  # a model that is trained on the format needs none
-        retries=0,
-        version=version,
-    )
+    # a model that is trained on the format needs no instructions
+    return _retrieving(model, settings, replay_buffer, instructions="", retries=0, version=version)
+
+
+def _retrieving(model: BaseChatModel | str | None, settings: Settings, replay_buffer: ReplayBuffer, **options: Any) -> Model:
+    demonstrations, characters = settings.retrieved, settings.retrieved_characters
+    options |= {"demonstrations": demonstrations, "demonstration_characters": characters}
+    return Model(model, replay_buffer=replay_buffer, **options)
 
 
 def policy_version(policy: BaseChatModel | str | Path) -> str:

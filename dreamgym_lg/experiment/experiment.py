@@ -144,9 +144,7 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self.stage("experience", model=model, annotator=annotator) as todo:
-            if todo:
-                supervised.train_experience_model(self, model, annotator)
+        self._run_stage("experience", supervised.train_experience_model, model=model, annotator=annotator)
 
     def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
         """Fine-tune a local model to reply as recorded users did. It serves the world's `ModelUser(None)`.
@@ -160,9 +158,7 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError` without a recorded conversation of a training task.
         """
-        with self.stage("user", model=model, goals=goals) as todo:
-            if todo:
-                supervised.train_user_model(self, model, goals)
+        self._run_stage("user", supervised.train_user_model, model=model, goals=goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy on every offline success.
@@ -178,9 +174,7 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self.stage("base", model=model) as todo:
-            if todo:
-                imitation.train_base_policy(self, model)
+        self._run_stage("base", imitation.train_base_policy, model=model)
 
     def train_filtered(self) -> None:
         """Fine-tune `models/filtered` on the best recorded episodes, failures among them: a baseline without a dream.
@@ -201,9 +195,13 @@ class Experiment(Workspace):
 
     def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
-            with self.stage(name) as todo:
-                if todo:
-                    train(self)
+            self._run_stage(name, train)
+
+    def _run_stage(self, name: str, train: Callable[..., None], **start: Any) -> None:
+        """Run a stage that is still to do. Args: `start`, the models that it starts from."""
+        with self.stage(name, **start) as todo:
+            if todo:
+                train(self, **start)
 
     def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
         """The methods that train these baselines, in order. Raises `ConfigurationError` for an unknown name."""

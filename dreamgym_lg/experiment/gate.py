@@ -41,7 +41,7 @@ LIMIT = 50
 RUN = "fidelity"
 _KINDS = 4
 """Kinds of episodes: recorded failures and successes, edits, and the policy's own."""
-_LARGE = 200
+_LARGE_LIMIT = 200
 """Episodes of each kind at most where 50 do not tell an error from chance."""
 
 
@@ -101,7 +101,7 @@ def is_measured(work: Workspace) -> bool:
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
-    Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
+    Errors of fewer than `_LARGE_LIMIT` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
     none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream that was measured
     before and whose parts all name the same versions as then.
@@ -119,7 +119,7 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):
-        judgement = measure(work, dream, limit=_LARGE)
+        judgement = measure(work, dream, limit=_LARGE_LIMIT)
     work.say(summary(judgement))
     if not (causes := list(refusals(judgement, limit, roles))):
         return

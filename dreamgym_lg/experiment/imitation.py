@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
-PASSES, FEWEST, MOST = 12, 60, 600
+PASSES, MIN_STEPS, MAX_STEPS = 12, 60, 600
 """Default passes over the imitated episodes, minimum and maximum optimiser steps. Measured with SmolLM2 on one desk."""
 DPO_PASSES = 3
 EVALUATIONS = 3
@@ -104,7 +104,7 @@ def train_offline_policy(work: Workspace) -> None:
 
 def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
     """Groups drawn by the seed, and their number of pairs. `DPO_PASSES` over them take about as many steps as imitation."""
-    most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * DPO_PASSES)
+    most = (work.settings.base_steps or MAX_STEPS) * work.settings.batch_size / (2 * DPO_PASSES)
     subset, pairs = list[Sequence[Trajectory]](), 0
     for group in Random(work.settings.seed).sample(groups, len(groups)):
         if pairs < most and (more := len(preference_pairs([group]))):
@@ -169,7 +169,7 @@ def imitate(
     s, options, held_out_ids = work.settings, dict[str, Any](), set[str]()
     weight_of = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
     effective_number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)
-    steps = s.base_steps or min(max(int(PASSES * effective_number) // s.batch_size, FEWEST), MOST)
+    steps = s.base_steps or min(max(int(PASSES * effective_number) // s.batch_size, MIN_STEPS), MAX_STEPS)
     work.say(f"{name} policy: {len(episodes)} episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     if not (evaluated := _can_evaluate(work, name, "the loss on a tenth of the tasks decides")):  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))

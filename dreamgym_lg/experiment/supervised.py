@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for `Settings.model`."""
 
-FEW = 20
+FEW_EPISODES = 20
 """Recorded episodes below which a warning says that there are few."""
-HELD_OUT = 32
+MAX_HELD_OUT = 32
 """Maximum held-out episodes for early stopping of the experience model; of the user, a quarter."""
 
 
@@ -61,7 +61,7 @@ def train_experience_model(
     if any(map(ends_with_message, train)):
         edited = _edited(work, train, write_reasoning)
         _check_judged(work, train, edited)
-    held_out_rows = _rows(work, start, held_out[:HELD_OUT])
+    held_out_rows = _rows(work, start, held_out[:MAX_HELD_OUT])
     rows, steps = _rows(work, start, train, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
     fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, held_out=held_out_rows)
@@ -100,7 +100,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
         )
     start = start_of(work, model)
     rows, held_out_rows = (tokenized(start, [user.conversation(each) for each in episodes]) for episodes in (train, held_out))
-    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: HELD_OUT // 4])
+    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: MAX_HELD_OUT // 4])
 
 
 def _warn_of_cut_answers(work: Workspace, rows: Sequence[TrainingRow]) -> None:
@@ -180,7 +180,7 @@ def _check_judged(work: Workspace, train: Sequence[Trajectory], edited: Sequence
             f"none of the {len(judged)} recorded episodes that end in a message is a success: an experience model cannot learn "
             "what to reward; import traces with their outcome (`success` or `reward` in each row)"
         )
-    if len(train) < FEW:
+    if len(train) < FEW_EPISODES:
         work.say(
             f"{len(train)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
             "import more, some for each kind of task"

@@ -31,13 +31,13 @@ REAL_FAILURES = ("recorded failures", "the policy's failures")
 """Kinds of real episodes that must not be rewarded; the others are edits."""
 MISSED = "recorded successes"
 INVALID, LOOKUP, WRITTEN = "invalid actions", "repeated lookups", "lookups after a write"
-_OTHERS = (MISSED, INVALID, LOOKUP, WRITTEN)
+_NO_FALSE_SUCCESSES = (MISSED, INVALID, LOOKUP, WRITTEN)
 """Kinds of errors that are no rewarded failures."""
-_EXAMPLES = 3
-_ALIKE = 5
+_MAX_EXAMPLES = 3
+_MIN_ALIKE = 5
 """Different recorded answers that expose a responder with the same answer to everything."""
 _UNREADABLE = "the answer could not be read"
-_OWN = "judge:model"
+_OWN_JUDGE = "judge:model"
 """Key of a text world's model, which judges its own answers."""
 
 
@@ -82,7 +82,7 @@ class Judgement:
     @property
     def by_kind(self) -> dict[str, Rate]:
         """`false_success` by kind: `REAL_FAILURES` and the kinds of edits."""
-        return {kind: rate for kind, rate in self.errors.items() if kind not in _OTHERS}
+        return {kind: rate for kind, rate in self.errors.items() if kind not in _NO_FALSE_SUCCESSES}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""
@@ -247,7 +247,7 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         if verdict is not None:
             verdicts[key] = verdict
     if not verdicts and answer is not None and answer.outcome is not None:
-        verdicts[_OWN] = answer.outcome
+        verdicts[_OWN_JUDGE] = answer.outcome
     if verdicts:
         verdicts[""] = min(verdicts.values(), key=lambda verdict: not verdict.final)  # the first final one, as `Dream.judge`
     return verdicts
@@ -308,13 +308,13 @@ def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     for role, group in (("responder", dream.responders), ("judge", dream.judges), ("user", users)):
         for key, part in zip(_keys(group, role), group, strict=True):
             parts.append(_part(key, getattr(part, "model", None) is not None, [each for each in outcomes if each.part == key]))
-    if _OWN not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN]):
-        parts.append(_part(_OWN, True, own))
+    if _OWN_JUDGE not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN_JUDGE]):
+        parts.append(_part(_OWN_JUDGE, True, own))
     return Judgement(
         version=dream.version,
         parts=parts,
         errors=_errors(whole),
-        false_success=_rate(each for each in whole if each.kind not in _OTHERS),
+        false_success=_rate(each for each in whole if each.kind not in _NO_FALSE_SUCCESSES),
     )
 
 
@@ -324,14 +324,14 @@ def _part(key: str, by_model: bool, outcomes: Sequence[_Outcome]) -> PartJudgeme
     recorded, answered = (Counter(texts) for texts in zip(*answers, strict=True)) if answers else (Counter(), Counter())
     examples = defaultdict[str, list[str]](list)
     for each in outcomes:
-        if each.wrong and len(examples[each.kind]) < _EXAMPLES:
+        if each.wrong and len(examples[each.kind]) < _MAX_EXAMPLES:
             examples[each.kind].append(each.example)
     return PartJudgement(
         name=name,
         role=cast(Literal["responder", "judge", "user"], role),
         errors=_errors(outcomes),
         examples=dict(examples),
-        alike=len(recorded) >= _ALIKE and len(answered) == 1,
+        alike=len(recorded) >= _MIN_ALIKE and len(answered) == 1,
         by_model=by_model,
     )
 

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LABELS = {
-    **{"start": "start, untrained", "base": "imitation of every success"},
-    **{"filtered": "filtered imitation, no dream", "offline_rl": "offline RL, no dream"},
-    **{"drawn": "imitation of drawn tasks too", "trained": "trained"},
+    "start": "start, untrained",
+    "base": "imitation of every success",
+    "filtered": "filtered imitation, no dream",
+    "offline_rl": "offline RL, no dream",
+    "drawn": "imitation of drawn tasks too",
+    "trained": "trained",
 }
 """Labels of a proof's stages, in order. Only the last one needs dreamed episodes."""
 ENOUGH = "imitation is enough"
