@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.hosted import Hosted, Usage
-from dreamgym_lg.learner import is_uniform
+from dreamgym_lg.learner import is_uniform, trainable_segments
 from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_user_fault
 
 Row = Mapping[str, float | int | str | None]
@@ -144,7 +144,7 @@ def rewritten_segments(episode: Trajectory) -> list[Segment]:
         longer = _prompt_length(segment) > shared + 4
         return longer and list(segment.token_ids[:shared]) == list(earlier.token_ids[:shared])
 
-    segments = [segment for segment in episode.segments if segment.trainable]
+    segments = trainable_segments(episode)
     return [each for i, each in enumerate(segments) if any(repeats(each, earlier) for earlier in segments[:i])]
 
 

@@ -75,23 +75,19 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     """
     if work.training_began and (kept := work.record(ADVICE)):
         return Advice(kept["verdict"], kept["why"])
-    s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
+    s, tasks = work.settings, work.validation_tasks()
     dream = None if s.environment == "real" else work.dream()
     successes = [each for each in work.offline() if each.success]
     won = _won_without_a_dream(work, policy, dream)
+    groups, refusal, lost = list[Sequence[Trajectory]](), "", list[str]()
     if dream is not None:
         try:
             gate.check_truthful(work)
         except UntruthfulDream as error:
             refusal = f"the gate refuses the dream: {error}"
         trainable = gate.trainable_tasks(work)
-        sample = Random(s.seed).sample(trainable, min(s.num_tasks, len(trainable), MAX_GROUPS))
         lost = underrepresented_tools(successes, trainable, work.world.writing_tools(work.replay_buffer))
-        judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
-        run = f"advice/{policy_version(policy)}/dream@{dream.version}"
-        played = _check_reached(work.play(run, policy, sample, dream=judged, num_generations=n))
-        played = run_lasting(compare_groups(judged, played, work.replay_buffer))
-        groups = [played[i : i + n] for i in range(0, len(played), n)]
+        groups = _play_groups(work, policy, dream, trainable)
     by_learner: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
     useful = by_learner.get(s.learner, has_learning_signal)
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
@@ -117,6 +113,16 @@ def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream
     dream, suffix = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
     played = _check_reached(work.play(f"validate/start/{policy_version(start)}{suffix}", start, tasks, dream=dream))
     return {"start": sum(each.success for each in played), **won}
+
+
+def _play_groups(work: Workspace, policy: "LocalChatModel", dream: Dream, tasks: Sequence[Task]) -> list[Sequence[Trajectory]]:
+    """Play the groups of one training iteration in the dream."""
+    s, run = work.settings, f"advice/{policy_version(policy)}/dream@{dream.version}"
+    sample = Random(s.seed).sample(tasks, min(s.num_tasks, len(tasks), MAX_GROUPS))
+    dream = dream.judged_by_traces() if s.references_only else dream
+    played = _check_reached(work.play(run, policy, sample, dream=dream, num_generations=s.num_generations))
+    played = run_lasting(compare_groups(dream, played, work.replay_buffer))
+    return [played[i : i + s.num_generations] for i in range(0, len(played), s.num_generations)]
 
 
 def _check_reached(episodes: list[Trajectory]) -> list[Trajectory]:

@@ -264,10 +264,12 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
-        notice, place = "", place_of_training(policy, settings.get("learner")) if policy is not None else ""
-        if place and "learner" not in settings:
-            settings["learner"] = self.settings.learner if place == "here" else "tinker"
-            notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
+        notice = ""
+        if policy is not None:
+            place = place_of_training(policy, settings.get("learner"))
+            if "learner" not in settings:
+                settings["learner"] = self.settings.learner if place == "here" else "tinker"
+                notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
