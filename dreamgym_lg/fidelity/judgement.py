@@ -12,6 +12,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, cast
 
+from pydantic import TypeAdapter
+
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, ask
 from dreamgym_lg.dream.goals import has_user_turns
@@ -91,13 +93,7 @@ class Judgement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Judgement":
         """The judgement that `to_dict` wrote."""
-
-        def rates(values: Mapping[str, Sequence[Any]]) -> dict[str, Rate]:
-            return {kind: Rate(*value) for kind, value in values.items()}
-
-        parts = [PartJudgement(**{**part, "errors": rates(part["errors"])}) for part in values["parts"]]
-        false = Rate(*values["false_success"]) if values["false_success"] else None
-        return cls(version=values["version"], parts=parts, errors=rates(values["errors"]), false_success=false)
+        return TypeAdapter(cls).validate_python(values)
 
 
 class _Outcome(NamedTuple):

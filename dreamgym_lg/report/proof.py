@@ -211,9 +211,8 @@ def _title(result: Mapping[str, Any]) -> str:
     places["dream+real"] = f"{dream} and the real environment in turn"
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
     claim = read_claim(result)
-    if claim.enough:
-        return f"{ENOUGH.capitalize()}; trained in {trained}, {claim.word} in the real environment: {where}"
-    return f"Trained in {trained}, {claim.word} in the real environment: {where}"
+    beginning = f"{ENOUGH.capitalize()}; trained" if claim.enough else "Trained"
+    return f"{beginning} in {trained}, {claim.word} in the real environment: {where}"
 
 
 def _duration(seconds: float) -> str:
