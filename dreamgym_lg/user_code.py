@@ -130,18 +130,19 @@ def load_object(place: str, **arguments: object) -> object:
     source, _, name = place.rpartition(":")
     if not source or not name:
         raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
-    module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
+    module = _explain_failure(source, lambda: _import_file(Path(source)) if source.endswith(".py") else _import_module(source))
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     if folder := next(iter(getattr(top, "__path__", ())), getattr(top, "__file__", None)):
         _agent_packages.add(folder)
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)
-    is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
-    return _loading(place, lambda: _call_factory(place, value, {"config": _config(), **arguments})) if is_factory else value
+    if not callable(value) or hasattr(value, "invoke") or hasattr(value, "compile"):
+        return value
+    return _explain_failure(place, lambda: _call_factory(place, value, {"config": _config(), **arguments}))
 
 
-def _loading(what: str, load: Callable[[], T]) -> T:
+def _explain_failure(what: str, load: Callable[[], T]) -> T:
     """Call `load`; any error becomes a `ConfigurationError` with the user's line that raised it."""
     try:
         return load()
@@ -156,7 +157,7 @@ def _loading(what: str, load: Callable[[], T]) -> T:
         raise ConfigurationError(f"{what} could not be loaded: {cause}{where}") from error
 
 
-def _from_file(path: Path) -> types.ModuleType:
+def _import_file(path: Path) -> types.ModuleType:
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file")
     path = path.resolve()
@@ -194,7 +195,7 @@ def _forget_modules_of_others(root: Path) -> None:
     _roots.add(root)
 
 
-def _from_module(name: str) -> types.ModuleType:
+def _import_module(name: str) -> types.ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 

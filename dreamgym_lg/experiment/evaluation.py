@@ -57,7 +57,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     panel = tasks[: _real_task_limit(work, iteration)]
     plays = {"real": work.aplay(_REAL_VALIDATION, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
-        plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
+        plays["dream"] = _play_in_dream(work, "validate/dream", policy, tasks, dream, iteration=iteration)
     played = dict(zip(plays, _run_concurrently(*plays.values()), strict=True))
     if dreamed := check_dreamed(work, played["dream"]) if "dream" in played else []:
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
@@ -151,7 +151,7 @@ class BestPolicy:
             self.work.keep_record(f"best/{self.name}", {"at": at, "successes": successes, "reward": reward})
 
 
-def validated(work: Workspace, name: str) -> int | None:
+def validation_successes(work: Workspace, name: str) -> int | None:
     """Successes of the baseline `models/NAME` on the validation tasks, if they were played."""
     best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures
     return int(best["successes"]) if best else None
@@ -167,7 +167,7 @@ def start_baseline(work: Workspace) -> str:
     panel = work.record("stage/base/best").get("validation")
     comparable = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == panel]
     trained = [name for name in comparable if (work.models / name).exists()]
-    return max(trained, key=lambda name: -1 if (won := validated(work, name)) is None else won, default="base")
+    return max(trained, key=lambda name: -1 if (won := validation_successes(work, name)) is None else won, default="base")
 
 
 def prove(work: Workspace) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "temperature": _temperature(work),
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
-        "assisted": work.world.assisted and _is_dreamed(work),
+        "assisted": work.world.assisted and _proves_in_dream(work),
         "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
@@ -215,7 +215,7 @@ def prove(work: Workspace) -> dict[str, Any]:
 def play_policies(work: Workspace) -> dict[str, Any]:
     """Play every policy of the folder for `prove`, except stored episodes. Returns the figures by panel."""
     figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
-    dream = work.dream() if _is_dreamed(work) else None
+    dream = work.dream() if _proves_in_dream(work) else None
     policies, dreamed = _policies(work), ("base", _training_start(work), "trained")
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
@@ -224,7 +224,7 @@ def play_policies(work: Workspace) -> dict[str, Any]:
     return figures
 
 
-def _is_dreamed(work: Workspace) -> bool:
+def _proves_in_dream(work: Workspace) -> bool:
     """True if a proof plays in the dream too. Under `references_only` no judge decides a held-out task."""
     return work.can_dream and not work.settings.references_only
 
@@ -317,7 +317,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         if dream is None:
             return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        episodes = check_dreamed(work, await _dreamed(work, run, policies[DREAMED], held_out, dream))
+        episodes = check_dreamed(work, await _play_in_dream(work, run, policies[DREAMED], held_out, dream))
         return {("dream", DREAMED): episodes} if episodes else {}
 
     played, dreamed = _run_concurrently(in_reality(), in_the_dream())
@@ -327,7 +327,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
 
 
-async def _dreamed(
+async def _play_in_dream(
     work: Workspace, run: str, policy: Any, tasks: Sequence[Task], dream: Dream, **options: Any
 ) -> list[Trajectory]:
     """Play tasks in the dream. Without a language model, only `_PROBE_EPISODES` if the traces can answer none of these."""

@@ -57,7 +57,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _drawn_episodes(work, writes, limit)
+    episodes = _sample_episodes(work, writes, limit)
     # one stored with other figures, or with other writing tools, is measured again
     key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
@@ -261,7 +261,7 @@ def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> li
     return [task for task in unsolved if task.id not in dreamed] or unsolved
 
 
-def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+def _sample_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
     held_out, own = work.held_out_offline(), {task.environment for split in get_args(Split) for task in work.tasks(split)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START, start_baseline, validated
+from dreamgym_lg.experiment.evaluation import START, start_baseline, validation_successes
 from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, with_segments
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
@@ -84,7 +84,7 @@ class RejectionLearner:
 
     def _is_worse(self, name: str, *, than: str) -> bool:
         """True if policy `name` solves fewer of the same validation tasks than policy `than`."""
-        new, old = validated(self._work, name), validated(self._work, than)
+        new, old = validation_successes(self._work, name), validation_successes(self._work, than)
         new_panel, old_panel = (self._work.record(f"stage/{each}/best").get("validation") for each in (name, than))
         if new is None or old is None or new >= old or new_panel != old_panel:
             return False

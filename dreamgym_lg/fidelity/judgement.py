@@ -137,10 +137,10 @@ async def ajudge(
             return outcomes
 
     outcomes = [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes]
-    return _judged(dream, outcomes + await _compared(dream, episodes))
+    return _judgement(dream, outcomes + await _relative_outcomes(dream, episodes))
 
 
-async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
+async def _relative_outcomes(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
     """The cases of a `RelativeJudge`. Of each task with both outcomes, no failure may do as well as the successes."""
     ended = sorted((each for each in episodes if ends_with_message(each)), key=lambda each: each.task.id)
     tasks = [list(map(with_observation, group)) for _, group in groupby(ended, key=lambda each: each.task.id)]
@@ -157,13 +157,13 @@ async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outco
 
 def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int, int]:
     """Number of questions of `ajudge` to each responder, to each judge and to a user."""
-    positions, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
+    positions, by_tools = list(_question_positions(trajectory)), is_tool_task(trajectory.task)
     actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in positions)
     turns = sum(is_answer(step.action) for step in trajectory.steps) if has_user_turns(trajectory) else 0
     return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in positions) if by_tools else 0, turns
 
 
-def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
+def _question_positions(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
     """Positions of the steps that are asked about, and whether the outcome is."""
     by_tools, last = is_tool_task(trajectory.task), len(trajectory.steps) - 1
     for position, step in enumerate(trajectory.steps):
@@ -176,7 +176,7 @@ def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
 async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str]) -> list[_Outcome]:
     task, steps, outcomes = trajectory.task, trajectory.steps, list[_Outcome]()
     rewarded, reasons = dict[str, bool](), dict[str, str]()
-    for position, ends in _asked(trajectory):
+    for position, ends in _question_positions(trajectory):
         step = steps[position]
         episode = dream.resume(task, steps[:position], prompt=trajectory.prompt).episode(step.action)
         answers = {} if is_tool_task(task) and is_answer(step.action) else await _answers(dream, episode)
@@ -235,7 +235,7 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
     verdicts = dict[str, Verdict]()
     for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
         if isinstance(judge, RelativeJudge):
-            continue  # which is measured by `_compared`
+            continue  # which is measured by `_relative_outcomes`
         try:
             verdict = await ask(judge, "judge", Verdict, episode, answer)
         except PredictionFailed:
@@ -298,7 +298,7 @@ def _shows(lookup: _Lookup, observation: str) -> bool:
     return new <= set(normalised(observation).split())
 
 
-def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
+def _judgement(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     whole, parts = [each for each in outcomes if not each.part], []
     users = [dream.user] if model_user(dream.user) is not None else []
     for role, group in (("responder", dream.responders), ("judge", dream.judges), ("user", users)):
