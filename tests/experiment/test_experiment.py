@@ -204,7 +204,7 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
 def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(work: Experiment, _: object) -> None:
+    def fails(work: Experiment, model: object) -> None:
         raise ConfigurationError("no real tools")
 
     few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1}

@@ -79,7 +79,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
     work = Work(tmp_path)
     monkeypatch.setattr(rejection, "imitate", work.imitate)
-    monkeypatch.setattr(rejection, "tokenized", without_cut)
+    monkeypatch.setattr(rejection, "with_segments", without_cut)
     monkeypatch.setattr(rejection, "recorded_successes", lambda _: [played("recorded", "a", source="offline")])
     monkeypatch.setattr(rejection, "start_weights", lambda _: "start")
     monkeypatch.setattr(rejection, "start_baseline", lambda _: "base")
