@@ -153,7 +153,7 @@ class Workspace:
         return current
 
     def adopt_settings(self) -> None:
-        """Take over the settings that `train` was called with, so that its script goes on once training has begun."""
+        """Take over the settings that `train` was called with, once training has begun. So its script goes on."""
         if not self.training_began or not (stored := read_settings(self.out)):
             return
         names = stored.keys() & self.record(TRAIN_OVERRIDES)
