@@ -12,7 +12,7 @@ _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
 """A tool's schema has at least one of these keys, whatever its provider. A tool that runs at the provider has none."""
 
 FREE_TEXT = "__arg1"
-"""LangChain's name for the text that a tool of one text gets, such as an OpenAI custom tool."""
+"""LangChain's name for the only argument of a tool of one text, such as an OpenAI custom tool."""
 _FREE_TEXT = {"type": "object", "properties": {FREE_TEXT: {"type": "string"}}, "required": [FREE_TEXT]}
 
 STRUCTURED_RESPONSE = "Returning structured response:"

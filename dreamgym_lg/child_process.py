@@ -89,7 +89,7 @@ class Child:
             env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": python_path, **(environment or {})},
         )
         self._pipes = Pipes(cast(BinaryIO, self.process.stdout), cast(BinaryIO, self.process.stdin))
-        self.kill = weakref.finalize(self, _end, self.process, patience)
+        self.kill = weakref.finalize(self, _stop, self.process, patience)
 
     def send(self, message: object) -> None:
         """Raises `ProcessLost` where the process has ended."""
@@ -100,7 +100,7 @@ class Child:
 
     def receive(self) -> Any:
         """The next message. Raises it where it is an exception, and `ProcessLost` where the process has ended."""
-        return _raised(self._receive())
+        return _raise_if_error(self._receive())
 
     def ask(self, message: object, *, timeout: float | None = None) -> Any:
         """Send a message and return the reply, for one caller after the other. Raises as `receive` does.
@@ -119,7 +119,7 @@ class Child:
                 raise
             finally:
                 timer.cancel()
-        return _raised(reply)
+        return _raise_if_error(reply)
 
     def _receive(self) -> Any:
         try:
@@ -137,13 +137,13 @@ class Child:
         )
 
 
-def _raised(message: Any) -> Any:
+def _raise_if_error(message: Any) -> Any:
     if isinstance(message, BaseException):
         raise message
     return message
 
 
-def _end(process: "subprocess.Popen[bytes]", patience: float) -> None:
+def _stop(process: "subprocess.Popen[bytes]", patience: float) -> None:
     requests, replies = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
     if patience:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_starting, _playing = threading.Lock(), threading.Lock()
+_start_lock, _runner_lock = threading.Lock(), threading.Lock()
 
 
 def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -21,19 +21,19 @@ def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
         with ThreadPoolExecutor(1) as beside:
             result: Result = beside.submit(copy_context().run, again, coroutine).result()
             return result
-    if not _playing.acquire(blocking=False):
+    if not _runner_lock.acquire(blocking=False):
         return asyncio.run(coroutine)
     try:
         return _runner().run(coroutine, context=copy_context())
     finally:
         _cancel_rest(_runner().get_loop())
-        _playing.release()
+        _runner_lock.release()
 
 
 def lasting_loop(name: str) -> asyncio.AbstractEventLoop:
     """The loop of this name, in a thread of its own."""
-    with _starting:
-        return _started(name)
+    with _start_lock:
+        return _running_loop(name)
 
 
 def wait_in_loop(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -64,7 +64,7 @@ def _runner() -> asyncio.Runner:
 
 
 @cache
-def _started(name: str) -> asyncio.AbstractEventLoop:
+def _running_loop(name: str) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
     return loop
@@ -78,13 +78,13 @@ def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
-def _forget() -> None:
+def _reset_in_child() -> None:
     """Begin anew in a forked child, which has neither the threads nor the loops."""
-    global _starting, _playing
-    _starting, _playing = threading.Lock(), threading.Lock()
+    global _start_lock, _runner_lock
+    _start_lock, _runner_lock = threading.Lock(), threading.Lock()
     _runner.cache_clear()
-    _started.cache_clear()
+    _running_loop.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_reset_in_child)

@@ -34,15 +34,15 @@ def whole_folder(path: Path, *errors: type[Exception]) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.draft")
     try:
         with writing(path, *errors):
-            _clear_dead(path)
+            _clear_leftovers(path)
             draft.mkdir(parents=True)
             yield draft
-            _put(draft, path)
+            _replace_folder(draft, path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
 
 
-def _put(draft: Path, path: Path) -> None:
+def _replace_folder(draft: Path, path: Path) -> None:
     """Let the draft take the folder's place. It takes two steps: a folder cannot be replaced in one."""
     old, tries = draft.with_suffix(".old"), 10  # another process may put its own there in between
     for left in reversed(range(tries)):
@@ -60,17 +60,17 @@ def _put(draft: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _clear_dead(path: Path) -> None:
+def _clear_leftovers(path: Path) -> None:
     """Remove what killed processes left. A folder that one was about to replace is put back."""
     for left in path.parent.glob(f".{escape(path.name)}.*.*.*"):
         pid, _, kind = left.name.rsplit(".", 3)[1:]
-        if kind in ("draft", "old") and pid.isdigit() and not _runs(int(pid)):
+        if kind in ("draft", "old") and pid.isdigit() and not _is_alive(int(pid)):
             if kind == "old" and not path.exists():
                 left.rename(path)
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _runs(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.hosted import is_on_tinker, name_of
+from dreamgym_lg.hosted import is_on_tinker
 from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.gepa.learner import ImprovedPrompts
 
 
-_FEW_TASKS = 10
+_MIN_TASKS_TO_SPLIT = 10
 """Number of traced tasks below which none is held out."""
-_OF_EXPERIMENT = ("policy", "create_learner", "engine", "report_to", "progress")
+_EXPERIMENT_OPTIONS = ("policy", "create_learner", "engine", "report_to", "progress")
 
 
 class DreamGym:
@@ -92,7 +92,7 @@ class DreamGym:
         if dream is not None and experience_model is not None:
             raise ConfigurationError("dream= brings its own parts: leave experience_model= away, or put it into the dream")
         arguments: dict[str, Any] = {"replay_buffer": replay_buffer, "experience_model": experience_model, "say": say}
-        arguments |= {name: options.pop(name) for name in _OF_EXPERIMENT if name in options}
+        arguments |= {name: options.pop(name) for name in _EXPERIMENT_OPTIONS if name in options}
         self.world = AgentWorld(graph, tasks=tasks, dream=dream, **options)
         self.replay_buffer = replay_buffer
         stored = replay_buffer.tasks(origin="real")
@@ -289,7 +289,7 @@ class DreamGym:
 
 def _label(policy: BaseChatModel) -> str:
     """Name and mode of a policy, such as `base-greedy`."""
-    name = Path(str(getattr(policy, "name_or_path", "") or name_of(policy))).name
+    name = Path(model_name(policy)).name
     return f"{name}-greedy" if getattr(policy, "temperature", None) == 0 else f"{name}-sampled"
 
 
@@ -324,8 +324,8 @@ def _with_held_out(
     training = [task for task in traced if task.split == "train" and is_tool_task(task)]
     if any(task.split != "train" for task in (*tasks, *traced)):
         return traced
-    if len(training) < _FEW_TASKS:
-        if sum(not task.drawn for task in tasks) >= _FEW_TASKS:
+    if len(training) < _MIN_TASKS_TO_SPLIT:
+        if sum(not task.drawn for task in tasks) >= _MIN_TASKS_TO_SPLIT:
             say("no task is held out, and nothing validates or proves a training: split_tasks(tasks) holds some out")
         return traced
     try:

@@ -55,13 +55,9 @@ def sft_row(segment: Segment, weight: float = 1.0) -> TrainingRow:
     return TrainingRow(segment, [weight] * len(segment.token_ids), 1.0)
 
 
-class Credit(Protocol):
-    """Turns an iteration's groups into training rows."""
-
-    def __call__(self, groups: Groups) -> list[TrainingRow]: ...
-
-
-SAME_REWARD = 1e-6
+Credit = Callable[[Groups], list[TrainingRow]]
+"""Turns an iteration's groups into training rows."""
+REWARD_TOLERANCE = 1e-6
 """Largest difference between rewards that count as equal, as sums of scores have rounding errors."""
 Normalisation = Literal["episodes", "tokens"]
 
@@ -126,7 +122,7 @@ def _states(episode: Trajectory) -> list[Hashable]:
 def is_uniform(group: Sequence[Trajectory]) -> bool:
     """True if all played episodes earned the same reward: no advantage, no gradient."""
     rewards = [episode.reward for episode in group if episode.error is None]
-    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+    return not rewards or max(rewards) - min(rewards) <= REWARD_TOLERANCE
 
 
 def has_learning_signal(group: Sequence[Trajectory]) -> bool:
@@ -164,7 +160,7 @@ def _sampled_tokens(episode: Trajectory) -> int:
 
 # --- observations ---------------------------------------------------------------------------------------------------------
 
-MADE_UP = frozenset(("model", "user"))
+LANGUAGE_MODELS = frozenset(("model", "user"))
 """`Step.decided_by` of answers that a language model wrote. A responder of your own that asks one must be named `model`."""
 Decode = Callable[[Sequence[int]], str]
 
@@ -206,7 +202,7 @@ def _observations(text: str, steps: list[Step], *, real: bool) -> Iterator[tuple
     end, consumed, ambiguous = 0, 0, False
     for number, step in enumerate(tuple(steps), start=1):
         words = step.next_observation.strip()
-        reliable = step.decided_by not in MADE_UP and (bool(step.decided_by) or real)
+        reliable = step.decided_by not in LANGUAGE_MODELS and (bool(step.decided_by) or real)
         start = text.find(words, end) if words else -1
         if start < 0 and consumed:
             break
@@ -296,7 +292,7 @@ def preference_pairs(groups: Groups) -> list[Pair]:
     for group in groups:
         ranked = sorted(_usable([group]), key=lambda episode: -episode.reward)
         candidates = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
-        pairs += [(chosen, rejected) for chosen, rejected in candidates if chosen.reward > rejected.reward + SAME_REWARD]
+        pairs += [(chosen, rejected) for chosen, rejected in candidates if chosen.reward > rejected.reward + REWARD_TOLERANCE]
     return [Pair(chosen, rejected, 1 / len(pairs)) for chosen, rejected in pairs]
 
 

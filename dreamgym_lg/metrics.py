@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.hosted import Hosted, Usage
-from dreamgym_lg.learner import is_uniform
+from dreamgym_lg.learner import is_uniform, trainable_segments
 from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_user_fault
 
 Row = Mapping[str, float | int | str | None]
@@ -144,7 +144,7 @@ def rewritten_segments(episode: Trajectory) -> list[Segment]:
         longer = _prompt_length(segment) > shared + 4
         return longer and list(segment.token_ids[:shared]) == list(earlier.token_ids[:shared])
 
-    segments = [segment for segment in episode.segments if segment.trainable]
+    segments = trainable_segments(episode)
     return [each for i, each in enumerate(segments) if any(repeats(each, earlier) for earlier in segments[:i])]
 
 
@@ -197,10 +197,8 @@ METRICS: Mapping[str, str] = {
     "curriculum/generated_tasks": "generated_tasks",
     "real/steps_spent": "real_steps",
     "seconds/update": "seconds_update_policy",
-    **{
-        f"policy/{name}": name
-        for name in (*("loss", "kl", "entropy", "grad_norm", "learning_rate", "trainable_tokens", "skipped", "solved_tasks"),)
-    },
+    **{f"policy/{name}": name for name in ("loss", "kl", "entropy", "grad_norm", "learning_rate")},
+    **{f"policy/{name}": name for name in ("trainable_tokens", "skipped", "solved_tasks")},
     **{f"seconds/{name}": f"seconds_{name}" for name in ("curriculum", "rollout", "evaluate")},
     **{f"hosted/{name}": f"hosted_{name}" for name in ("calls", "failed", "input_tokens", "output_tokens", "cost")},
     **{f"hosted/total_{name}": f"hosted_total_{name}" for name in ("calls", "tokens", "cost")},

@@ -22,7 +22,7 @@ def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
     return count
 
 
-_began: dict[str, tuple[float, int]] = {}
+_starts: dict[str, tuple[float, int]] = {}
 """Time of a stage's first progress, and the number done by then. One that goes on from a checkpoint begins there."""
 _reached: dict[str, int] = {}
 """The tenth of each stage, the beginning of a label, that was shown last."""
@@ -44,12 +44,12 @@ def show_progress(label: str, done: int, total: int) -> None:
 
 
 def _time_left(stage: str, done: int, total: int) -> str:
-    began, first = _began.setdefault(stage, (time.monotonic(), done))
+    start, first = _starts.setdefault(stage, (time.monotonic(), done))
     if done <= first or first == 0:  # behind a 0 that is shown before anything is loaded, a checkpoint's steps may come
         first = done
-        _began[stage] = time.monotonic(), done
+        _starts[stage] = time.monotonic(), done
     if done >= total:  # the next one of its name begins anew
-        del _began[stage]
-    if done >= total or done <= first or (passed := time.monotonic() - began) < 10:
+        del _starts[stage]
+    if done >= total or done <= first or (passed := time.monotonic() - start) < 10:
         return ""
     return f", {passed / (done - first) * (total - done) / 60:.1f} min left"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 
 _hidden: dict[int, tuple[Path, ...]] = {}
 """By id of the open replay buffer or the `Hosted` whose files they are."""
-_SHORTEST_KEY = 8
+_MIN_SECRET_LENGTH = 8
 """Least length of a secret. Shorter ones ("EMPTY", for a server of one's own) occur in ordinary text."""
 _SECRET_NAMES = re.compile(r"(?i)(key|token|secret|password|passwd|passphrase)s?$")
 
@@ -39,7 +39,7 @@ def hidden_files() -> frozenset[Path]:
 
 def secrets(model: object) -> set[str]:
     """The keys that a model holds. In `SecretStr` fields, those of what it is bound to, and authorising headers."""
-    return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
+    return {key for key in _secrets(model, 0) if len(key) >= _MIN_SECRET_LENGTH}
 
 
 def _secrets(value: Any, depth: int) -> Iterator[str]:
@@ -75,7 +75,7 @@ def without_keys(text: str, keys: Iterable[str]) -> str:
 
 def environment_secrets() -> set[str]:
     """The values of environment variables that are named like a secret: `OPENAI_API_KEY`, `PGPASSWORD`, `HF_TOKEN`."""
-    return {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_KEY}
+    return {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _MIN_SECRET_LENGTH}
 
 
 def redact_environment(text: str) -> str:

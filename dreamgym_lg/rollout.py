@@ -74,29 +74,25 @@ async def rollout(
         RunStopped: No episode can continue, say because a budget is spent. Raised once the others have ended. Stopped episodes
             are not stored; the next call plays them.
     """
-    _check_counts(num_generations=num_generations, concurrency=concurrency, attempts=attempts)
+    for name, count in {"num_generations": num_generations, "concurrency": concurrency, "attempts": attempts}.items():
+        if count < 1:
+            raise ConfigurationError(f"{name}={count}: at least 1")
     keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
     played_by = {"source": source, "policy_version": policy_version, "experience_version": experience_version}
-    episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
+    episodes = {} if replay_buffer is None else _stored_episodes(replay_buffer, keys, run, iteration, played_by)
     stored_as = {"run": run, "iteration": iteration, **played_by}
     slots = asyncio.Semaphore(concurrency)
-    playing = _Episodes(graph, create_environment, recursion_limit, seed, stored_as, replay_buffer, on_episode, slots)
+    playing = _Player(graph, create_environment, recursion_limit, seed, stored_as, replay_buffer, on_episode, slots)
     with _rare_garbage_collection():
         for _ in range(attempts):
             todo = [key for key in keys if key not in episodes or _can_retry(episodes[key])]
-            episodes |= await _round({key: partial(playing.play, keys[key], key[1]) for key in todo})
+            episodes |= await _play_round({key: partial(playing.play, keys[key], key[1]) for key in todo})
     if playing.outgrown:
         logger.warning(
             "%d of %d episodes are cut short, without success, where they outgrew the policy's context; the first: %s",
             *(len(playing.outgrown), len(keys), playing.outgrown[0]),
         )
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"{name}={count}: at least 1")
 
 
 def _can_retry(trajectory: Trajectory) -> bool:
@@ -161,7 +157,7 @@ Key = tuple[str, int]
 """Task id and rollout index."""
 
 
-def _stored(
+def _stored_episodes(
     replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: Mapping[str, str]
 ) -> dict[Key, Trajectory]:
     """The stored episodes among these keys, except missing ones (`missing_episodes`)."""
@@ -201,7 +197,7 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
+async def _play_round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
     """Play these episodes concurrently, each in an empty context.
 
     If one raises, the others are cancelled before the error is passed on.
@@ -223,7 +219,7 @@ async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
 
 
 @dataclass
-class _Episodes:
+class _Player:
     """Plays the episodes of one rollout and stores each as it ends."""
 
     graph: Agent
@@ -285,12 +281,12 @@ class _Episodes:
 MARK = "dreamgym"
 """Metadata key of a trace, with the value `dream` or `real`. The tag is `dreamgym: dream` or `dreamgym: real`."""
 
-_CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
+_TRACING_OPTIONS = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
 
 
 def caller_tracing() -> dict[str, Any]:
     """The caller's `langsmith.tracing_context`, for episodes that begin in a context of their own."""
-    return {name: value for name, value in get_tracing_context().items() if name in _CARRIED and value is not None}
+    return {name: value for name, value in get_tracing_context().items() if name in _TRACING_OPTIONS and value is not None}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dreamgym_lg.types import Split, Task
 
 COMMON = 0.1
 """Share of the tasks above which an entity ties nothing. Many tasks name the same city or brand."""
-_FEW = 5
+_MIN_COMMON = 5
 """In so many tasks no entity is common, however few tasks there are."""
 
 _WORD = re.compile(r"\w(?:(?:[\w.@/:+-]|,(?=\d{3}(?!\d)))*\w)?")
@@ -87,7 +87,7 @@ def words(text: str) -> list[str]:
 def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) -> frozenset[Hashable]:
     """The entities that more than this share of the tasks have. Args: `named`, those of each task."""
     counts = Counter(entity for each in named for entity in set(each))
-    return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
+    return frozenset(entity for entity, number in counts.items() if number > max(_MIN_COMMON, share * len(named)))
 
 
 def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
@@ -95,10 +95,10 @@ def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
 
     By the ids of tasks that share something. A seed's world names nothing.
     """
-    mine, theirs = ([task for task in each if task.seed is None] for each in (tasks, others))
-    keys = _tying_keys([*mine, *theirs])
-    known = frozenset[Hashable]().union(*keys[len(mine) :])
-    shared = {task.id: own & known for task, own in zip(mine, keys, strict=False)}
+    tasks, others = ([task for task in each if task.seed is None] for each in (tasks, others))
+    keys = _tying_keys([*tasks, *others])
+    keys_of_others = frozenset[Hashable]().union(*keys[len(tasks) :])
+    shared = {task.id: own & keys_of_others for task, own in zip(tasks, keys, strict=False)}
     return {id: min(" ".join(key) if isinstance(key, tuple) else str(key) for key in own) for id, own in shared.items() if own}
 
 

@@ -28,7 +28,7 @@ LIBRARIES = tuple({*_PYTHON, *_PACKAGES, str(Path(__file__).parent)})
 """Folders of code that is not the user's: Python's own, installed packages, this library."""
 
 _agent_packages: set[str] = set()
-"""Packages in these folders that an agent was loaded from, and which count as the user's code."""
+"""Folders of packages that an agent was loaded from. They count as the user's code."""
 
 _roots: set[Path] = set()
 """Folders that agents were loaded from."""
@@ -64,14 +64,14 @@ def users_frame(frame: types.FrameType) -> bool:
 
 # --- lines, as `FILE:LINE in FUNCTION` --------------------------------------------------------------------------------------
 
-_RUNNING = ("langgraph.pregel._retry", "asyncio.events")
+_EXECUTORS = ("langgraph.pregel._retry", "asyncio.events")
 """Modules that run a node or a task. Frames outside of theirs belong to the caller of the graph, not to the agent."""
 
 
 def user_line() -> str:
     """The user's innermost line, else the line that started the thread, else the node."""
     for frame in frames():
-        if frame.f_globals.get("__name__") in _RUNNING:
+        if frame.f_globals.get("__name__") in _EXECUTORS:
             break
         if users_frame(frame):
             return _line(frame.f_code, frame.f_lineno)
@@ -91,7 +91,7 @@ def raising_line(error: BaseException) -> str:
     for frame, number in traceback.walk_tb(error.__traceback__):  # outermost first
         if users_frame(frame):
             line = _line(frame.f_code, number)
-        elif frame.f_globals.get("__name__") in _RUNNING:
+        elif frame.f_globals.get("__name__") in _EXECUTORS:
             line = ""
     return line
 
@@ -130,18 +130,19 @@ def load_object(place: str, **arguments: object) -> object:
     source, _, name = place.rpartition(":")
     if not source or not name:
         raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
-    module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
+    module = _explain_failure(source, lambda: _import_file(Path(source)) if source.endswith(".py") else _import_module(source))
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     if folder := next(iter(getattr(top, "__path__", ())), getattr(top, "__file__", None)):
         _agent_packages.add(folder)
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)
-    is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
-    return _loading(place, lambda: _call_factory(place, value, {"config": _config(), **arguments})) if is_factory else value
+    if not callable(value) or hasattr(value, "invoke") or hasattr(value, "compile"):
+        return value
+    return _explain_failure(place, lambda: _call_factory(place, value, {"config": _config(), **arguments}))
 
 
-def _loading(what: str, load: Callable[[], T]) -> T:
+def _explain_failure(what: str, load: Callable[[], T]) -> T:
     """Call `load`; any error becomes a `ConfigurationError` with the user's line that raised it."""
     try:
         return load()
@@ -156,7 +157,7 @@ def _loading(what: str, load: Callable[[], T]) -> T:
         raise ConfigurationError(f"{what} could not be loaded: {cause}{where}") from error
 
 
-def _from_file(path: Path) -> types.ModuleType:
+def _import_file(path: Path) -> types.ModuleType:
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file")
     path = path.resolve()
@@ -194,7 +195,7 @@ def _forget_modules_of_others(root: Path) -> None:
     _roots.add(root)
 
 
-def _from_module(name: str) -> types.ModuleType:
+def _import_module(name: str) -> types.ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 

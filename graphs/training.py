@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -50,7 +51,7 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
-TAUGHT_NOTHING = "all episodes of a task had the same reward (of rft: no success is new or helped)"
+UNIFORM = "all episodes of a task had the same reward (of rft: no success is new or helped)"
 """The reason why a learner skips an iteration, for messages."""
 
 
@@ -64,7 +65,7 @@ class TrainingState(TypedDict, total=False):
     """Number of the current iteration, from 0."""
     task_ids: list[str]
     uniform_iterations: int
-    """Number of iterations in a row, up to the last update, from which the learner learned nothing."""
+    """Number of iterations in a row, up to the last update, that taught nothing."""
     real_steps: int
     """Real steps of all iterations' rollouts, without those of evaluations."""
     gap: float
@@ -105,7 +106,7 @@ class Training:
     stop_after_uniform: int = 5
     """Uniform iterations in a row that end the run early (metric `skipped`). 0: never."""
     max_gap: float | None = None
-    """Dreamed minus real success (`eval_gap`) above which the run ends early, if its interval is above 0. None: never."""
+    """Gap (`eval_gap`) above which the run ends early, if its interval is above 0. None: never."""
     real_steps: int | None = None
     """Number of real steps after which a run with real rollouts ends. None: no limit."""
     reality: tuple[Agent, CreateEnvironment | None] | None = None
@@ -132,21 +133,19 @@ class Training:
         return "real" if due and state.get("real_steps", 0) < (self.real_steps or 0) else self.source
 
     def rollout(self, state: TrainingState) -> TrainingState:
-        hosted, played = self.dream.hosted if self.dream else [], list[Trajectory]()
-        before = [each.usage for each in hosted]
-        episodes, used = list[Trajectory](), list[str]()
+        before = [(each, each.usage) for each in (self.dream.hosted if self.dream else ())]
+        episodes, played = list[Trajectory](), list[Trajectory]()
         tasks, left = [self.curriculum[task_id] for task_id in state["task_ids"]], self.resample
         while tasks:
             episodes += run_lasting(self._play(state, tasks, played))
-            used += [task.id for task in tasks]
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
+            used = {each.task.id for each in episodes}
             tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
             left -= len(tasks)
         if played and not self._estimated and self._place(state) != "real":
             self._estimated = True
-            spent = [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)]
-            self._say_cost(state, spent, len(played))
+            self._say_cost(state, [(each, each.usage.minus(usage)) for each, usage in before], len(played))
         check_trainable(episodes)  # here, so that a resumed run, which repeats the node that raised, plays again
         if mostly_failed(episodes):
             causes = [episode.error for episode in episodes if episode.error]
@@ -177,9 +176,9 @@ class Training:
 
     def _say_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
         """Estimate and report the cost of the rest of the run."""
-        left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
-        evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
-        episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
+        done, total, every = state["iteration"], state["iterations"], self.evaluate_every
+        evaluations = -(-total // every) - done // every if self.evaluate is not None else 0
+        episodes = (total - done - 1) * self.num_tasks * self.num_generations + evaluations * self.evaluated
         for hosted, usage in spent if episodes else ():
             self.say(estimate_rest(hosted, usage, played=played, left=episodes))
 
@@ -191,8 +190,7 @@ class Training:
         metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
         if self._place(state) == "real":
             metrics["real_steps"] = self._real_steps(state["run"], iteration)
-        values = [self.curriculum.update(group) for group in groups]
-        metrics["curriculum_value"] = sum(values) / len(values)
+        metrics["curriculum_value"] = fmean(map(self.curriculum.update, groups))
         if self.learner.iteration <= iteration:  # else a crash came after this update
             self.free_memory()
             self.learner.update(self._select_groups(groups))
@@ -216,8 +214,8 @@ class Training:
 
     def _groups(self, run: str, iteration: int) -> list[list[Trajectory]]:
         episodes = self.replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
-        ordered = sorted(episodes, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
-        return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
+        ordered = sorted(episodes, key=lambda each: (each.task.id, each.rollout_index))
+        return [list(group) for _, group in groupby(ordered, key=lambda each: each.task.id)]
 
     def _select_groups(self, groups: Groups) -> Groups:
         """The groups for the learner, without uniform ones that others were sampled to replace."""
@@ -251,10 +249,10 @@ class Training:
         """Report the first iteration without a learning signal, and at the end their number."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
-            self.say(f"{uniform} of {finished} iterations taught nothing: {TAUGHT_NOTHING}")
+            self.say(f"{uniform} of {finished} iterations taught nothing: {UNIFORM}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
-            why = f"{TAUGHT_NOTHING}. It will be said at the end how many were so"
-            self.say(f"iteration {state['iteration']} taught nothing: {why}")
+            at_end = "It will be said at the end how many were so"
+            self.say(f"iteration {state['iteration']} taught nothing: {UNIFORM}. {at_end}")
 
     def _say_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
         """Report why a run ends early, and add `stopped_early` to the iteration's metrics."""
@@ -276,8 +274,7 @@ class Training:
 
     def count(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
-        rows = self.replay_buffer.metrics(state["run"])
-        row = next((row for row in rows if row["iteration"] == iteration), {})
+        row = next((row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] == iteration), {})
         self.report(iteration, reported_metrics(row, "real" if "real_steps" in row else "synthetic"))
         return {"iteration": iteration + 1}
 
@@ -285,7 +282,7 @@ class Training:
         """The reason why a run ends early; "" for none."""
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            return f"in the last {uniform}, {TAUGHT_NOTHING}, which teaches nothing. {fix}"
+            return f"in the last {uniform}, {UNIFORM}, which teaches nothing. {fix}"
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "

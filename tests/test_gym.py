@@ -189,7 +189,7 @@ def test_another_worlds_traces_in_the_buffer_are_no_data_of_this_one(agent: Agen
         buffer.add(Trajectory(task=task, steps=[replace(step, next_observation=name)], success=True))
     gym = gym_of(agent, buffer, task_generator=lambda *_: None)
     assert [each.task.id for each in gym.experiment.offline()] == ["rooms"]
-    shown = gym.experiment.experience(untrained=True).demonstrations("Book.", step.action, tasks()[0])
+    shown = gym.experiment.experience().demonstrations("Book.", step.action, tasks()[0])
     assert [each.next_observation for each in shown] == ["rooms"]
     gym.world.task_generator(tasks()[:2], buffer)
     made = Task(id="m", instruction="Book cars.", environment="rooms", rubric="They are booked.", origin="synthetic")

@@ -177,7 +177,7 @@ def without_writes(traces: Any) -> list[Trajectory]:
 
 def conversations(work: Experiment, trajectory: Trajectory) -> tuple[list[Any], list[Any]]:
     """The training data of one episode: of the responder, of the judge."""
-    model = work.experience(untrained=True)
+    model = work.experience()
     verdicts = asyncio.run(judge_conversations(work.world.create_dream(model), trajectory))
     return [in_roles(model.training_conversation(trajectory))], [in_roles(messages) for messages in verdicts]
 

@@ -31,7 +31,7 @@ def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dreamgym_lg.progress._reached", {})
-    monkeypatch.setattr("dreamgym_lg.progress._began", {})
+    monkeypatch.setattr("dreamgym_lg.progress._starts", {})
     for done in range(101):
         show_progress(f"base policy (loss {done})", done, 100)
     show_progress("train: rollout", 1, 40)
@@ -48,7 +48,7 @@ def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
 def test_the_time_left_is_of_what_this_process_has_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dreamgym_lg.progress._began", {})
+    monkeypatch.setattr("dreamgym_lg.progress._starts", {})
     monkeypatch.setattr("dreamgym_lg.progress._reached", {})
     clock = [40.0]
     monkeypatch.setattr("dreamgym_lg.progress.time.monotonic", lambda: clock[0])

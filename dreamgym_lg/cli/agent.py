@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dreamgym_lg.cli.console import console, errors_shown, say
+from dreamgym_lg.cli.console import chosen, console, errors_shown, say
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.traces.checkpoints import is_sqlite
@@ -83,7 +83,7 @@ def doctor(
 
         missing = missing_for_wall()
         isolation = isolation or ("guard" if missing else "process")
-        names: dict[str, Any] = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
+        names = chosen(pass_through=pass_through, simulate_nodes=simulate_node)
         with redirect_stdout(sys.stderr):  # the agent's module may print, too
             graph, trial_parts, prompts = _try(agent, isolation, names)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from dreamgym_lg.cli.agent import AGENT_HELP, Isolated, PassThrough, SimulateNode, Writes
-from dreamgym_lg.cli.console import console, errors_shown, say
+from dreamgym_lg.cli.console import chosen, console, errors_shown, say
 from dreamgym_lg.experiment.comparison import Comparison, SharedDream
 from dreamgym_lg.hosted import EXAMPLE_MODEL
 from dreamgym_lg.progress import show_progress
@@ -62,10 +62,7 @@ def compare(
             episodes=episodes,
             seed=seed,
             on_progress=show_progress,
-            isolation=isolation,
-            writes=writes or None,
-            pass_through=pass_through or (),
-            simulate_nodes=simulate_node or (),
+            **chosen(isolation=isolation, writes=writes, pass_through=pass_through, simulate_nodes=simulate_node),
         )
         comparison = shared.compare(agent, new_agent)
     _show(comparison, prices)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dreamgym_lg.cli.agent import AGENT_HELP, is_replay_buffer
+from dreamgym_lg.cli.agent import AGENT_HELP, Writes, is_replay_buffer
 from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.hosted import EXAMPLE_MODEL, Hosted
 
@@ -17,10 +17,6 @@ Source = Annotated[
 To = Annotated[Path, typer.Option(help="The folder of the world; one that is there is replaced.")]
 Agent = Annotated[
     str | None, typer.Option(help=f"Its tools' schemas, and the marks of those that only read, count. {AGENT_HELP}")
-]
-Writes = Annotated[
-    list[str] | None,
-    typer.Option(help="A tool that changes something; may be repeated. Default: all but those marked as reading."),
 ]
 Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]

@@ -1,9 +1,10 @@
-"""The console of all commands: output, errors and typed lines."""
+"""Shared by all commands: options, output, errors and typed lines."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleDimensions
@@ -14,7 +15,7 @@ from dreamgym_lg.errors import DreamGymError
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.text import printable
 
-_WIDEST = 10_000
+_MAX_COLUMNS = 10_000
 """Maximum columns of an output that is no terminal."""
 
 
@@ -24,7 +25,7 @@ class _Console(Console):
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
         size = super().size
-        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_WIDEST)
+        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_MAX_COLUMNS)
 
 
 console = _Console()
@@ -59,6 +60,11 @@ def typed(prompt: str) -> str | None:
         return line
     rest = typed("... ")
     return None if rest is None else f"{line[:-1]}\n{rest}"
+
+
+def chosen(**options: Any) -> dict[str, Any]:
+    """The options that a command was given; the others keep their defaults."""
+    return {name: value for name, value in options.items() if value not in (None, False, [])}
 
 
 def say(text: str, style: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
+from dreamgym_lg.cli.console import chosen, console, errors_shown, quiet_libraries
 from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experience_models import load_experience_model, place_of_training
@@ -246,16 +246,15 @@ def train(
     """
     if reflection is not None or learner == "gepa":
         return _improve(world, policy, reflection, out, learner=learner, force=force)
-    settings = {"iterations": iterations, "learner": learner, "environment": environment}
-    settings |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None, "model": model}
-    with _opened(world, seed=seed, out=out, report_to=report_to, **settings) as work:
-        options: dict[str, Any] = ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
-        options |= {name: value for name, value in settings.items() if value is not None and name != "model"}
+    settings = chosen(iterations=iterations, learner=learner, environment=environment, real_steps=real_steps)
+    settings |= chosen(references_only=references_only, lora=lora)
+    with _opened(world, seed=seed, out=out, report_to=report_to, model=model, **settings) as work:
+        options = settings | ({"policy": policy} if policy else {}) | ({"max_gap": None} if force else {})
         if policy:
             place_of_training(policy, learner)  # report a wrong policy now, not after the other stages
         work.start_policy = policy or work.start_policy
         work.prepare(baselines=baselines or BASELINES)
-        if work.start_policy is None and not (work.out / "training.db").exists():
+        if work.start_policy is None and not work.training_began:
             work.advise()
         work.train(servers=servers or (), force=force, **options)
 

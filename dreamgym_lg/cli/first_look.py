@@ -15,7 +15,7 @@ import typer
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.cli.agent import Agent, Isolated, PassThrough, SimulateNode, Writes, is_replay_buffer, say_folded, say_rejected
-from dreamgym_lg.cli.console import errors_shown, say
+from dreamgym_lg.cli.console import chosen, errors_shown, say
 from dreamgym_lg.cli.play import show_episode
 from dreamgym_lg.dream import RecordedUser, recorded_user
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, writing
@@ -55,8 +55,7 @@ def try_agent(
     Shows its score, three episodes, and how far to trust the dream. No tool runs. Without an experience model, recorded answers
     and code compiled from the traces answer, on the tasks that recorded successes judge. Users of recorded conversations talk.
     """
-    simulated = {"pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
-    options: dict[str, Any] = {"isolation": isolation, "writes": writes or None, **simulated}
+    options = chosen(isolation=isolation, writes=writes, pass_through=pass_through, simulate_nodes=simulate_node)
     meter = Meter()
     with errors_shown():
         out.mkdir(parents=True, exist_ok=True)
@@ -223,8 +222,7 @@ def init(
     """Write a commented train.py for your agent.
 
     It names the traces, the tools that write, and held-out tasks, and has stubs of the reset and check of the real system."""
-    chosen = {"isolation": isolation, "pass_through": pass_through, "simulate_nodes": simulate_node}
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+    options = chosen(isolation=isolation, pass_through=pass_through, simulate_nodes=simulate_node)
     with errors_shown():
         if to.exists():
             raise ConfigurationError(f"{to} exists: give another file (--to), or remove it")

@@ -15,7 +15,7 @@ import typer
 
 from dreamgym_lg.actions import parse_action, parse_call, readable, render_answer, render_call, tool_line
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
-from dreamgym_lg.cli.console import errors_shown, say, typed
+from dreamgym_lg.cli.console import chosen, errors_shown, say, typed
 from dreamgym_lg.cli.experiment import WORLD_HELP, ModelName, is_object, opened_dream
 from dreamgym_lg.dream import Answer, Dream, Episode, Verdict
 from dreamgym_lg.dream.dream import DreamEnvironment
@@ -38,7 +38,7 @@ from dreamgym_lg.user_code import compiled, load_object
 T = TypeVar("T")
 
 PLAY, PERSON = "play", "person"
-"""The run name of recorded sessions, and the name of the person as policy and as part of a dream."""
+"""Run name of recorded sessions; name of the person as policy and as part of a dream."""
 
 HELP_WORLD = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
@@ -79,7 +79,7 @@ def play(
         if world is not None and not isinstance(loaded, DreamGym | Experiment | World | None):
             if experience_model is not None:
                 raise ConfigurationError(f"--experience-model with {world}: you are the world of this agent; leave it away")
-            options = {"isolation": isolation, "pass_through": pass_through or (), "simulate_nodes": simulate_node or ()}
+            options = chosen(isolation=isolation, pass_through=pass_through, simulate_nodes=simulate_node)
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
         of_agents = {"policy": policy, "isolation": isolation, "pass-through": pass_through, "simulate-node": simulate_node}

@@ -59,16 +59,16 @@ def serve(
         listed = {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}
         ModelManager.get_gen_models = staticmethod(lambda *_: [listed])
         BaseHandler.get_processor_inputs_from_messages = staticmethod(  # as `load_policy` and training render them
-            partial(_with_words, BaseHandler.get_processor_inputs_from_messages)
+            partial(_with_text_of_calls, BaseHandler.get_processor_inputs_from_messages)
         )
-        ModelManager._load_model = staticmethod(partial(_load, folder, device))
+        ModelManager._load_model = staticmethod(partial(_load_exported, folder, device))
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         template = manifest["sampling"].get("chat_template_kwargs")
         options: dict[str, Any] = {"chat_template_kwargs": json.dumps(template)} if template else {}
         Serve(force_model=folder.name, host=host, port=port, device=device, **options)
 
 
-def _load(folder: Path, device: str, *_: Any, **__: Any) -> Any:
+def _load_exported(folder: Path, device: str, *_: Any, **__: Any) -> Any:
     """The exported model. transformers finds no base of adapters that is named from their own folder."""
     from transformers import GenerationConfig
 
@@ -79,7 +79,7 @@ def _load(folder: Path, device: str, *_: Any, **__: Any) -> Any:
     return model.eval()  # adapters are loaded to be trained: with dropout
 
 
-def _with_words(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
+def _with_text_of_calls(convert: Any, messages: list[dict[str, Any]], modality: Any) -> list[dict[str, Any]]:
     """Messages for the chat template, with the text beside tool calls, which transformers drops."""
     words = convert([{**each, "tool_calls": None} for each in messages], modality)
     return [{**each, "content": message["content"]} for each, message in zip(convert(messages, modality), words, strict=True)]

@@ -11,7 +11,7 @@ from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
-from dreamgym_lg.experiment.evaluation import ADVICE, START, validated
+from dreamgym_lg.experiment.evaluation import ADVICE, START, validation_successes
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import has_learning_signal
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 MAX_LOST = 0.2
-"""Upper 95 % bound of the share of lost tasks below which nothing is left for a dream to improve."""
-MAX_DULL = 0.75
+"""Maximum share of lost tasks (its upper 95 % bound) that leaves nothing to improve."""
+MAX_USELESS = 0.75
 """Largest share of dreamed groups without a learning signal at which training is advised."""
-MOST_GROUPS = 32
+MAX_GROUPS = 32
 """Maximum groups that are played for an advice."""
 
 
@@ -49,17 +49,17 @@ def conclude(
     Args: `best`, the best baseline's number of successes on `tasks` validation tasks; `groups`, of a dreamed iteration;
         `refusal`, the gate's reason against the dream; `useful`, tells if the learner can learn from a group.
     """
-    dull = [group for group in groups if not useful(group)]
-    failed = [group for group in dull if not has_success(group)]
+    useless = [group for group in groups if not useful(group)]
+    failed = [group for group in useless if not has_success(group)]
     if refusal:
         return Advice("collect", refusal)
     if tasks and not best:
         return Advice("collect", "episodes that all fail teach a dream nothing: import more successes, or take a larger model")
     if wilson(tasks - best, tasks)[1] <= MAX_LOST:
         return Advice("stop", f"the best policy loses {tasks - best} of {tasks} validation tasks, too few to train for")
-    if len(dull) <= MAX_DULL * len(groups):
+    if len(useless) <= MAX_USELESS * len(groups):
         return Advice("train", "train() may add to it, and prove() tells whether it did")
-    if 2 * len(failed) <= len(dull):
+    if 2 * len(failed) <= len(useless):
         return Advice("stop", "the dream rewards nearly all that imitation does")
     unanswered = sum(map(lacks_answers, failed))
     calls = f" and traces of calls that the dream cannot answer (in {unanswered} of {len(groups)} groups)" if unanswered else ""
@@ -73,26 +73,21 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     Plays the validation tasks with the untrained weights, and the groups of one iteration in the dream. The advice is kept for
     the proof (`result.json`); once training has begun, the kept one is returned.
     """
-    has_begun = (work.out / "training.db").exists()
-    if has_begun and (kept := work.record(ADVICE)):
+    if work.training_began and (kept := work.record(ADVICE)):
         return Advice(kept["verdict"], kept["why"])
-    s, tasks, groups, refusal, lost = work.settings, work.validation_tasks(), list[list[Trajectory]](), "", list[str]()
+    s, tasks = work.settings, work.validation_tasks()
     dream = None if s.environment == "real" else work.dream()
     successes = [each for each in work.offline() if each.success]
     won = _won_without_a_dream(work, policy, dream)
+    groups, refusal, lost = list[Sequence[Trajectory]](), "", list[str]()
     if dream is not None:
         try:
             gate.check_truthful(work)
         except UntruthfulDream as error:
             refusal = f"the gate refuses the dream: {error}"
         trainable = gate.trainable_tasks(work)
-        sample = Random(s.seed).sample(trainable, min(s.num_tasks, len(trainable), MOST_GROUPS))
         lost = underrepresented_tools(successes, trainable, work.world.writing_tools(work.replay_buffer))
-        judged, n = dream.judged_by_traces() if s.references_only else dream, s.num_generations
-        run = f"advice/{policy_version(policy)}/dream@{dream.version}"
-        played = _check_reached(work.play(run, policy, sample, dream=judged, num_generations=n))
-        played = run_lasting(compare_groups(judged, played, work.replay_buffer))
-        groups = [played[i : i + n] for i in range(0, len(played), n)]
+        groups = _play_groups(work, policy, dream, trainable)
     by_learner: dict[str, Useful] = {"rft": has_success, "ppo": bool}  # PPO's critic needs no second episode
     useful = by_learner.get(s.learner, has_learning_signal)
     advice = conclude(max(won.values(), default=0), len(tasks) if won else 0, groups, refusal, useful)
@@ -102,7 +97,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     figures += [f"{sum(not useful(group) for group in groups)} of {len(groups)} dreamed groups teach nothing"] * bool(groups)
     figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
-    if not has_begun:
+    if not work.training_began:
         work.keep_record(ADVICE, {**advice._asdict(), "figures": "; ".join(figures), "learner": s.learner})
     return advice
 
@@ -110,7 +105,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream | None) -> dict[str, int]:
     """Validation successes of each policy without a dream: the baselines and the untrained weights."""
     s, tasks, real = work.settings, work.validation_tasks(), work.settings.real_budget != 0
-    won = {name: number for name in BASELINES if (number := validated(work, name)) is not None}
+    won = {name: number for name in BASELINES if (number := validation_successes(work, name)) is not None}
     if not tasks or not (real or (dream is not None and not s.references_only)):
         return won
     path = work.record(START).get("path")
@@ -118,6 +113,16 @@ def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream
     dream, suffix = (None, "") if dream is None or real else (dream, f"/dream@{dream.version}")
     played = _check_reached(work.play(f"validate/start/{policy_version(start)}{suffix}", start, tasks, dream=dream))
     return {"start": sum(each.success for each in played), **won}
+
+
+def _play_groups(work: Workspace, policy: "LocalChatModel", dream: Dream, tasks: Sequence[Task]) -> list[Sequence[Trajectory]]:
+    """Play the groups of one training iteration in the dream."""
+    s, run = work.settings, f"advice/{policy_version(policy)}/dream@{dream.version}"
+    sample = Random(s.seed).sample(tasks, min(s.num_tasks, len(tasks), MAX_GROUPS))
+    dream = dream.judged_by_traces() if s.references_only else dream
+    played = _check_reached(work.play(run, policy, sample, dream=dream, num_generations=s.num_generations))
+    played = run_lasting(compare_groups(dream, played, work.replay_buffer))
+    return [played[i : i + s.num_generations] for i in range(0, len(played), s.num_generations)]
 
 
 def _check_reached(episodes: list[Trajectory]) -> list[Trajectory]:

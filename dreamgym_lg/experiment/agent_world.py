@@ -202,8 +202,12 @@ class AgentWorld(World):
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
         """Recorded episodes as the graph replays them, with its tools and the environment's steps alone."""
-        replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
-        warn_of(replayed)
+        agent = self.agent(RecordedPolicy(), real=False)
+
+        async def replay_all() -> list[Replayed]:
+            return [await replay(agent, trajectory) for trajectory in recorded]
+
+        warn_of(replayed := run_lasting(replay_all()))
         all_tools = max((each.tools for each in replayed), key=len, default=())
         completed = (each if each.misfit is None else each._replace(tools=all_tools) for each in replayed)
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, completed, strict=True)]
@@ -218,10 +222,6 @@ class AgentWorld(World):
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 
         return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
-
-    async def _replay(self, recorded: Sequence[Trajectory], policy: BaseChatModel) -> list[Replayed]:
-        agent = self.agent(policy, real=False)
-        return [await replay(agent, trajectory) for trajectory in recorded]
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         if self._generator is not None:

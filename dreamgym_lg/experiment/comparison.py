@@ -238,7 +238,7 @@ class Meter(BaseCallbackHandler):
 
     def __init__(self, hosted: Hosted | None = None) -> None:
         self.sums = dict.fromkeys(("calls", "seconds", "input_tokens", "output_tokens"), 0.0)
-        self._began, self._lock, self._hosted = dict[UUID, tuple[float, list[BaseMessage]]](), Lock(), hosted or Hosted()
+        self._running, self._lock, self._hosted = dict[UUID, tuple[float, list[BaseMessage]]](), Lock(), hosted or Hosted()
 
     def attached(self, model: BaseChatModel) -> BaseChatModel:
         """A copy of the model that reports to this meter. Episodes do not see their caller's callbacks."""
@@ -249,19 +249,19 @@ class Meter(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **_: Any) -> None:
         self._hosted.begin_call()
-        self._began[run_id] = time.perf_counter(), messages[0]
+        self._running[run_id] = time.perf_counter(), messages[0]
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        if (began := self._began.pop(run_id, None)) is not None:
-            self._hosted.end_call(began[1], None)
+        if (call := self._running.pop(run_id, None)) is not None:
+            self._hosted.end_call(call[1], None)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         answers = [getattr(each, "message", None) for each in response.generations[0]]
         usages: list[Any] = [getattr(each, "usage_metadata", None) or {} for each in answers]
-        began, messages = self._began.pop(run_id)
+        start, messages = self._running.pop(run_id)
         self._hosted.end_call(messages, answers[0])
         with self._lock:
             self.sums["calls"] += 1
-            self.sums["seconds"] += time.perf_counter() - began
+            self.sums["seconds"] += time.perf_counter() - start
             for key in ("input_tokens", "output_tokens"):
                 self.sums[key] += sum(usage.get(key, 0) for usage in usages)

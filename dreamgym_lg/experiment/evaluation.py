@@ -28,19 +28,21 @@ Result = TypeVar("Result")
 DREAMED = "sampled"
 """The mode of a proof that is also dreamed, being the one that was trained. Dreaming `greedy` too would be expensive."""
 _PROBE_EPISODES = 10
-"""Episodes after which a dreamed evaluation ends if none of them was answered to its end."""
-_VALIDATED = "validate/real"
+"""Number of first episodes of a dreamed evaluation, which ends if all lack answers."""
+_REAL_VALIDATION = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
 START = "stage/base/start"
 """Record of the weights that the base policy began with."""
+START_POLICY = "stage/train/from"
+"""Record of the version and name of the `policy=` that training began with."""
 _SAMPLING = "stage/train/sampling"
 """Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
 """Record of the number of episodes that the filtered policy imitated. 0 where there was nothing to filter."""
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
-STARTED = "stage/train/baseline"
+START_BASELINE = "stage/train/baseline"
 """Record of the baseline that training began with, where no policy was given."""
 STAGES = ("collect", "experience", "user", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
@@ -51,15 +53,13 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     Nothing is dreamed while training is real (`dream` is None), nor with `references_only`: no recorded success judges a
     validation task.
     """
-    tasks, dreamed, figures, parts = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
+    tasks, figures, parts = work.validation_tasks(), dict[str, Any](), list[str]()
     panel = tasks[: _real_task_limit(work, iteration)]
-    plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
+    plays = {"real": work.aplay(_REAL_VALIDATION, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
-        plays["dream"] = _dreamed(work, "validate/dream", policy, tasks, dream, iteration=iteration)
+        plays["dream"] = _play_in_dream(work, "validate/dream", policy, tasks, dream, iteration=iteration)
     played = dict(zip(plays, _run_concurrently(*plays.values()), strict=True))
-    if "dream" in played:
-        dreamed = check_dreamed(work, played["dream"])
-    if dreamed:
+    if dreamed := check_dreamed(work, played["dream"]) if "dream" in played else []:
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         same = f" (on the same tasks {_fraction(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         parts.append(f"dream {_fraction(dreamed)}{same}{'' if panel else ' (dreamed only)'}")
@@ -68,7 +68,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         parts.append(f"real {_fraction(real)}")
         if dreamed:
-            figures |= (gap := _compare(dreamed[: len(panel)], real))
+            figures |= (gap := _gap_to_reality(dreamed[: len(panel)], real))
             parts.append("gap {eval_gap:+.2f} [{eval_gap_low:+.2f}, {eval_gap_high:+.2f}]".format_map(gap))
     elif work.settings.real_budget:
         parts.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
@@ -91,8 +91,8 @@ def _run_concurrently(*plays: Coroutine[Any, Any, Result]) -> list[Result]:
     return run_lasting(gather())
 
 
-def _compare(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
-    """The gap to reality, on the same tasks in the same order."""
+def _gap_to_reality(dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, float]:
+    """Dreamed minus real success with its interval, on the same tasks in the same order."""
     pairs = [(one.success, other.success) for one, other in zip(dreamed, real, strict=True)]
     low, high = paired_interval(pairs)
     return {"eval_gap": sum(one - other for one, other in pairs) / len(pairs), "eval_gap_low": low, "eval_gap_high": high}
@@ -108,7 +108,7 @@ def _real_task_limit(work: Workspace, iteration: int) -> int | None:
     if s.real_budget is None:
         return None
     panel = min(s.real_budget // planned_evaluations(work), len(work.validation_tasks()))
-    played = work.replay_buffer.trajectories(run=work.run_name(_VALIDATED), errors=False)
+    played = work.replay_buffer.trajectories(run=work.run_name(_REAL_VALIDATION), errors=False)
     spent = sum(trajectory.iteration != iteration for trajectory in played)
     return panel if spent + panel <= s.real_budget else 0
 
@@ -151,7 +151,7 @@ class BestPolicy:
             self.work.keep_record(f"best/{self.name}", {"at": at, "successes": successes, "reward": reward})
 
 
-def validated(work: Workspace, name: str) -> int | None:
+def validation_successes(work: Workspace, name: str) -> int | None:
     """Successes of the baseline `models/NAME` on the validation tasks, if they were played."""
     best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures
     return int(best["successes"]) if best else None
@@ -162,12 +162,12 @@ def start_baseline(work: Workspace) -> str:
 
     Of the baselines that played the same validation tasks as `base`, it has the most successes; ties go by `BASELINES`.
     """
-    if (work.out / "training.db").exists():
-        return str(work.record(STARTED).get("name", "base"))
+    if work.training_began:
+        return str(work.record(START_BASELINE).get("name", "base"))
     panel = work.record("stage/base/best").get("validation")
     comparable = [name for name in BASELINES if work.record(f"stage/{name}/best").get("validation") == panel]
     trained = [name for name in comparable if (work.models / name).exists()]
-    return max(trained, key=lambda name: -1 if (won := validated(work, name)) is None else won, default="base")
+    return max(trained, key=lambda name: -1 if (won := validation_successes(work, name)) is None else won, default="base")
 
 
 def prove(work: Workspace) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "temperature": _temperature(work),
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
-        "assisted": work.world.assisted and _is_dreamed(work),
+        "assisted": work.world.assisted and _proves_in_dream(work),
         "isolation": work.world.promises,
         **figures,
         "real_steps": count_real_steps(work),
@@ -215,7 +215,7 @@ def prove(work: Workspace) -> dict[str, Any]:
 def play_policies(work: Workspace) -> dict[str, Any]:
     """Play every policy of the folder for `prove`, except stored episodes. Returns the figures by panel."""
     figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
-    dream = work.dream() if _is_dreamed(work) else None
+    dream = work.dream() if _proves_in_dream(work) else None
     policies, dreamed = _policies(work), ("base", _training_start(work), "trained")
     with work.stage("prove"):
         for number, (name, path) in enumerate(policies.items(), start=1):
@@ -224,14 +224,14 @@ def play_policies(work: Workspace) -> dict[str, Any]:
     return figures
 
 
-def _is_dreamed(work: Workspace) -> bool:
+def _proves_in_dream(work: Workspace) -> bool:
     """True if a proof plays in the dream too. Under `references_only` no judge decides a held-out task."""
     return work.can_dream and not work.settings.references_only
 
 
 def _training_start(work: Workspace) -> str:
     """The baseline that training began with; empty if it was given a policy."""
-    return "" if work.record("stage/train/from") else start_baseline(work)
+    return "" if work.record(START_POLICY) else start_baseline(work)
 
 
 def _policies(work: Workspace) -> dict[str, str | Path]:
@@ -239,7 +239,7 @@ def _policies(work: Workspace) -> dict[str, str | Path]:
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
     if start := work.record(START):
         return {"start": start["path"], **paths}
-    return {"start" if work.record("stage/train/from") and name == "base" else name: path for name, path in paths.items()}
+    return {"start" if work.record(START_POLICY) and name == "base" else name: path for name, path in paths.items()}
 
 
 def _choose_policy(result: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -317,7 +317,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         if dream is None:
             return {}
         run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
-        episodes = check_dreamed(work, await _dreamed(work, run, policies[DREAMED], held_out, dream))
+        episodes = check_dreamed(work, await _play_in_dream(work, run, policies[DREAMED], held_out, dream))
         return {("dream", DREAMED): episodes} if episodes else {}
 
     played, dreamed = _run_concurrently(in_reality(), in_the_dream())
@@ -327,7 +327,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
         figures["real"][name][mode]["outcomes"] = {each.task.id: each.success for each in played["real", mode]}
 
 
-async def _dreamed(
+async def _play_in_dream(
     work: Workspace, run: str, policy: Any, tasks: Sequence[Task], dream: Dream, **options: Any
 ) -> list[Trajectory]:
     """Play tasks in the dream. Without a language model, only `_PROBE_EPISODES` if the traces can answer none of these."""
@@ -361,14 +361,11 @@ def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
     """Successes with Wilson's 95 % interval, invalid-action share and failed rollouts. A failed one is no success."""
-    successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     steps = sum(len(trajectory.steps) for trajectory in trajectories)
     return {
-        "successes": successes,
-        "episodes": episodes,
-        "interval": list(wilson(successes, episodes)),
+        **_counts(trajectories),
+        "interval": list(wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in trajectories) / max(steps, 1),
-        "reward_mean": sum(trajectory.reward for trajectory in trajectories) / max(episodes, 1),
         "failed": sum(trajectory.error is not None for trajectory in trajectories),
     }
 

@@ -115,30 +115,24 @@ def load_experience_model(
         if stored is not None:
             return as_trained(local, settings, replay_buffer, path.name)
         model = local
-    return Model(
-        model,
-        replay_buffer=replay_buffer,
-        demonstrations=settings.retrieved,
-        demonstration_characters=settings.retrieved_characters,
-    )
+    return _retrieving(model, settings, replay_buffer)
 
 
 def as_trained(model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str) -> Model:
     """An experience model with the prompts that `train_experience` trains it on."""
-    return Model(
-        model,
-        replay_buffer=replay_buffer,
-        demonstrations=settings.retrieved,
-        demonstration_characters=settings.retrieved_characters,
-        instructions="",  # a model that is trained on the format needs none
-        retries=0,
-        version=version,
-    )
+    # a model that is trained on the format needs no instructions
+    return _retrieving(model, settings, replay_buffer, instructions="", retries=0, version=version)
 
 
-def policy_version(policy: "BaseChatModel | Path") -> str:
+def _retrieving(model: BaseChatModel | str | None, settings: Settings, replay_buffer: ReplayBuffer, **options: Any) -> Model:
+    demonstrations, characters = settings.retrieved, settings.retrieved_characters
+    options |= {"demonstrations": demonstrations, "demonstration_characters": characters}
+    return Model(model, replay_buffer=replay_buffer, **options)
+
+
+def policy_version(policy: BaseChatModel | str | Path) -> str:
     """Version of weights: the stamp in their folder, else path or name, else the class."""
-    name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
+    name = str(policy if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 

@@ -20,7 +20,7 @@ from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, TRAINING, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, served_by, train_policy
-from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_SETTINGS, USER, Workspace
+from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import LearnerName
@@ -29,10 +29,6 @@ from dreamgym_lg.rollout import check_played
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-
-_BEGAN = "stage/train/from"
-"""Record name: version and name of the `policy=` that training began with."""
 
 
 class Experiment(Workspace):
@@ -148,9 +144,7 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self.stage("experience", model=model, annotator=annotator) as todo:
-            if todo:
-                supervised.train_experience_model(self, model, annotator)
+        self._run_stage("experience", supervised.train_experience_model, model=model, annotator=annotator)
 
     def train_user(self, model: "StartModel" = None, *, goals: BaseChatModel | str | None = None) -> None:
         """Fine-tune a local model to reply as recorded users did. It serves the world's `ModelUser(None)`.
@@ -164,9 +158,7 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError` without a recorded conversation of a training task.
         """
-        with self.stage("user", model=model, goals=goals) as todo:
-            if todo:
-                supervised.train_user_model(self, model, goals)
+        self._run_stage("user", supervised.train_user_model, model=model, goals=goals)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy on every offline success.
@@ -182,9 +174,7 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self.stage("base", model=model) as todo:
-            if todo:
-                imitation.train_base_policy(self, model)
+        self._run_stage("base", imitation.train_base_policy, model=model)
 
     def train_filtered(self) -> None:
         """Fine-tune `models/filtered` on the best recorded episodes, failures among them: a baseline without a dream.
@@ -205,9 +195,13 @@ class Experiment(Workspace):
 
     def _train_baseline(self, name: str, train: Callable[[Workspace], None]) -> None:
         if self.start_policy is None:
-            with self.stage(name) as todo:
-                if todo:
-                    train(self)
+            self._run_stage(name, train)
+
+    def _run_stage(self, name: str, train: Callable[..., None], **start: Any) -> None:
+        """Run a stage that is still to do. Args: `start`, the models that it starts from."""
+        with self.stage(name, **start) as todo:
+            if todo:
+                train(self, **start)
 
     def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
         """The methods that train these baselines, in order. Raises `ConfigurationError` for an unknown name."""
@@ -270,10 +264,12 @@ class Experiment(Workspace):
             if name not in known:
                 error = ConfigurationError.unknown("setting", name, known)
                 raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
-        notice, place = "", place_of_training(policy, settings.get("learner")) if policy is not None else ""
-        if place and "learner" not in settings:
-            settings["learner"] = self.settings.learner if place == "here" else "tinker"
-            notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
+        notice = ""
+        if policy is not None:
+            place = place_of_training(policy, settings.get("learner"))
+            if "learner" not in settings:
+                settings["learner"] = self.settings.learner if place == "here" else "tinker"
+                notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
         if iterations is not None:
             settings["iterations"] = iterations
         if options.get("peft_config") is not None:
@@ -295,7 +291,7 @@ class Experiment(Workspace):
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
             # `environment` needs `real_steps`; what else may change is that of the newest call
-            self.keep_record(TRAIN_SETTINGS, dict.fromkeys((TRAINING | {"real_steps"}) & settings.keys(), True))
+            self.keep_record(TRAIN_OVERRIDES, dict.fromkeys((TRAINING | {"real_steps"}) & settings.keys(), True))
             self._check_trainable()
             self.force, self.start_policy = force, start
             self.trained = self._train(learner, servers)
@@ -308,10 +304,12 @@ class Experiment(Workspace):
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
             return self.policy("trained")
         start = self.base_policy()
-        if self.start_policy is not None:
-            self._record_start(self.start_policy)
-        elif not (self.out / "training.db").exists():
-            self.keep_record(evaluation.STARTED, {"name": (name := evaluation.start_baseline(self))})
+        if (policy := self.start_policy) is not None:
+            if not self.record(evaluation.START_POLICY):
+                figures = {"policy": policy_version(policy), "name": str(getattr(policy, "name_or_path", policy))}
+                self.keep_record(evaluation.START_POLICY, figures)
+        elif not self.training_began:
+            self.keep_record(evaluation.START_BASELINE, {"name": (name := evaluation.start_baseline(self))})
             self.say(f"training begins with the {name} policy")
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
@@ -332,22 +330,16 @@ class Experiment(Workspace):
                 "buffer with traces"
             )
 
-    def _record_start(self, policy: "LocalChatModel | str | Path") -> None:
-        """Record which given policy this training began with, unless recorded before."""
-        if not self.record(_BEGAN):
-            name = str(getattr(policy, "name_or_path", policy))
-            self.keep_record(_BEGAN, {"policy": _version(policy), "name": name})
-
     def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
         base, trained = (policy_version(self.models / name) for name in (evaluation.start_baseline(self), "trained"))
-        recorded = self.record(_BEGAN).get("policy")
-        if recorded is None and not (self.out / "training.db").exists():
+        recorded = self.record(evaluation.START_POLICY).get("policy")
+        if recorded is None and not self.training_began:
             return
-        began, version = recorded or base, _version(policy)
-        if version not in (began, base, trained):
+        start, version = recorded or base, policy_version(policy)
+        if version not in (start, base, trained):
             raise ConfigurationError(
-                f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
+                f"{self.out} trains the policy {start!r}, and {version!r} is given: give the first one, or take another folder "
                 "(out=, --out)"
             )
 
@@ -403,7 +395,3 @@ class Experiment(Workspace):
         for stage in self._baselines(baselines):
             stage()
         return evaluation.prove(self)
-
-
-def _version(policy: "LocalChatModel | str | Path") -> str:
-    return policy_version(Path(policy) if isinstance(policy, str) else policy)

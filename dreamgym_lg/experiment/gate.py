@@ -12,6 +12,7 @@ from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment.supervised import check_outcomes
 from dreamgym_lg.experiment.workspace import MIN_CASES, TRAIN, Workspace
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.fidelity.judgement import (
@@ -21,7 +22,6 @@ from dreamgym_lg.fidelity.judgement import (
     REAL_FAILURES,
     WRITTEN,
     Judgement,
-    PartJudgement,
     ajudge,
     keys_of,
     questions,
@@ -41,7 +41,7 @@ LIMIT = 50
 RUN = "fidelity"
 _KINDS = 4
 """Kinds of episodes: recorded failures and successes, edits, and the policy's own."""
-_LARGE = 200
+_LARGE_LIMIT = 200
 """Episodes of each kind at most where 50 do not tell an error from chance."""
 
 
@@ -57,7 +57,7 @@ def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _drawn_episodes(work, writes, limit)
+    episodes = _sample_episodes(work, writes, limit)
     # one stored with other figures, or with other writing tools, is measured again
     key = f"{keys_of(episodes)}/{_goals(dream, episodes)}/{','.join(sorted(writes))}/parts-6"
     stored = work.record(RUN)
@@ -101,7 +101,7 @@ def is_measured(work: Workspace) -> bool:
 def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     """Measure the dream, and raise `UntruthfulDream` for a part that lies (`refusals`).
 
-    Errors of fewer than `_LARGE` cases that may be chance are measured again on more. Nothing is measured where
+    Errors of fewer than `_LARGE_LIMIT` cases that may be chance are measured again on more. Nothing is measured where
     `max_false_success` is None, where no judge of the dream but recorded successes decides (`Settings.references_only`) or
     none at all (`World.judged_by_dream`), unless a language model plays its user, and, `resumed`, of a dream that was measured
     before and whose parts all name the same versions as then.
@@ -113,13 +113,13 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     if limit is None or not (dreamt or model_user(work.world.user) is not None):
         return
     if dreamt:
-        work.check_outcomes("the gate measures the dream's verdicts by theirs")
+        check_outcomes(work, "the gate measures the dream's verdicts by theirs")
     dream = work.dream()
     if resumed and _is_same(work, dream, work.record(RUN)):
         return
     judgement, roles = measure(work, dream), () if dreamt else ("user",)
     if list(refusals(judgement, limit, roles)):
-        judgement = measure(work, dream, limit=_LARGE)
+        judgement = measure(work, dream, limit=_LARGE_LIMIT)
     work.say(summary(judgement))
     if not (causes := list(refusals(judgement, limit, roles))):
         return
@@ -154,11 +154,10 @@ def refusals(judgement: Judgement, limit: float, roles: Collection[str] = ()) ->
     for part in (part for part in judgement.parts if not roles or part.role in roles):
         name = f"the {part.role} {part.name!r}"
         for kind, rate in part.errors.items():
-            most, error = (MAX_ERROR, _ERRORS[kind]) if kind in _ERRORS else (limit, f"rewards {{}} {kind}")
-            most = MAX_USER_ERROR if part.role == "user" else most
+            most = limit if kind not in _ERRORS else MAX_USER_ERROR if part.role == "user" else MAX_ERROR
             if (rate.value if rate.episodes >= MIN_CASES else rate.low) > most:
-                above = f"max_false_success={limit:g}" if kind not in _ERRORS else f"{most:g}"
-                yield f"{name} {error.format(_of(rate))}: {rate}, above {above}"
+                above = f"{most:g}" if kind in _ERRORS else f"max_false_success={limit:g}"
+                yield f"{name} {_in_words(kind, rate)}: {rate}, above {above}"
         if part.role == "user" and (replies := part.cases(EARLY, LATE)) < MIN_CASES:
             yield f"{name} was measured on {replies} replies; fewer than {MIN_CASES} prove nothing: import conversations"
         if part.alike:
@@ -186,16 +185,18 @@ _ERRORS = {
 """Errors that `max_false_success` does not limit, in words."""
 
 
-def _of(rate: Rate) -> str:
-    return f"{rate.successes} of {rate.episodes}"
+def _in_words(kind: str, rate: Rate) -> str:
+    return _ERRORS.get(kind, f"rewards {{}} {kind}").format(f"{rate.successes} of {rate.episodes}")
 
 
 def summary(judgement: Judgement) -> str:
-    def said(part: PartJudgement) -> str:
-        errors = (_ERRORS.get(kind, f"rewards {{}} {kind}").format(_of(rate)) for kind, rate in part.errors.items())
-        return f"the {part.role} {part.name!r} {', '.join(errors)}"
-
-    return "; ".join(said(part) for part in judgement.parts if part.errors) or "no part of the dream could be measured"
+    """All measured errors of each part, in words."""
+    parts = [
+        f"the {part.role} {part.name!r} {', '.join(_in_words(kind, rate) for kind, rate in part.errors.items())}"
+        for part in judgement.parts
+        if part.errors
+    ]
+    return "; ".join(parts) or "no part of the dream could be measured"
 
 
 def examples(judgement: Judgement) -> str:
@@ -260,7 +261,7 @@ def _unsolved_tasks(work: Workspace, tasks: Sequence[Task], *, real: bool) -> li
     return [task for task in unsolved if task.id not in dreamed] or unsolved
 
 
-def _drawn_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+def _sample_episodes(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, rng = work.world, work.replay_buffer, Random(work.settings.seed)
     held_out, own = work.held_out_offline(), {task.environment for split in get_args(Split) for task in work.tasks(split)}

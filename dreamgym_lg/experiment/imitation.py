@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
-from dreamgym_lg.experiment.supervised import checkpoints_of, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, preference_pairs, sft_row
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
-PASSES, FEWEST, MOST = 12, 60, 600
-"""Default passes over the imitated episodes (measured with SmolLM2 on one desk), and least and most optimiser steps."""
+PASSES, MIN_STEPS, MAX_STEPS = 12, 60, 600
+"""Default passes over the imitated episodes, minimum and maximum optimiser steps. Measured with SmolLM2 on one desk."""
 DPO_PASSES = 3
 EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
@@ -87,7 +87,7 @@ def train_offline_policy(work: Workspace) -> None:
     if not (work.models / "base").exists():
         raise ConfigurationError(f"{work.out} holds no base policy: call train_base() first")
     start = start_weights(work)
-    episodes = tokenized(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
+    episodes = with_segments(work, [each for each in work.offline() if each.steps and each.has_outcome], start)
     by_task = attrgetter("task.id")
     groups = [list(group) for _, group in groupby(sorted(episodes, key=by_task), key=by_task)]
     pairs, returns, how = len(preference_pairs(groups)), [each.reward for each in episodes], ""
@@ -104,7 +104,7 @@ def train_offline_policy(work: Workspace) -> None:
 
 def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
     """Groups drawn by the seed, and their number of pairs. `DPO_PASSES` over them take about as many steps as imitation."""
-    most = (work.settings.base_steps or MOST) * work.settings.batch_size / (2 * DPO_PASSES)
+    most = (work.settings.base_steps or MAX_STEPS) * work.settings.batch_size / (2 * DPO_PASSES)
     subset, pairs = list[Sequence[Trajectory]](), 0
     for group in Random(work.settings.seed).sample(groups, len(groups)):
         if pairs < most and (more := len(preference_pairs([group]))):
@@ -112,7 +112,7 @@ def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
     return subset, pairs
 
 
-def tokenized(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
+def with_segments(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
     """The episodes with their tokens as segments. Episodes that do not replay are left out and reported."""
     tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
     for each in episodes:
@@ -150,7 +150,7 @@ def _train_dpo(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
         evaluate()
     policy.save(work.models / last)
     shutil.rmtree(checkpoints)
-    _keep(work, name, best)
+    _keep_best(work, name, best)
 
 
 def imitate(
@@ -169,7 +169,7 @@ def imitate(
     s, options, held_out_ids = work.settings, dict[str, Any](), set[str]()
     weight_of = {each.reward: weight for each, weight in zip(episodes, weights, strict=False)}
     effective_number = sum(weights) ** 2 / sum(weight**2 for weight in weights) if weights else len(episodes)
-    steps = s.base_steps or min(max(int(PASSES * effective_number) // s.batch_size, FEWEST), MOST)
+    steps = s.base_steps or min(max(int(PASSES * effective_number) // s.batch_size, MIN_STEPS), MAX_STEPS)
     work.say(f"{name} policy: {len(episodes)} episodes, {steps} steps of {s.batch_size}; it begins with {start}")
     if not (evaluated := _can_evaluate(work, name, "the loss on a tenth of the tasks decides")):  # where there are ten
         ids = list(dict.fromkeys(each.task.id for each in episodes))
@@ -182,10 +182,10 @@ def imitate(
     if evaluated:
         options["evaluate"] = partial(_evaluate, work, name, best, steps)
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
-    _keep(work, name, best)
+    _keep_best(work, name, best)
 
 
-def _keep(work: Workspace, name: str, best: BestPolicy) -> None:
+def _keep_best(work: Workspace, name: str, best: BestPolicy) -> None:
     """Move the best weights, or without validation the last ones, to `models/NAME`."""
     last = work.models / f"{name}-last"
     shutil.rmtree(work.models / name, ignore_errors=True)
@@ -250,7 +250,7 @@ def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: 
 def recorded_successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
-    work.check_outcomes("a base policy imitates successes")
+    check_outcomes(work, "a base policy imitates successes")
     successes = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
     if not successes:
         raise ConfigurationError(

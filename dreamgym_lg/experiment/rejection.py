@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START, start_baseline, validated
-from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, tokenized
+from dreamgym_lg.experiment.evaluation import START, start_baseline, validation_successes
+from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, with_segments
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.learner import Groups
@@ -19,7 +19,7 @@ from dreamgym_lg.types import Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-_DONE = "stage/train/rft"
+_UPDATES = "stage/train/rft"
 """Record name: number of updates, folder of the weights, digest of the imitated successes, and last metrics."""
 _METRICS = ("skipped", "solved_tasks")
 
@@ -45,26 +45,26 @@ class RejectionLearner:
         if policy.model is None or wants_adapters(policy.model, settings.lora) != (loaded_adapters(policy.model) is not None):
             raise ConfigurationError(f"lora={settings.lora}: learner='rft' needs the value that train_base() had")
         self._work, self._policy = work, policy
-        if name := work.record(_DONE).get("folder"):
+        if name := work.record(_UPDATES).get("folder"):
             self._load(name)
 
     @property
     def iteration(self) -> int:
         """Number of finished updates."""
-        return int(self._work.record(_DONE).get("finished", 0))
+        return int(self._work.record(_UPDATES).get("finished", 0))
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the last update: `skipped` and `solved_tasks`. Each solved task adds one success to imitate."""
-        done = self._work.record(_DONE)
+        done = self._work.record(_UPDATES)
         return {name: done[name] for name in _METRICS if name in done}
 
     def update(self, groups: Groups) -> Mapping[str, float]:
         """Imitate the successes of all iterations in the replay buffer, those of `groups` included."""
-        work, done, iteration = self._work, self._work.record(_DONE), self.iteration
+        work, done, iteration = self._work, self._work.record(_UPDATES), self.iteration
         played = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
         start, successes = start_weights(work), new_successes(each for each in played if each.iteration <= iteration)
-        new = [replace(each, segments=()) for each in tokenized(work, successes, start)] if successes else []
+        new = [replace(each, segments=()) for each in with_segments(work, successes, start)] if successes else []
         digest = sha256(repr(sorted((each.task.id, _actions(each)) for each in new)).encode()).hexdigest()
         folder, skipped, unused = done.get("folder"), not new or digest == done.get("digest"), None
         same = "; none is new, and the weights stay" if skipped else ""
@@ -77,14 +77,14 @@ class RejectionLearner:
             if not skipped:
                 self._load(name)
         figures = {"finished": iteration + 1, "folder": folder, "digest": digest}
-        work.keep_record(_DONE, {**figures, "skipped": int(skipped), "solved_tasks": len(new)})
+        work.keep_record(_UPDATES, {**figures, "skipped": int(skipped), "solved_tasks": len(new)})
         if unused:
             shutil.rmtree(work.models / unused, ignore_errors=True)
         return self.metrics
 
     def _is_worse(self, name: str, *, than: str) -> bool:
         """True if policy `name` solves fewer of the same validation tasks than policy `than`."""
-        new, old = validated(self._work, name), validated(self._work, than)
+        new, old = validation_successes(self._work, name), validation_successes(self._work, than)
         new_panel, old_panel = (self._work.record(f"stage/{each}/best").get("validation") for each in (name, than))
         if new is None or old is None or new >= old or new_panel != old_panel:
             return False

@@ -17,7 +17,8 @@ from dreamgym_lg.dream.judges import ends_with_message, judge_conversations
 from dreamgym_lg.dream.users import ModelUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment.workspace import EXPERIENCE, USER, Workspace
+from dreamgym_lg.experiment.experience_models import as_trained
+from dreamgym_lg.experiment.workspace import DATA, EXPERIENCE, USER, Workspace, held_out_tasks
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.files import write_whole
 from dreamgym_lg.hosted import load_chat_model
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for `Settings.model`."""
 
-FEW = 20
+FEW_EPISODES = 20
 """Recorded episodes below which a warning says that there are few."""
-HELD_OUT = 32
+MAX_HELD_OUT = 32
 """Maximum held-out episodes for early stopping of the experience model; of the user, a quarter."""
 
 
@@ -53,17 +54,33 @@ def train_experience_model(
             f"{work.out} has no recorded trajectory of the split 'train' to learn from: call collect() first; for a DreamGym, "
             "give a replay buffer with traces (load_traces, `dreamgym import`)"
         )
-    work.check_outcomes("an experience model learns from them what to reward")
-    work.keep_data()
+    check_outcomes(work, "an experience model learns from them what to reward")
+    _record_data(work)
     train, held_out = (work.world.as_dreamed(episodes) for episodes in work.experience_data())
     start, edited = start_of(work, model), list[Trajectory]()
     if any(map(ends_with_message, train)):
         edited = _edited(work, train, write_reasoning)
         _check_judged(work, train, edited)
-    held_out_rows = _rows(work, start, held_out[:HELD_OUT])
+    held_out_rows = _rows(work, start, held_out[:MAX_HELD_OUT])
     rows, steps = _rows(work, start, train, edited), work.settings.experience_steps
     _warn_of_cut_answers(work, rows)
     fine_tune(work, "experience model", start, EXPERIENCE, rows, steps=steps, held_out=held_out_rows)
+
+
+def check_outcomes(work: Workspace, why: str) -> None:
+    """Raise `ConfigurationError` where no recorded trajectory has an outcome. Args: `why`, the reason to need one."""
+    recorded = [each for each in work.offline() if each.steps]
+    if recorded and not any(each.has_outcome for each in recorded):
+        raise ConfigurationError(
+            f"none of {len(recorded)} traces has a reward, and {why}: give --rewards (`dreamgym import`), reward= "
+            "(load_traces), or a `reward` in each row"
+        )
+
+
+def _record_data(work: Workspace) -> None:
+    """Record the numbers of `DATA`: later traces and outcomes then change no held-out task."""
+    offline = work.offline(reorder=True)
+    work.keep_record(DATA, {"trajectories": len(offline), "held_out": held_out_tasks(offline)})
 
 
 def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel | str | None) -> None:
@@ -73,7 +90,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
         work.say(f"{len(written.failed)} recorded users have no goal; the first: {next(iter(written.failed.values()))}")
     user = work.model_user() or ModelUser(None)
     if work.seconds("experience") is None:
-        work.keep_data()
+        _record_data(work)
     # held-out conversations are left for the gate
     train, held_out = (list(filter(has_user_turns, episodes)) for episodes in work.experience_data())
     if not train:
@@ -83,7 +100,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
         )
     start = start_of(work, model)
     rows, held_out_rows = (tokenized(start, [user.conversation(each) for each in episodes]) for episodes in (train, held_out))
-    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: HELD_OUT // 4])
+    fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: MAX_HELD_OUT // 4])
 
 
 def _warn_of_cut_answers(work: Workspace, rows: Sequence[TrainingRow]) -> None:
@@ -137,7 +154,7 @@ def _rows(
 
     Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
-    model = work.experience(untrained=True)
+    model = as_trained(None, work.settings, work.replay_buffer, "")
     dream = work.world.create_dream(model)
     model.retrieve(recorded)
     responses = [model.training_conversation(each) for each in recorded]
@@ -163,7 +180,7 @@ def _check_judged(work: Workspace, train: Sequence[Trajectory], edited: Sequence
             f"none of the {len(judged)} recorded episodes that end in a message is a success: an experience model cannot learn "
             "what to reward; import traces with their outcome (`success` or `reward` in each row)"
         )
-    if len(train) < FEW:
+    if len(train) < FEW_EPISODES:
         work.say(
             f"{len(train)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
             "import more, some for each kind of task"

@@ -75,7 +75,7 @@ def train_policy(
     start, total = time.perf_counter(), work.settings.iterations
     if work.settings.environment != "real":
         _announce_calls(work, work.dream())
-        gate.check_truthful(work, resumed=(work.out / "training.db").exists())
+        gate.check_truthful(work, resumed=work.training_began)
     if not (work.models / "base").exists():
         policy.save(work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")

@@ -33,7 +33,6 @@ from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.files import write_whole
-from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout
@@ -42,8 +41,6 @@ from dreamgym_lg.types import Source, Split, Task, Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
     from dreamgym_lg.integrations.transformers.requests import Engine
-
-    CreateEngine = Callable[[Path], Engine]
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +53,8 @@ EXPERIENCE, USER = "experience-0", "user"
 MIN_CASES = 20
 """Least number of real failures, and of real successes, to measure a judge on. Training on fewer needs `force=True`."""
 
-TRAIN_SETTINGS = "stage/train/settings"
-"""Record name: the settings that `train` was called with, by name."""
+TRAIN_OVERRIDES = "stage/train/settings"
+"""Record name: names of the settings that `train` was called with."""
 
 DATA = "stage/experience/data"
 """Record name: numbers of offline trajectories, and of held-out tasks, when the experience model or the user was trained."""
@@ -89,7 +86,7 @@ class Workspace:
         *,
         replay_buffer: ReplayBuffer | None = None,
         experience_model: Model | BaseChatModel | str | None = None,
-        engine: "CreateEngine | None" = None,
+        engine: "Callable[[Path], Engine] | None" = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
@@ -121,8 +118,9 @@ class Workspace:
         Raises `ConfigurationError` otherwise. Settings of training may change until it has begun; none may change once a
         training with these settings has ended.
         """
-        changeable = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
-        changeable = changeable if settings is None or not self.training_ended(settings) else set()
+        changeable: Collection[str] = CHANGED_LATER if self.training_began else CHANGEABLE
+        if settings is not None and self.training_ended(settings):
+            changeable = ()
         stored, current = read_settings(self.out), self.check_settings(settings, changeable)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
@@ -155,20 +153,21 @@ class Workspace:
         return current
 
     def adopt_settings(self) -> None:
-        """Take over the settings that `train` was called with, once training has begun.
-
-        So the same script goes on, which gives them to `train` after other stages.
-        """
-        if not (self.out / "training.db").exists() or not (stored := read_settings(self.out)):
+        """Take over the settings that `train` was called with, once training has begun. So its script goes on."""
+        if not self.training_began or not (stored := read_settings(self.out)):
             return
-        own = {name: getattr(self.settings, name) for name in stored.keys() & self.record(TRAIN_SETTINGS)}
-        earlier = {name: stored[name] for name, value in own.items() if value != stored[name]}
+        names = stored.keys() & self.record(TRAIN_OVERRIDES)
         if self.settings.real_steps is not None:
-            earlier.pop("real_steps", None)  # more of them go on
+            names -= {"real_steps"}  # more of them go on
+        earlier = {name: stored[name] for name in sorted(names) if getattr(self.settings, name) != stored[name]}
         if earlier:
             self.settings = replace(self.settings, **earlier)
-            values = ", ".join(f"{name}={value!r}" for name, value in sorted(earlier.items()))
+            values = ", ".join(f"{name}={value!r}" for name, value in earlier.items())
             self.say(f"{self.out} goes on with {values}, as train() was called before")
+
+    @property
+    def training_began(self) -> bool:
+        return (self.out / "training.db").exists()
 
     def training_ended(self, settings: Settings) -> bool:
         """True if a training with these settings has nothing left to do here."""
@@ -235,35 +234,20 @@ class Workspace:
         """The validation tasks of every evaluation during training."""
         return self.tasks("validation")[: self.settings.evaluate_tasks]
 
-    def offline(self) -> list[Trajectory]:
+    def offline(self, *, reorder: bool = False) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
 
         Those added after the training that `DATA` records stay at the end, so that its held-out trajectories stay the same.
+        Args: `reorder`, True to draw the order of all.
         """
-        return self._offline(self.record(DATA).get("trajectories"))
-
-    def _offline(self, earlier: int | None) -> list[Trajectory]:
-        """Offline trajectories, the `earlier` first ones (default: all) in an order drawn by the seed."""
         load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
         episodes = list(load(run=self.run_name(OFFLINE))) or list(load())
         environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}
         episodes = [episode for episode in episodes if episode.task.environment in environments]
-        count = len(episodes) if earlier is None else int(earlier)
+        count = len(episodes) if reorder else int(self.record(DATA).get("trajectories", len(episodes)))
         shuffled = episodes[:count]
         Random(self.settings.seed).shuffle(shuffled)
         return shuffled + episodes[count:]
-
-    def check_outcomes(self, why: str) -> None:
-        """Raise `ConfigurationError` if there are recorded trajectories and none of them has an outcome.
-
-        Args: `why`, the reason that outcomes are needed.
-        """
-        recorded = [trajectory for trajectory in self.offline() if trajectory.steps]
-        if recorded and not any(trajectory.has_outcome for trajectory in recorded):
-            raise ConfigurationError(
-                f"none of {len(recorded)} traces has a reward, and {why}: give --rewards (`dreamgym import`), reward= "
-                "(load_traces), or a `reward` in each row"
-            )
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """Offline trajectories that the experience model is trained on, and those held out.
@@ -275,16 +259,11 @@ class Workspace:
         data = self.record(DATA)
         count = int(data.get("trajectories", len(offline)))
         earlier, later = offline[:count], offline[count:]
-        number = int(data.get("held_out", _held_out_tasks(earlier)))
-        held_out = set([*dict.fromkeys(trajectory.task.id for trajectory in earlier)][:number])
-        trained = [trajectory for trajectory in earlier if trajectory.task.id not in held_out][:needed]
-        tasks = {trajectory.task.id for trajectory in trained}
-        return trained, [trajectory for trajectory in earlier if trajectory.task.id not in tasks] + later
-
-    def keep_data(self) -> None:
-        """Record the numbers of `DATA`: later traces and outcomes then change no held-out task."""
-        offline = self._offline(None)
-        self.keep_record(DATA, {"trajectories": len(offline), "held_out": _held_out_tasks(offline)})
+        number = int(data.get("held_out", held_out_tasks(earlier)))
+        held_out = set([*dict.fromkeys(each.task.id for each in earlier)][:number])
+        trained = [each for each in earlier if each.task.id not in held_out][:needed]
+        tasks = {each.task.id for each in trained}
+        return trained, [each for each in earlier if each.task.id not in tasks] + later
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that neither the experience model nor the user was trained on."""
@@ -329,17 +308,13 @@ class Workspace:
         """True if there is an experience model, or the world needs none."""
         return not self.world.needs_model or self._experience_model is not None or self._is_trained
 
-    def experience(self, *, untrained: bool = False) -> Model:
-        """The experience model: the given one, else the folder's.
-
-        Args: `untrained`, True for a model without weights, which can only prepare training data.
-        """
+    def experience(self) -> Model:
+        """The experience model: the given one, else the folder's. Without weights, it can only prepare training data."""
         if self._experience_model is not None:
             self._experience_model = load_experience_model(self._experience_model, self.replay_buffer, self.settings)
             return self._experience_model
-        if untrained or not self._is_trained:
-            return as_trained(None, self.settings, self.replay_buffer, "")
-        return as_trained(self._local(EXPERIENCE), self.settings, self.replay_buffer, EXPERIENCE)
+        local, version = (self._local(EXPERIENCE), EXPERIENCE) if self._is_trained else (None, "")
+        return as_trained(local, self.settings, self.replay_buffer, version)
 
     def _local(self, name: str) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -358,12 +333,11 @@ class Workspace:
     @property
     def experience_version(self) -> str:
         """The dream's version, without loading a model; "" before an experience model is trained."""
-        model = self._experience_model
         if not self.world.needs_model:
             return self.dream().version
-        if model is None:
+        if (model := self._experience_model) is None:
             return EXPERIENCE if self._is_trained else ""
-        return model.version if isinstance(model, Model) else model if isinstance(model, str) else name_of(model)
+        return model.version if isinstance(model, Model) else model_name(model)
 
     @property
     def _is_trained(self) -> bool:
@@ -387,9 +361,7 @@ class Workspace:
         """Play and record episodes of each task, in the `dream` or, without one, in reality.
 
         A failing episode is tried three times, or once if the guard or the wall stopped it, and then returned with its `error`.
-
-        Args: `name`, the run name without this folder's prefix; `source`, of real episodes, `offline` if they are to be learned
-        from.
+        Args: `name`, the run name without this folder's prefix; `source`, of real episodes, `offline` to learn from them.
         """
         agent, create_environment = self.players(policy, dream)
         count = counter(self.progress, f"episodes ({' '.join(name.split('/')[:4])})", len(tasks) * num_generations)
@@ -417,7 +389,7 @@ class Workspace:
         return self.world.agent(policy, real=dream is None), create_environment
 
 
-def _held_out_tasks(offline: Sequence[Trajectory]) -> int:
+def held_out_tasks(offline: Sequence[Trajectory]) -> int:
     """The number of tasks, from the first, that `experience_data` holds out."""
     outcomes = dict[str, Counter[bool]]()
     for each in offline:

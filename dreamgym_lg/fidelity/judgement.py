@@ -12,6 +12,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, cast
 
+from pydantic import TypeAdapter
+
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream, ask
 from dreamgym_lg.dream.goals import has_user_turns
@@ -31,13 +33,13 @@ REAL_FAILURES = ("recorded failures", "the policy's failures")
 """Kinds of real episodes that must not be rewarded; the others are edits."""
 MISSED = "recorded successes"
 INVALID, LOOKUP, WRITTEN = "invalid actions", "repeated lookups", "lookups after a write"
-_OTHERS = (MISSED, INVALID, LOOKUP, WRITTEN)
+_NO_FALSE_SUCCESSES = (MISSED, INVALID, LOOKUP, WRITTEN)
 """Kinds of errors that are no rewarded failures."""
-_EXAMPLES = 3
-_ALIKE = 5
+_MAX_EXAMPLES = 3
+_MIN_ALIKE = 5
 """Different recorded answers that expose a responder with the same answer to everything."""
 _UNREADABLE = "the answer could not be read"
-_OWN = "judge:model"
+_OWN_JUDGE = "judge:model"
 """Key of a text world's model, which judges its own answers."""
 
 
@@ -82,7 +84,7 @@ class Judgement:
     @property
     def by_kind(self) -> dict[str, Rate]:
         """`false_success` by kind: `REAL_FAILURES` and the kinds of edits."""
-        return {kind: rate for kind, rate in self.errors.items() if kind not in _OTHERS}
+        return {kind: rate for kind, rate in self.errors.items() if kind not in _NO_FALSE_SUCCESSES}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""
@@ -91,13 +93,7 @@ class Judgement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Judgement":
         """The judgement that `to_dict` wrote."""
-
-        def rates(values: Mapping[str, Sequence[Any]]) -> dict[str, Rate]:
-            return {kind: Rate(*value) for kind, value in values.items()}
-
-        parts = [PartJudgement(**{**part, "errors": rates(part["errors"])}) for part in values["parts"]]
-        false = Rate(*values["false_success"]) if values["false_success"] else None
-        return cls(version=values["version"], parts=parts, errors=rates(values["errors"]), false_success=false)
+        return TypeAdapter(cls).validate_python(values)
 
 
 class _Outcome(NamedTuple):
@@ -141,10 +137,10 @@ async def ajudge(
             return outcomes
 
     outcomes = [each for outcomes in await asyncio.gather(*map(one, episodes)) for each in outcomes]
-    return _judged(dream, outcomes + await _compared(dream, episodes))
+    return _judgement(dream, outcomes + await _relative_outcomes(dream, episodes))
 
 
-async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
+async def _relative_outcomes(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outcome]:
     """The cases of a `RelativeJudge`. Of each task with both outcomes, no failure may do as well as the successes."""
     ended = sorted((each for each in episodes if ends_with_message(each)), key=lambda each: each.task.id)
     tasks = [list(map(with_observation, group)) for _, group in groupby(ended, key=lambda each: each.task.id)]
@@ -161,13 +157,13 @@ async def _compared(dream: Dream, episodes: Sequence[Trajectory]) -> list[_Outco
 
 def questions(trajectory: Trajectory, writes: Collection[str]) -> tuple[int, int, int]:
     """Number of questions of `ajudge` to each responder, to each judge and to a user."""
-    positions, by_tools = list(_asked(trajectory)), is_tool_task(trajectory.task)
+    positions, by_tools = list(_question_positions(trajectory)), is_tool_task(trajectory.task)
     actions = sum(not (by_tools and is_answer(trajectory.steps[position].action)) for position, _ in positions)
     turns = sum(is_answer(step.action) for step in trajectory.steps) if has_user_turns(trajectory) else 0
     return actions + len(list(_lookups(trajectory, writes))), sum(ends for _, ends in positions) if by_tools else 0, turns
 
 
-def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
+def _question_positions(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
     """Positions of the steps that are asked about, and whether the outcome is."""
     by_tools, last = is_tool_task(trajectory.task), len(trajectory.steps) - 1
     for position, step in enumerate(trajectory.steps):
@@ -180,7 +176,7 @@ def _asked(trajectory: Trajectory) -> Iterator[tuple[int, bool]]:
 async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str]) -> list[_Outcome]:
     task, steps, outcomes = trajectory.task, trajectory.steps, list[_Outcome]()
     rewarded, reasons = dict[str, bool](), dict[str, str]()
-    for position, ends in _asked(trajectory):
+    for position, ends in _question_positions(trajectory):
         step = steps[position]
         episode = dream.resume(task, steps[:position], prompt=trajectory.prompt).episode(step.action)
         answers = {} if is_tool_task(task) and is_answer(step.action) else await _answers(dream, episode)
@@ -204,11 +200,9 @@ async def _outcomes(dream: Dream, trajectory: Trajectory, writes: Collection[str
         episode = dream.resume(task, steps[: lookup.position], prompt=trajectory.prompt).episode(lookup.action)
         for part, answer in (await _answers(dream, episode)).items():
             text = f"task {task.id}: {lookup.action[:200]} -> {answer.observation[:200]!r}, really {lookup.right[:200]!r}"
-            kind, seen = (
-                LOOKUP if lookup.before is None else WRITTEN,
-                (normalised(lookup.right), normalised(answer.observation)),
-            )
-            outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, seen))
+            kind = LOOKUP if lookup.before is None else WRITTEN
+            texts = normalised(lookup.right), normalised(answer.observation)
+            outcomes.append(_Outcome(part, kind, task.id, not _shows(lookup, answer.observation), text, texts))
     cases = await user_cases(dream, trajectory)
     return outcomes + [_Outcome(f"user:{each.by}", each.kind, task.id, each.wrong, each.example) for each in cases]
 
@@ -231,7 +225,9 @@ async def _answers(dream: Dream, episode: Episode) -> dict[str, Answer]:
             answers[key] = answer
         else:
             episode = await dream.with_lookups(responder, episode)
-    return {**answers, **({"": next(iter(answers.values()))} if answers else {})}
+    if answers:
+        answers[""] = next(iter(answers.values()))
+    return answers
 
 
 async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> dict[str, Verdict]:
@@ -239,7 +235,7 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
     verdicts = dict[str, Verdict]()
     for key, judge in zip(_keys(dream.judges, "judge"), dream.judges, strict=True):
         if isinstance(judge, RelativeJudge):
-            continue  # which is measured by `_compared`
+            continue  # which is measured by `_relative_outcomes`
         try:
             verdict = await ask(judge, "judge", Verdict, episode, answer)
         except PredictionFailed:
@@ -247,9 +243,10 @@ async def _verdicts(dream: Dream, episode: Episode, answer: Answer | None) -> di
         if verdict is not None:
             verdicts[key] = verdict
     if not verdicts and answer is not None and answer.outcome is not None:
-        verdicts[_OWN] = answer.outcome
-    decided = sorted(verdicts.values(), key=lambda verdict: not verdict.final)  # as `Dream.judge`
-    return {**verdicts, **({"": decided[0]} if decided else {})}
+        verdicts[_OWN_JUDGE] = answer.outcome
+    if verdicts:
+        verdicts[""] = min(verdicts.values(), key=lambda verdict: not verdict.final)  # the first final one, as `Dream.judge`
+    return verdicts
 
 
 def _keys(parts: Sequence[Any], role: str) -> list[str]:
@@ -301,19 +298,19 @@ def _shows(lookup: _Lookup, observation: str) -> bool:
     return new <= set(normalised(observation).split())
 
 
-def _judged(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
+def _judgement(dream: Dream, outcomes: Sequence[_Outcome]) -> Judgement:
     whole, parts = [each for each in outcomes if not each.part], []
     users = [dream.user] if model_user(dream.user) is not None else []
     for role, group in (("responder", dream.responders), ("judge", dream.judges), ("user", users)):
         for key, part in zip(_keys(group, role), group, strict=True):
             parts.append(_part(key, getattr(part, "model", None) is not None, [each for each in outcomes if each.part == key]))
-    if _OWN not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN]):
-        parts.append(_part(_OWN, True, own))
+    if _OWN_JUDGE not in _keys(dream.judges, "judge") and (own := [each for each in outcomes if each.part == _OWN_JUDGE]):
+        parts.append(_part(_OWN_JUDGE, True, own))
     return Judgement(
         version=dream.version,
         parts=parts,
         errors=_errors(whole),
-        false_success=_rate(each for each in whole if each.kind not in _OTHERS),
+        false_success=_rate(each for each in whole if each.kind not in _NO_FALSE_SUCCESSES),
     )
 
 
@@ -323,14 +320,14 @@ def _part(key: str, by_model: bool, outcomes: Sequence[_Outcome]) -> PartJudgeme
     recorded, answered = (Counter(texts) for texts in zip(*answers, strict=True)) if answers else (Counter(), Counter())
     examples = defaultdict[str, list[str]](list)
     for each in outcomes:
-        if each.wrong and len(examples[each.kind]) < _EXAMPLES:
+        if each.wrong and len(examples[each.kind]) < _MAX_EXAMPLES:
             examples[each.kind].append(each.example)
     return PartJudgement(
         name=name,
         role=cast(Literal["responder", "judge", "user"], role),
         errors=_errors(outcomes),
         examples=dict(examples),
-        alike=len(recorded) >= _ALIKE and len(answered) == 1,
+        alike=len(recorded) >= _MIN_ALIKE and len(answered) == 1,
         by_model=by_model,
     )
 

@@ -15,11 +15,11 @@ from dreamgym_lg.types import Step, StepResult, Trajectory
 
 _CONCURRENCY = 32
 """Steps predicted at once."""
-CLOSE = 0.01
+REWARD_TOLERANCE = 0.01
 """Rewards that differ by no more than this agree."""
 
 
-class Answered(NamedTuple):
+class AnsweredStep(NamedTuple):
     """A real step, and the dream's answer to its action."""
 
     step: Step
@@ -46,13 +46,16 @@ class Answered(NamedTuple):
 
     @property
     def reward_is_right(self) -> bool:
-        return self.answer is not None and abs(self.answer.reward - self.step.reward) <= CLOSE
+        return self.answer is not None and abs(self.answer.reward - self.step.reward) <= REWARD_TOLERANCE
 
     @property
     def all_is_right(self) -> bool:
         """Words, end and reward."""
         ends = self.answer is not None and self.answer.terminated == self.step.terminated
         return ends and self.words_are_right and self.reward_is_right
+
+
+_Predicate = Callable[[AnsweredStep], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ async def measure_steps(
     """
     slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def one(trajectory: Trajectory) -> list[Answered]:
+    async def one(trajectory: Trajectory) -> list[AnsweredStep]:
         answered = await answer_steps(dream, trajectory, slots)
         on_episode()
         # no reply of a user has to be word for word: `fidelity.users` measures it
@@ -100,20 +103,20 @@ async def measure_steps(
     return _figures(await asyncio.gather(*map(one, trajectories)))
 
 
-async def answer_steps(dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore) -> list[Answered]:
+async def answer_steps(dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore) -> list[AnsweredStep]:
     """Ask about every step behind the real history. Args: `slots`, bounds the questions at once."""
     trajectory = with_observation(trajectory)
 
-    async def one(position: int, step: Step) -> Answered:
+    async def one(position: int, step: Step) -> AnsweredStep:
         environment = dream.resume(trajectory.task, trajectory.steps[:position], prompt=trajectory.prompt)
         async with slots:
             try:
                 answer = await environment.astep(step.action)
             except PredictionFailed:
                 answer = None
-        return Answered(step, step.terminated and trajectory.success, answer)
+        return AnsweredStep(step, step.terminated and trajectory.success, answer)
 
-    return await asyncio.gather(*(one(position, step) for position, step in _askable(dream, trajectory)))
+    return await asyncio.gather(*(one(position, step) for position, step in _answerable(dream, trajectory)))
 
 
 def with_observation(trajectory: Trajectory) -> Trajectory:
@@ -123,7 +126,7 @@ def with_observation(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, task=replace(trajectory.task, observation=trajectory.steps[0].observation))
 
 
-def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
+def _answerable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
     """Steps and their positions, as far as they reached the real world. Without messages that no user hears.
 
     The last message is for its judges, if it has any: a world's own check may stand in their place.
@@ -133,10 +136,10 @@ def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
     return [(position, step) for position, step in reached if not (no_user and position != last and is_answer(step.action))]
 
 
-def _figures(episodes: Sequence[Sequence[Answered]]) -> OneStep:
+def _figures(episodes: Sequence[Sequence[AnsweredStep]]) -> OneStep:
     """The figures of all steps. Intervals allow for correlated steps of an episode."""
 
-    def share(right: Callable[[Answered], bool], among: Callable[[Answered], bool] = lambda each: True) -> StepRate | None:
+    def share(right: _Predicate, among: _Predicate = lambda each: True) -> StepRate | None:
         return step_rate([[right(each) for each in episode if among(each)] for episode in episodes])
 
     answered = [each for episode in episodes for each in episode]

@@ -40,8 +40,8 @@ async def user_cases(dream: Dream, trajectory: Trajectory) -> list[UserCase]:
     if user is None or not has_user_turns(trajectory) or trajectory.run.startswith("edited/"):
         return []
     positions = [number for number, step in enumerate(trajectory.steps) if is_answer(step.action)]
-    found = await asyncio.gather(*(_cases(dream, user, trajectory, position) for position in positions))
-    return [case for cases in found for case in cases]
+    by_reply = await asyncio.gather(*(_cases(dream, user, trajectory, position) for position in positions))
+    return [case for cases in by_reply for case in cases]
 
 
 async def _cases(dream: Dream, user: ModelUser, trajectory: Trajectory, position: int) -> list[UserCase]:
@@ -74,9 +74,9 @@ def _by_rule(
     if not ends:
         invents = fault is not None and fault.verdict is None
         yield INVENTED, invents or not values(reply or "") <= known_values(goal, episode)
-    told = values(step.next_observation) - known_values(Goal(goal=""), episode)
-    if told := told & known_values(goal, episode):
-        yield UNTOLD, not told & values(reply or "")
+    new_facts = values(step.next_observation) - known_values(Goal(goal=""), episode)
+    if facts_of_goal := new_facts & known_values(goal, episode):
+        yield UNTOLD, not facts_of_goal & values(reply or "")
 
 
 async def _by_judge(user: ModelUser, episode: Episode, fault: UserFault | None, reply: str | None) -> list[tuple[str, bool]]:

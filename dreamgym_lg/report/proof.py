@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LABELS = {
-    **{"start": "start, untrained", "base": "imitation of every success"},
-    **{"filtered": "filtered imitation, no dream", "offline_rl": "offline RL, no dream"},
-    **{"drawn": "imitation of drawn tasks too", "trained": "trained"},
+    "start": "start, untrained",
+    "base": "imitation of every success",
+    "filtered": "filtered imitation, no dream",
+    "offline_rl": "offline RL, no dream",
+    "drawn": "imitation of drawn tasks too",
+    "trained": "trained",
 }
 """Labels of a proof's stages, in order. Only the last one needs dreamed episodes."""
 ENOUGH = "imitation is enough"
@@ -44,7 +47,7 @@ class Claim(NamedTuple):
     baseline: str = ""
     """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True if the policy's success rate is not above the baseline's, on at least `MIN_TASKS` tasks."""
+    """True if, on at least `MIN_TASKS` tasks, the policy's success rate is not above the baseline's."""
 
     @property
     def verdict(self) -> str:
@@ -70,8 +73,8 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     before = POLICIES[: POLICIES.index(policy)]
     imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
-    ours, theirs = (records[name].get("outcomes") or {} for name in (policy, best))
-    if not (pairs := [(bool(ours[task]), bool(theirs[task])) for task in ours if task in theirs]):
+    new, old = (records[name].get("outcomes") or {} for name in (policy, best))
+    if not (pairs := [(bool(new[task]), bool(old[task])) for task in new if task in old]):
         return Claim("not proven", f"{LABELS[policy]} and {LABELS[best]} played no task in common", imitation)
     gain, (low, high) = sum(one - other for one, other in pairs) / len(pairs), paired_interval(pairs)
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
@@ -193,8 +196,8 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
 def _note(result: Mapping[str, Any]) -> str:
     imitated = read_number(result.get("filtered"))
     filtered = "" if imitated is None else FILTERED.format(imitated) if imitated else UNFILTERED
-    began, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
-    start = f"Training began with the {began}. " if began else ""
+    start_label, how = LABELS.get(result.get("began") or ""), result.get("offline_rl")
+    start = f"Training began with the {start_label}. " if start_label else ""
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
     advice = result.get("advice") or {}
     before = f"Advice before training by {advice['learner']}: {advice['verdict']}; {advice['why']}. " if advice else ""
@@ -208,9 +211,8 @@ def _title(result: Mapping[str, Any]) -> str:
     places["dream+real"] = f"{dream} and the real environment in turn"
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
     claim = read_claim(result)
-    if claim.enough:
-        return f"{ENOUGH.capitalize()}; trained in {trained}, {claim.word} in the real environment: {where}"
-    return f"Trained in {trained}, {claim.word} in the real environment: {where}"
+    beginning = f"{ENOUGH.capitalize()}; trained" if claim.enough else "Trained"
+    return f"{beginning} in {trained}, {claim.word} in the real environment: {where}"
 
 
 def _duration(seconds: float) -> str:

@@ -93,7 +93,7 @@ def create_app(path: Path) -> Starlette:
             Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
         ],
-        exception_handlers={kind: failed for kind in (*_STATUS, HTTPException)},
+        exception_handlers=dict.fromkeys((*_STATUS, HTTPException), failed),
     )
 
 

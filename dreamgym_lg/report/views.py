@@ -25,7 +25,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
 }
 """The filters with few values."""
 GROUPS_SHOWN, ROLLOUTS_SHOWN, EPISODES_SHOWN = 100, 16, 50
-_LONGEST_TEXT = 200
+_MAX_TEXT_LENGTH = 200
 
 
 class NotStored(DreamGymError):
@@ -109,8 +109,10 @@ def read_filters(query: Query) -> Filters:
             raise ConfigurationError.unknown("filter", name, Filters._fields)
         if name in CHOICES and value not in CHOICES[name]:
             raise ConfigurationError.unknown(name, value, CHOICES[name])
-    if len(values.get("text", "")) > _LONGEST_TEXT:
-        raise ConfigurationError(f"the text to search for has {len(values['text'])} characters; give {_LONGEST_TEXT} at most")
+    if len(values.get("text", "")) > _MAX_TEXT_LENGTH:
+        raise ConfigurationError(
+            f"the text to search for has {len(values['text'])} characters; give {_MAX_TEXT_LENGTH} at most"
+        )
     if "iteration" in values:
         values["iteration"] = _number(query, "iteration")
     return Filters(**values)

@@ -90,7 +90,7 @@ def test_a_budget_counts_a_failed_call_and_that_it_failed() -> None:
     budget = Hosted()
     with pytest.raises(ConnectionError):
         (meter := Meter(budget)).attached(Silent(messages=iter(()))).invoke("hello")
-    assert (budget.usage.calls, budget.usage.failed, meter._began) == (1, 1, {})
+    assert (budget.usage.calls, budget.usage.failed, meter._running) == (1, 1, {})
 
 
 def test_ten_points_are_found_with_200_tasks() -> None:

@@ -73,7 +73,7 @@ def test_a_folder_of_a_version_without_a_setting_goes_on_with_its_default(tmp_pa
 
 def test_progress_is_one_line_of_a_terminal_and_some_lines_of_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("dreamgym_lg.progress._reached", {})
-    monkeypatch.setattr("dreamgym_lg.progress._began", {})
+    monkeypatch.setattr("dreamgym_lg.progress._starts", {})
     for terminal, shown in ((False, "train: 1/2\ntrain: 2/2\n"), (True, "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for done in (1, 2):
@@ -204,7 +204,7 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
 def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(work: Experiment, _: object) -> None:
+    def fails(work: Experiment, model: object) -> None:
         raise ConfigurationError("no real tools")
 
     few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1}

@@ -79,11 +79,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
     work = Work(tmp_path)
     monkeypatch.setattr(rejection, "imitate", work.imitate)
-    monkeypatch.setattr(rejection, "tokenized", without_cut)
+    monkeypatch.setattr(rejection, "with_segments", without_cut)
     monkeypatch.setattr(rejection, "recorded_successes", lambda _: [played("recorded", "a", source="offline")])
     monkeypatch.setattr(rejection, "start_weights", lambda _: "start")
     monkeypatch.setattr(rejection, "start_baseline", lambda _: "base")
-    monkeypatch.setattr(rejection, "validated", lambda work, name: work.validation.get(name))
+    monkeypatch.setattr(rejection, "validation_successes", lambda work, name: work.validation.get(name))
     monkeypatch.setattr(loading, "load_model", load)
     monkeypatch.setattr(adapters, "wants_adapters", lambda model, lora: bool(lora))
     return work
