@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, normalized
 from dreamgym_lg.integrations.browsergym.browsers import Browsers, Seat
@@ -67,8 +66,6 @@ class BrowserGym(TextGame):
 
     def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
-        if (refusal := check_action(self._benchmark, action)) is not None:
-            return refused(refusal)
         assert self._seat is not None, "play outside an episode"
         reply = self._seat.ask({"step": normalized(self._benchmark, action)})
         terminated, reward, error = bool(reply["terminated"]), float(reply["reward"]), str(reply["error"])
@@ -76,6 +73,9 @@ class BrowserGym(TextGame):
         observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
         info = {"success": terminated and reward >= 1, "valid": not error}
         return StepResult(observation, reward, terminated, False, info)
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(self._benchmark, action)
 
     def close(self) -> None:
         seat, self._seat, self._seen = self._seat, None, ()

@@ -97,7 +97,7 @@ class TauWorld(AgentWorld):
         self, domain: DomainName, data: str | Path | None = None, *, user: BaseChatModel | str | None = None, **options: Any
     ) -> None:
         where = Path(data or os.environ.get("TAU_DATA") or "~/.cache/tau-bench").expanduser()
-        model = user or os.environ.get("TAU_USER")
+        model = user or os.environ.get("TAU_USER") or None
         self.desk = ServiceDesk(load_domain(domain, where))
         kept = model is None or (where / f"tau_{domain}_conversations.json.xz").exists()
         self.conversations = load_conversations(domain, where) if kept else []

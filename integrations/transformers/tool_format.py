@@ -221,8 +221,11 @@ class ToolDialect:
     def _recall(self, message: BaseMessage) -> str | None:
         if not isinstance(message, AIMessage) or not has_calls(message):
             return None
+        fingerprint = _fingerprint(message)
         with self._lock:
-            return self._sampled.get(_fingerprint(message))
+            if fingerprint in self._sampled:
+                self._sampled.move_to_end(fingerprint)  # the one longest out of use goes first
+            return self._sampled.get(fingerprint)
 
     def _with_placeholders(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
         """Messages for a template with tools, with placeholders where calls were sampled."""
