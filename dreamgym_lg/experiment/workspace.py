@@ -267,7 +267,8 @@ class Workspace:
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that neither the experience model nor the user was trained on."""
-        trained = self._experience_model is None or (self.models / USER).exists()
+        to_train = self.world.needs_model and self._experience_model is None
+        trained = to_train or self._is_trained or (self.models / USER).exists()
         return self.experience_data()[1] if trained else self.offline()
 
     def policy(self, name: str, temperature: float | None = None) -> "LocalChatModel":

@@ -174,6 +174,9 @@ def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experime
     assert work.held_out_offline() == []
     hosted = Experiment(Doors(), work.out, work.settings, experience_model=scripted(reply=str))
     assert len(hosted.held_out_offline()) == 5, "a given model was trained on none of them"
+    own_dream = Experiment(Doors(), work.out, work.settings)
+    own_dream.world.needs_model = False
+    assert len(own_dream.held_out_offline()) == 5, "a dream of one's own trains none"
 
 
 @pytest.mark.parametrize(("has", "dtype"), [("amx_bf16", "bfloat16"), ("avx512_bf16", "bfloat16"), ("avx2", "auto")])
