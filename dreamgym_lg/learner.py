@@ -160,7 +160,7 @@ def _sampled_tokens(episode: Trajectory) -> int:
 
 # --- observations ---------------------------------------------------------------------------------------------------------
 
-LANGUAGE_MODELS = frozenset(("model", "user"))
+MODEL_DECIDERS = frozenset(("model", "user"))
 """`Step.decided_by` of answers that a language model wrote. A responder of your own that asks one must be named `model`."""
 Decode = Callable[[Sequence[int]], str]
 
@@ -202,7 +202,7 @@ def _observations(text: str, steps: list[Step], *, real: bool) -> Iterator[tuple
     end, consumed, ambiguous = 0, 0, False
     for number, step in enumerate(tuple(steps), start=1):
         words = step.next_observation.strip()
-        reliable = step.decided_by not in LANGUAGE_MODELS and (bool(step.decided_by) or real)
+        reliable = step.decided_by not in MODEL_DECIDERS and (bool(step.decided_by) or real)
         start = text.find(words, end) if words else -1
         if start < 0 and consumed:
             break

@@ -51,7 +51,7 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
-UNIFORM = "all episodes of a task had the same reward (of rft: no success is new or helped)"
+SAME_REWARDS = "all episodes of a task had the same reward (of rft: no success is new or helped)"
 """The reason why a learner skips an iteration, for messages."""
 
 
@@ -249,10 +249,10 @@ class Training:
         """Report the first iteration without a learning signal, and at the end their number."""
         finished, total = state["iteration"] + 1, state["iterations"]
         if finished >= total and uniform:
-            self.say(f"{uniform} of {finished} iterations taught nothing: {UNIFORM}")
+            self.say(f"{uniform} of {finished} iterations taught nothing: {SAME_REWARDS}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
             at_end = "It will be said at the end how many were so"
-            self.say(f"iteration {state['iteration']} taught nothing: {UNIFORM}. {at_end}")
+            self.say(f"iteration {state['iteration']} taught nothing: {SAME_REWARDS}. {at_end}")
 
     def _say_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
         """Report why a run ends early, and add `stopped_early` to the iteration's metrics."""
@@ -282,7 +282,7 @@ class Training:
         """The reason why a run ends early; "" for none."""
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            return f"in the last {uniform}, {UNIFORM}, which teaches nothing. {fix}"
+            return f"in the last {uniform}, {SAME_REWARDS}, which teaches nothing. {fix}"
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "

@@ -64,7 +64,7 @@ def typed(prompt: str) -> str | None:
 
 def chosen(**options: Any) -> dict[str, Any]:
     """The options that a command was given; the others keep their defaults."""
-    return {name: value for name, value in options.items() if value not in (None, False, [])}
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != []}
 
 
 def say(text: str, style: str = "") -> None:

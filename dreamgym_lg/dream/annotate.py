@@ -4,13 +4,13 @@ The model reads a whole trajectory with its outcome. Its plan for each step (why
 the step's reasoning; the plan and modes of the episode become `Trajectory.annotation`.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables.utils import gather_with_concurrency
 from pydantic import BaseModel
 
 from dreamgym_lg.dream.prompter import ask_until_read
@@ -74,25 +74,27 @@ async def annotate(
     trajectories = [trajectory for trajectory in recorded if trajectory.steps]
     waiting = [trajectory for trajectory in trajectories if not all(step.reasoning for step in trajectory.steps)]
     chat, hosted = bind_form(model, _Annotation), hosted_for(model, hosted, replay_buffer)
+    slots = asyncio.Semaphore(64)  # prompts made ahead; the calls themselves are bounded by `Hosted`
     failed: dict[str, str] = {}
     stopped: list[BudgetExceeded] = []
 
     async def write(trajectory: Trajectory) -> None:
-        if stopped:
-            return
-        read = partial(read_annotation, steps=len(trajectory.steps))
-        try:
-            (plans, episode), _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
-        except BudgetExceeded as error:
-            stopped.append(error)
-        except (PredictionFailed, ModelUnavailable) as error:
-            played = f"{trajectory.run}/{trajectory.iteration}"
-            failed[f"{played}/{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
-        else:
-            replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
+        async with slots:
+            if stopped:
+                return
+            read = partial(read_annotation, steps=len(trajectory.steps))
+            try:
+                (plans, episode), _ = await ask_until_read(chat, conversation(trajectory), read, hosted=hosted, retries=RETRIES)
+            except BudgetExceeded as error:
+                stopped.append(error)
+            except (PredictionFailed, ModelUnavailable) as error:
+                played = f"{trajectory.run}/{trajectory.iteration}"
+                failed[f"{played}/{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
+            else:
+                replay_buffer.set_reasoning(trajectory, plans, annotation=episode)
 
     replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
-    await gather_with_concurrency(64, *map(write, waiting))  # prompts made ahead; `Hosted` bounds the calls
+    await asyncio.gather(*map(write, waiting))
     if stopped:
         raise stopped[0]
     return Annotated(len(waiting) - len(failed), len(trajectories) - len(waiting), failed)

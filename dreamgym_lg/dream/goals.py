@@ -1,11 +1,11 @@
 """Goals of recorded users, written in hindsight from their messages."""
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables.utils import gather_with_concurrency
 from pydantic import BaseModel, StrictStr
 
 from dreamgym_lg.actions import is_answer
@@ -54,17 +54,18 @@ async def write_goals(
     for each in (each for each in recorded if not each.task.goal and has_user_turns(each)):
         if each.success > best.setdefault(each.task.id, each).success:
             best[each.task.id] = each
-    prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer)
+    prompter, slots = Prompter(model, hosted=hosted, replay_buffer=replay_buffer), asyncio.Semaphore(64)
 
     async def write(trajectory: Trajectory) -> None:
-        try:
-            goal = await _ask(prompter, trajectory) if model is not None else verbatim_goal(trajectory)
-        except (PredictionFailed, ModelUnavailable) as error:
-            failed[trajectory.task.id] = str(error)
-        else:
-            replay_buffer.add_tasks([replace(trajectory.task, goal=goal.side)])
+        async with slots:
+            try:
+                goal = await _ask(prompter, trajectory) if model is not None else verbatim_goal(trajectory)
+            except (PredictionFailed, ModelUnavailable) as error:
+                failed[trajectory.task.id] = str(error)
+            else:
+                replay_buffer.add_tasks([replace(trajectory.task, goal=goal.side)])
 
-    await gather_with_concurrency(64, *map(write, best.values()))
+    await asyncio.gather(*map(write, best.values()))
     return Goals(len(best) - len(failed), failed)
 
 

@@ -134,7 +134,7 @@ async def ask_until_read(
         try:
             return read(text := split_thought(answer.text)[1]), text
         except PredictionFailed as error:
-            if not retries:
+            if retries <= 0:
                 raise
             retries -= 1
             text = answer.text or "(nothing)"  # providers refuse an empty message

@@ -132,7 +132,7 @@ def _retrieving(model: BaseChatModel | str | None, settings: Settings, replay_bu
 
 def policy_version(policy: BaseChatModel | str | Path) -> str:
     """Version of weights: the stamp in their folder, else path or name, else the class."""
-    name = str(policy if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
+    name = str(Path(policy) if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 

@@ -15,7 +15,7 @@ from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.fidelity.judgement import LOOKUP, MISSED, WRITTEN, Judgement
-from dreamgym_lg.fidelity.steps import REWARD_TOLERANCE, OneStep, measure_steps
+from dreamgym_lg.fidelity.steps import MAX_REWARD_ERROR, OneStep, measure_steps
 from dreamgym_lg.hosted import name_of
 from dreamgym_lg.progress import OnProgress, counter
 from dreamgym_lg.report.pages import check_installed, create_templates
@@ -40,7 +40,7 @@ STEP_FIGURES = (
     ("normalised", "observation, words", "case, whitespace and punctuation do not count"),
     ("success_recalled", "completions recognised", "of the steps that really completed the task"),
     ("success_false", "false successes", "of the dream's successes, those that really were none; 0 is best"),
-    ("reward_right", "reward right", f"within {REWARD_TOLERANCE}"),
+    ("reward_right", "reward right", f"within {MAX_REWARD_ERROR}"),
     ("invalid_recall", "invalid actions recognised", "of those really invalid"),
 )
 """Field of `OneStep`, its name in the report, and its meaning."""

@@ -15,7 +15,7 @@ from dreamgym_lg.types import Step, StepResult, Trajectory
 
 _CONCURRENCY = 32
 """Steps predicted at once."""
-REWARD_TOLERANCE = 0.01
+MAX_REWARD_ERROR = 0.01
 """Rewards that differ by no more than this agree."""
 
 
@@ -46,7 +46,7 @@ class AnsweredStep(NamedTuple):
 
     @property
     def reward_is_right(self) -> bool:
-        return self.answer is not None and abs(self.answer.reward - self.step.reward) <= REWARD_TOLERANCE
+        return self.answer is not None and abs(self.answer.reward - self.step.reward) <= MAX_REWARD_ERROR
 
     @property
     def all_is_right(self) -> bool:

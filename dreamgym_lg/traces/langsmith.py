@@ -6,7 +6,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, add_system, best, by_trace, has_calls, join_calls, timestamp
-from dreamgym_lg.traces.messages import decoded, first, messages_of, tool_text, unpacked
+from dreamgym_lg.traces.messages import decoded, first_set, messages_of, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
 from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools, thread_of
 
@@ -48,13 +48,13 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if "run_type" in fields or not _is_langfuse(fields):
         return fields
 
-    session = first(fields, "sessionId", "session_id")
+    session = first_set(fields, "sessionId", "session_id")
     return {
         **fields,
         "run_type": _LANGFUSE.get(str(fields.get("type")), "chain"),
-        "trace_id": first(fields, "traceId", "trace_id", "id"),
-        "parent_run_id": first(fields, "parentObservationId", "parent_observation_id"),
-        "start_time": first(fields, "startTime", "start_time", "timestamp"),
+        "trace_id": first_set(fields, "traceId", "trace_id", "id"),
+        "parent_run_id": first_set(fields, "parentObservationId", "parent_observation_id"),
+        "start_time": first_set(fields, "startTime", "start_time", "timestamp"),
         "inputs": fields.get("input"),
         "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,

@@ -234,7 +234,7 @@ def _inner(block: Mapping[str, Any], forms: frozenset[str]) -> Mapping[str, Any]
 
 
 def _text(block: Mapping[str, Any]) -> str:
-    text = first(block, "text", "content", "refusal")
+    text = first_set(block, "text", "content", "refusal")
     text = text.get("value") if isinstance(text, Mapping) else text
     if not isinstance(text, str):
         raise ValueError(f"a text block without a text, {short(text)}")
@@ -383,7 +383,7 @@ def _answer_text(block: Any) -> str | None:
     return _text(block) if form in _TEXT and "text" in block else None
 
 
-def first(fields: Mapping[str, Any], *keys: str) -> Any:
+def first_set(fields: Mapping[str, Any], *keys: str) -> Any:
     """The value of the first key that is set; None without one."""
     return next((fields[key] for key in keys if fields.get(key) is not None), None)
 

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.text import clean
-from dreamgym_lg.traces.messages import first, is_message, messages_of, short, to_messages, unpacked, with_system
+from dreamgym_lg.traces.messages import first_set, is_message, messages_of, short, to_messages, unpacked, with_system
 from dreamgym_lg.traces.verdicts import FEEDBACK, feedback, own_metadata, recorded_tools, thread_of
 
 _COMPRESSED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
@@ -178,7 +178,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             own = {"id": fields.get("id") or fields.get("thread_id"), "metadata": own_metadata(fields.get("metadata"))}
             fields = {**fields, **own, **fields["values"]}
         try:
-            tools = recorded_tools(first(fields, "tools", "functions"))
+            tools = recorded_tools(first_set(fields, "tools", "functions"))
             scores = next((values for key in FEEDBACK if (values := feedback(fields.get(key)))), {})
             id = str(fields.get("id") or "")
             thread = thread_of(fields, fields.get("metadata"))
@@ -189,7 +189,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
 
 def _messages(fields: Mapping[str, Any]) -> list[BaseMessage]:
     """The messages of a row, with the answer that stands beside them, if any."""
-    if (recorded := first(fields, *_MESSAGES)) is not None:
+    if (recorded := first_set(fields, *_MESSAGES)) is not None:
         messages = with_system(to_messages(unpacked(recorded)), fields)
         answer = next((fields[key] for _, key in _EXCHANGES if fields.get(key)), None)
         asked_last = bool(messages) and isinstance(messages[-1], HumanMessage)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.traces.messages import decoded, first, short
+from dreamgym_lg.traces.messages import decoded, first_set, short
 
 Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
@@ -101,7 +101,7 @@ def feedback(recorded: object) -> dict[str, Any]:
         listed = [each for each in recorded if isinstance(each, Mapping)] if isinstance(recorded, list) else []
     for each in listed:
         inner = {**each, **(each["result"] if isinstance(each.get("result"), Mapping) else {})}
-        value = first(inner, "avg", "score", "value")
+        value = first_set(inner, "avg", "score", "value")
         if isinstance(value, bool | int | float):
             values[str(inner.get("key") or inner.get("name") or "")].append(value)
     return {key: each[0] if len(each) == 1 else sum(map(float, each)) / len(each) for key, each in values.items()}

@@ -412,7 +412,7 @@ async def test_the_replay_buffer_is_read_by_no_agent_and_training_goes_on(
             with ReplayBuffer(tmp_path / "later.db") as later:
                 monkeypatch.setenv("WALLED_BUFFER", str(later.path))
                 (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
-                assert "refused 18 of 18" in str(episode.error) and first.gone
+                assert "refused 18 of 18" in str(episode.error) and first.failure
         assert {each: each.read_bytes() for each in tmp_path.glob("replay.db*")} == before
         async with walled("agent", outside) as agent:
             (episode,) = await rollout(agent, [TASK], Answers, source="synthetic", run="r", replay_buffer=buffer)
@@ -617,7 +617,7 @@ async def test_no_episode_is_lost_or_doubled_by_killed_workers(tmp_path: Path) -
 
         def happens() -> None:
             nonlocal due
-            alive = [each.pid for each in agent._workers._workers if not each.gone and each.pid not in killed]
+            alive = [each.pid for each in agent._workers._workers if not each.failure and each.pid not in killed]
             if next(seen) >= due and alive:  # both may just have been killed
                 due = next(moments, 1 << 30)
                 killed.append(rng.choice(alive))

@@ -63,7 +63,7 @@ class Workers:
     def lease(self) -> Iterator[Worker]:
         """The worker with the fewest episodes, for one episode. Raises `ConfigurationError` as `start_walled`."""
         with self._lock:
-            self._workers[:], hidden = [each for each in self._workers if not each.gone], hidden_files()
+            self._workers[:], hidden = [each for each in self._workers if not each.failure], hidden_files()
             for each in self._workers:
                 if not hidden <= each.hidden:
                     each.retired = True

@@ -96,7 +96,7 @@ class Worker:
         self.retired = False
         """True if it takes no more episodes and ends after its last one."""
         self._end_reason, self._last_output, self._numbers = "", deque[str](maxlen=20), itertools.count(1)
-        self.gone: Message | None = None
+        self.failure: Message | None = None
         """Once the process has ended: the failure of its episodes."""
         self._last_message_at = time.monotonic()
         self._episodes: dict[int, RemoteEpisode] = {}
@@ -147,8 +147,8 @@ class Worker:
             episode = RemoteEpisode(self.send, number, policy, environment)
             with self._lock:
                 self._episodes[number] = episode
-                if self.gone is not None:
-                    episode.hear(self.gone)
+                if self.failure is not None:
+                    episode.hear(self.failure)
             try:
                 self.send(pickle.dumps(("play", number, task, first, environment.has_user)))
                 await self._await_end(episode)
@@ -249,7 +249,7 @@ class Worker:
         text = f"the walled worker has ended with status {status}{why}; it said: {output}"
         gone = {"failed": "EnvironmentFailed", "text": text, "number": None}
         with self._lock:
-            self.gone, episodes = gone, list(self._episodes.values())
+            self.failure, episodes = gone, list(self._episodes.values())
         if not self._started.done():
             self._started.set_result(gone)
         for episode in episodes:
