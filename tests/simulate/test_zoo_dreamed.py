@@ -85,7 +85,10 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
         called = {json.loads(step.action)["name"].removeprefix("node:") for step in episode.steps if step.valid}
         assert called == {*built.tools, *built.reads}
         assert set(built.passthrough) >= set(world.passed)
-        seen.append((view(result), [(step.observation, step.action, step.next_observation) for step in episode.steps]))
+        steps = [(step.observation, step.action, step.next_observation) for step in episode.steps]
+        if kind.name in RACING:  # the first call to come is open, and with it what is seen before the next
+            steps = sorted(("", action, answer) for _, action, answer in steps)
+        seen.append((view(result), steps))
     assert seen[0] == seen[1], "the same actions and answers give the same episode, and the first left nothing behind"
 
     plain = (
