@@ -1,7 +1,7 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train_filtered, ..., prove` on any world."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,12 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.advice import Advice, advise
-from dreamgym_lg.experiment.experience_models import model_name, place_of_training, policy_version
+from dreamgym_lg.experiment.experience_models import place_of_training, policy_version
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, TRAINING, Settings
 from dreamgym_lg.experiment.trackers import check_trackers
-from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner, served_by, train_policy
+from dreamgym_lg.experiment.training import CreateLearner, complete_settings, create_trl_learner, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Workspace
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
@@ -259,30 +259,12 @@ class Experiment(Workspace):
         """
         self.adopt_settings()
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
-        known, options = {field.name for field in fields(Settings)}, dict(learner_options or {})
-        for name in settings:
-            if name not in known:
-                error = ConfigurationError.unknown("setting", name, known)
-                raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
-        notice = ""
-        if policy is not None:
-            place = place_of_training(policy, settings.get("learner"))
-            if "learner" not in settings:
-                settings["learner"] = self.settings.learner if place == "here" else "tinker"
-                notice = f"learner {settings['learner']}: the weights of {model_name(policy)} are {place}"
-        if iterations is not None:
-            settings["iterations"] = iterations
-        if options.get("peft_config") is not None:
-            settings.setdefault("lora", True)
-        learner: CreateLearner = partial(self.create_learner, **options)
+        options = dict(learner_options or {})
+        notice = complete_settings(
+            settings, self.settings, policy=policy, iterations=iterations, lora=options.get("peft_config") is not None
+        )
         start = policy if policy is not None else self.start_policy
-        if settings.get("learner", self.settings.learner) == "rft":
-            if options or start is not None or self.create_learner is not create_trl_learner:
-                raise ConfigurationError(
-                    "learner='rft' imitates as train_base() does, from the same weights: leave out policy=, learner_options= "
-                    "and create_learner="
-                )
-            learner = partial(RejectionLearner, self)
+        learner = self._create_learner(settings.get("learner", self.settings.learner), start, options)
         if start is not None:
             self._check_policy(start)  # a refused call must not write its settings
         if notice:
@@ -296,6 +278,17 @@ class Experiment(Workspace):
             self.force, self.start_policy = force, start
             self.trained = self._train(learner, servers)
         return self.trained
+
+    def _create_learner(self, name: str, start: object, options: Mapping[str, Any]) -> CreateLearner:
+        """How the learner of this name is made. Raises `ConfigurationError` for arguments that `rft` does not take."""
+        if name != "rft":
+            return partial(self.create_learner, **options)
+        if options or start is not None or self.create_learner is not create_trl_learner:
+            raise ConfigurationError(
+                "learner='rft' imitates as train_base() does, from the same weights: leave out policy=, learner_options= "
+                "and create_learner="
+            )
+        return partial(RejectionLearner, self)
 
     def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":
         """Run the training, or load the result of one that has ended with these settings."""

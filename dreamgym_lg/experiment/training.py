@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate
+from dreamgym_lg.experiment.experience_models import model_name, place_of_training
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, WITH_REAL_PART, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
@@ -29,6 +30,35 @@ _DREAMED = "stage/train/dream"
 
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
 """(policy, folder of checkpoints, settings) -> the learner of the policy, e.g. `create_trl_learner`."""
+
+
+def complete_settings(
+    changes: dict[str, Any],
+    settings: Settings,
+    *,
+    policy: "LocalChatModel | str | Path | None",
+    iterations: int | None,
+    lora: bool,
+) -> str:
+    """Add to changes of settings what other arguments of `train` imply. Returns a notice, or "".
+
+    Raises `ConfigurationError` for an unknown setting.
+    """
+    known, notice = {field.name for field in fields(Settings)}, ""
+    for name in changes:
+        if name not in known:
+            error = ConfigurationError.unknown("setting", name, known)
+            raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
+    if policy is not None:
+        place = place_of_training(policy, changes.get("learner"))
+        if "learner" not in changes:
+            changes["learner"] = settings.learner if place == "here" else "tinker"
+            notice = f"learner {changes['learner']}: the weights of {model_name(policy)} are {place}"
+    if iterations is not None:
+        changes["iterations"] = iterations
+    if lora:
+        changes.setdefault("lora", True)
+    return notice
 
 
 def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
