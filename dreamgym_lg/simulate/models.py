@@ -157,7 +157,7 @@ def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
 
 
 @contextlib.contextmanager
-def _outage_ends(episode: AgentEpisode, call: Call | None) -> Iterator[None]:
+def _ending_on_outage(episode: AgentEpisode, call: Call | None) -> Iterator[None]:
     """A `RunStopped` of the policy ends the episode, even if the agent catches it."""
     try:
         yield
@@ -168,13 +168,13 @@ def _outage_ends(episode: AgentEpisode, call: Call | None) -> Iterator[None]:
 
 
 def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with _outage_ends(episode, call), in_episode(_policy_call(episode, model)):
+    with _ending_on_outage(episode, call), in_episode(_policy_call(episode, model)):
         result = method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
 
 async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
-    with _outage_ends(episode, call), in_episode(_policy_call(episode, model)):
+    with _ending_on_outage(episode, call), in_episode(_policy_call(episode, model)):
         result = await method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
@@ -191,7 +191,7 @@ def _finish_call(episode: AgentEpisode, call: Call | None, result: Any, kwargs: 
 def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        with _outage_ends(episode, call):
+        with _ending_on_outage(episode, call):
             for chunk in iterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
                 chunks.append(chunk)
                 yield chunk
@@ -204,7 +204,7 @@ def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwarg
 async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        with _outage_ends(episode, call):
+        with _ending_on_outage(episode, call):
             async for chunk in aiterate_in_episode(method(model, *args, **kwargs), _policy_call(episode, model)):
                 chunks.append(chunk)
                 yield chunk

@@ -31,7 +31,8 @@ Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
 """A conversation's score, above 0 for a success: a function of its messages, or scores by id (`Conversation.id`)."""
 
 _Conversations = Iterator[Conversation | Rejected]
-_SCORED = "scored"
+_ANY_OUTCOME = "any outcome"
+"""The outcome of each conversation of a thread: the longest one is kept, whatever the others' outcomes."""
 _READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Conversations]] = {
     "messages": rows.conversations,
     "langsmith": langsmith.conversations,
@@ -155,9 +156,9 @@ class Traces(Iterable[Trajectory]):
     def _outcome(self, conversation: Conversation) -> str:
         """The outcome that a longer conversation must have to replace this one. Within a thread, any outcome will do."""
         if conversation.thread and callable(self._reward):
-            return _SCORED  # a function scores all, and is not called for what is left out
+            return _ANY_OUTCOME  # a function scores all, and is not called for what is left out
         verdict = self._verdict(conversation)
-        return "" if verdict is None else _SCORED if conversation.thread else repr(verdict)
+        return "" if verdict is None else _ANY_OUTCOME if conversation.thread else repr(verdict)
 
     def _verdict(self, conversation: Conversation) -> Verdict | None:
         if callable(self._reward):

@@ -256,3 +256,7 @@ def test_what_is_remembered_is_bounded(of_template: Make, steer: Steer, monkeypa
     replies = [policy.bind_tools([look]).invoke("Look.") for _ in range(3)]
     dialect: ToolDialect = copy.copy(policy._tools)
     assert [dialect._recall(reply) is not None for reply in replies] == [False, True, True]
+    dialect._recall(replies[1])
+    replies.append(policy.bind_tools([look]).invoke("Look."))
+    recalled = [dialect._recall(reply) is not None for reply in replies]
+    assert recalled == [False, True, False, True], "the one longest out of use is forgotten"
