@@ -207,7 +207,8 @@ class EndState:
                 return None
             if expected == changes:
                 fault = message_fault(episode, [success])
-                return Verdict(float(not fault), not fault, fault or "the world is as a recorded success leaves it")
+                reason = fault or "the world is as a recorded success leaves it"
+                return Verdict(float(not fault), not fault, reason, final=not fault or bool(episode.task.drawn))
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(changes, ensure_ascii=False)[:500]}")
 
 

@@ -91,7 +91,8 @@ class References:
       wording of free text do not count.
     * Its message has to state the ids and amounts that all these successes stated, except those of the request and of answers
       to writing calls, and no other that does not occur in the episode.
-    * If its message is worded differently, the success is not final: it counts only if no other judge decides.
+    * If its message is worded differently, or lacks or adds an id or amount, the verdict is not final: it counts only if no
+      other judge decides.
 
     Without a recorded success, or if neither side made a writing call, the next judge decides. A drawn task is always decided.
 
@@ -112,7 +113,7 @@ class References:
             return None
         if alike := [each for each in references if done == each.effects]:
             if fault := message_fault(episode, alike):
-                return Verdict(0.0, False, fault)
+                return Verdict(0.0, False, fault, final=bool(episode.task.drawn))
             same = any(_wording(episode.action) == _wording(each.message) for each in alike)
             unread = "" if same else "; no judge read the words of its message"
             return Verdict(1.0, True, f"the writing calls and facts are those of a recorded success{unread}", final=same)

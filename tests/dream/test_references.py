@@ -24,7 +24,7 @@ from orders import tool as schema
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References, ScriptedUser
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References, ScriptedUser, Verify
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task
@@ -255,6 +255,22 @@ def test_the_same_writes_with_another_answer_are_no_success(
     dream = Dream([Recorded(Index(buffer))], judges=[References(Index(buffer))])
     last = play(dream.create_environment(), of, lookup, K12, render_answer(message))[-1]
     assert (last.reward, last.info["success"]) == (reward, reward == 1) and reason in last.info["reasoning"]
+
+
+def test_a_check_of_the_users_own_decides_on_numbers_that_the_episode_does_not_show(buffer: ReplayBuffer) -> None:
+    of = order_task("k", "Refund order K12, please.")
+    lookup = render_call("get_order", {"order_id": "K12"})
+    buffer.add(trace(of, (lookup, CHARGED), (K12, "ok"), render_answer("125 EUR go to the card 4411.")))
+    references = References(Index(buffer))
+
+    def judged(reward: float | None, *calls: str) -> tuple[float, str]:
+        dream = Dream([Recorded(Index(buffer))], judges=[references, Verify(lambda task, steps: reward)])
+        message = render_answer("125 EUR, 62.50 for each of the two, go to the card 4411.")
+        last = play(dream.create_environment(), of, *calls, message)[-1]
+        return last.reward, last.info["judged_by"]
+
+    assert judged(1, lookup, K12) == (1, "verify") and judged(None, lookup, K12) == (0, "references")
+    assert judged(1, lookup) == (0, "references"), "the wrong calls are final"
 
 
 def test_what_a_write_made_need_not_be_told_and_a_message_without_facts_may_be_any(buffer: ReplayBuffer) -> None:
