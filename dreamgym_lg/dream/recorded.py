@@ -88,11 +88,12 @@ class References:
     """Judges a tool agent's episode by the writing calls and messages of recorded successes.
 
     * A success needs exactly the writing calls of one of them, those of one tool in the same order. Refused calls and the
-      wording of free text do not count.
-    * Its message has to state the ids and amounts that all these successes stated, except those of the request and of answers
-      to writing calls, and no other that does not occur in the episode.
-    * If its message is worded differently, or lacks or adds an id or amount, the verdict is not final: it counts only if no
-      other judge decides.
+      wording of free text do not count. An argument with listed values is no free text.
+    * Its messages have to state the ids and amounts that the last messages of all these successes stated, except those of the
+      request, of the user's replies and of answers to writing calls. Its last one may state no other that does not occur in
+      the episode. Free text in calls needs the ids and amounts that all these successes wrote there.
+    * If messages or free text are worded differently, or lack or add an id or amount, the verdict is not final: it counts only
+      if no other judge decides.
 
     Without a recorded success, or if neither side made a writing call, the next judge decides. A drawn task is always decided.
 
@@ -112,10 +113,11 @@ class References:
         if not references or (not done and any(not each.effects for each in references) and not episode.task.drawn):
             return None
         if alike := [each for each in references if done == each.effects]:
-            if fault := message_fault(episode, alike):
+            texts = self.index.free_texts(episode.steps)
+            if fault := message_fault(episode, alike) or _text_fault(texts, alike):
                 return Verdict(0.0, False, fault, final=bool(episode.task.drawn))
-            same = any(_wording(episode.action) == _wording(each.message) for each in alike)
-            unread = "" if same else "; no judge read the words of its message"
+            same = any(_wording(episode.action) == _wording(each.message) and texts == each.texts for each in alike)
+            unread = "" if same else "; no judge read the words of its message and calls"
             return Verdict(1.0, True, f"the writing calls and facts are those of a recorded success{unread}", final=same)
         needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
@@ -156,7 +158,8 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     if not message.strip() and all(map(str.strip, recorded)):
         return "the message is empty, and that of a recorded success is not"
     stated = facts(message)
-    if missing := frozenset.intersection(*(each.facts for each in successes)) - stated - numbers(message):
+    messages = [message, *(message_text(step.action) for step in episode.steps if is_answer(step.action))]
+    if missing := frozenset.intersection(*(each.facts for each in successes)) - facts(*messages) - numbers(*messages):
         return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
     seen = [described(episode.task), first_observation(episode.task), *recorded]
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
@@ -169,6 +172,12 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     if wrong := {each for each in drawn.get("untold", ()) if f" {each} " in text}:
         return f"the message tells {', '.join(sorted(wrong))}, which is not so"
     return ""
+
+
+def _text_fault(texts: Sequence[str], successes: Sequence[Success]) -> str:
+    """The ids and amounts that these free texts lack, and those of all successes have."""
+    missing = frozenset.intersection(*(facts(*each.texts) for each in successes)) - facts(*texts)
+    return f"its writing calls lack {', '.join(sorted(missing))}, which each recorded success wrote" if missing else ""
 
 
 def _wording(action: str) -> list[str]:

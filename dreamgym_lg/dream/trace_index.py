@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
-from dreamgym_lg.actions import is_answer, parse_action, parse_call
+from dreamgym_lg.actions import is_answer, parse_action, parse_call, tool_schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities, words
 from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules, schemas
@@ -54,8 +54,10 @@ class Success(NamedTuple):
     message: str
     """The action that ended it."""
     facts: frozenset[str]
-    """Ids and amounts in the message, and numbers in it that come from a look-up. Those in the request or in answers to
-    writing calls are left out."""
+    """Ids and amounts in the message, and numbers in it that come from a look-up. Those in the request, in the user's replies
+    or in answers to writing calls are left out."""
+    texts: tuple[str, ...]
+    """The free texts that `effects` replaces, in order."""
     turns: int
     """Number of the agent's messages: 1 if no user replied."""
 
@@ -124,12 +126,24 @@ class TraceIndex:
             called |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
         new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self._pass_through)
-        new._free_text = _find_free_text(recorded, new.writes)
+        new._free_text = _find_free_text(recorded, new.writes) - self._enumerations(recorded)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:
             new._add(trajectory)
         names = ("uses", "_free_text", "answers", "successes", "misses")
         self.__dict__.update({name: getattr(new, name) for name in names})  # at once, as other threads may be reading
+
+    def _enumerations(self, recorded: Iterable[Trajectory]) -> set[tuple[str, str]]:
+        """The (tool, argument) pairs whose schemas list the allowed values."""
+        own = [schema["function"] for schema in tool_schemas(self.tools)]
+        functions = [*own, *(function for each in recorded for function in schemas(each.task))]
+        properties = ((f["name"], f.get("parameters", {}).get("properties", {})) for f in functions)
+        fields = ((tool, name, field) for tool, of_tool in properties for name, field in of_tool.items() if field is not True)
+        return {
+            (tool, name)
+            for tool, name, field in fields
+            if any({"enum", "const"} & {*each} for each in (field, *field.get("anyOf", ())))  # Literal[...] | None
+        }
 
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
@@ -161,11 +175,13 @@ class TraceIndex:
         writing = [step for step, writes in calls if writes]
         effects = self.effects((self.call(step.action), step.valid) for step in steps)
         turns, last = sum(is_answer(step.action) for step in steps), steps[-1].action
-        before = [rules(task), task.instruction, steps[0].observation, *(step.next_observation for step in writing)]
+        replies = [step.next_observation for step in steps if is_answer(step.action)]
+        before = [rules(task), task.instruction, steps[0].observation, *replies, *(step.next_observation for step in writing)]
         # a plain number such as 88 is a fact only if a look-up returned it: otherwise it may be a count
         looked_up = numbers(*(step.next_observation for step, writes in calls if not writes)) - numbers(*before)
         stated = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
-        return Success(task.id, unordered(effects), tuple(step.action for step in writing if step.valid), last, stated, turns)
+        done = tuple(step.action for step in writing if step.valid)
+        return Success(task.id, unordered(effects), done, last, stated, self.free_texts(steps), turns)
 
     def miss(self, environment: str, call: Call, before: str, *, without: str = "") -> tuple[str, bool] | None:
         """(answer, valid) of look-ups of most unknown things; None without enough of them (`MISSES`).
@@ -195,11 +211,17 @@ class TraceIndex:
         """The valid writing calls among (call, valid), in their order, with free text replaced."""
         return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
 
+    def free_texts(self, steps: Iterable[Step]) -> tuple[str, ...]:
+        """The texts in valid writing calls that `effects` replaces, in their order."""
+        calls = (call for step in steps if step.valid and (call := self.call(step.action)) and self.writes(call.tool))
+        return tuple(value for call in calls for name, value in call.arguments if self._is_free(call.tool, name, value))
+
+    def _is_free(self, tool: str, name: str, value: Any) -> bool:
+        return (tool, name) in self._free_text and _is_text(value)
+
     def _without_wording(self, call: Call) -> Call:
-        if not any(tool == call.tool for tool, _ in self._free_text):
-            return call
-        free = {name for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
-        return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
+        arguments = ((name, "..." if self._is_free(call.tool, name, value) else value) for name, value in call.arguments)
+        return Call(call.tool, tuple(arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
         """The recorded successes of the task's id, else of its instruction. For a drawn task, its own reference.

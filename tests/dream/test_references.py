@@ -1,6 +1,7 @@
 """Recorded successes as judges: the same writing calls, whatever else was done; the rest is left to the next judge."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 from langchain_core.tools import tool
@@ -271,6 +272,58 @@ def test_a_check_of_the_users_own_decides_on_numbers_that_the_episode_does_not_s
 
     assert judged(1, lookup, K12) == (1, "verify") and judged(None, lookup, K12) == (0, "references")
     assert judged(1, lookup) == (0, "references"), "the wrong calls are final"
+
+
+def test_a_listed_value_is_no_free_text_and_free_text_needs_the_ids_of_the_record(buffer: ReplayBuffer) -> None:
+    @tool
+    def ship_back(
+        order_id: str, reason: Literal["it arrived damaged or broken", "the mind has been changed"] | None = None
+    ) -> str:
+        """Ship an order back."""
+        raise AssertionError
+
+    def shipped(reason: str, order: str = "K12") -> str:
+        return render_call("ship_back", {"order_id": order, "reason": reason})
+
+    def run(statement: str) -> str:
+        return render_call("execute", {"sql": statement})
+
+    tasks = order_task("b", "The lamp of K12 is cracked."), order_task("s", "Please cancel order K12.")
+    (back, sql), done = (replace(task, tools=None) for task in tasks), render_answer("It is done.")
+    buffer.add(trace(back, (shipped("it arrived damaged or broken"), "ok"), done))
+    buffer.add(trace(sql, (run("UPDATE orders SET status = 'cancelled' WHERE id = 'K12'"), "ok"), done))
+    judge = References(TraceIndex(buffer, tools=[ship_back], writes=["ship_back", "execute"]))
+
+    def verdict(task: Task, call: str) -> tuple[float, bool]:
+        steps = [Step(observation="", action=call, next_observation="ok")]
+        result = judge.judge(Episode(task=task, steps=steps, action=done), None)
+        assert result is not None
+        return result.reward, result.final
+
+    assert verdict(back, shipped("it arrived damaged or broken")) == (1, True)
+    assert verdict(back, shipped("the mind has been changed")) == (0, True)
+    assert verdict(sql, run("UPDATE orders SET status = 'cancelled' WHERE id = 'K12'")) == (1, True)
+    assert verdict(sql, run("UPDATE orders SET state = 'cancelled' WHERE id = 'K12'")) == (1, False), "another judge reads it"
+    assert verdict(sql, run("DELETE FROM customers WHERE 1 = 1")) == (0, False)
+
+
+def test_in_a_conversation_the_agent_may_tell_a_fact_before_its_last_message(buffer: ReplayBuffer) -> None:
+    task = order_task("c", "Hello, please refund an order.")
+    ask, lookup = render_answer("Which order?"), render_call("get_order", {"order_id": "K12"})
+    told = render_answer("K12 is refunded: 125 EUR go to the card 4411.")
+    buffer.add(trace(task, (ask, "K12"), (lookup, CHARGED), (K12, "ok"), told))
+    judge = References(Index(buffer), conversations=True)
+
+    def reward(*moves: tuple[str, str], last: str) -> float:
+        steps = [Step(observation="", action=action, next_observation=answer) for action, answer in moves]
+        result = judge.judge(Episode(task=task, steps=steps, action=render_answer(last)), None)
+        assert result is not None
+        return result.reward
+
+    calls = (ask, "K12"), (lookup, CHARGED), (K12, "ok")
+    assert reward(*calls, last="125 EUR go to the card 4411.") == 1, "the user named K12"
+    assert reward(*calls, (told, "Thank you!"), last="You are welcome.") == 1
+    assert reward(*calls, last="You are welcome.") == 0
 
 
 def test_what_a_write_made_need_not_be_told_and_a_message_without_facts_may_be_any(buffer: ReplayBuffer) -> None:
