@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A support desk's policy, trained in a dream, judged on its real database")
     server = parser.add_mutually_exclusive_group()
     server.add_argument("--truthful", action="store_true", help="the tools' own code answers, on private copies")
-    server.add_argument("--second-tries", action="store_true", help="also imitate what the policy solves in the dream of tickets that failed")
+    server.add_argument("--second-tries", action="store_true", help="imitate failed tickets that it solves in the dream, too")
     server.add_argument("--dreamed", action="store_true", help="an experience model trained from the traces answers")
     parser.add_argument("--talking", action="store_true", help="the desk that talks, with customers who leave things out")
     parser.add_argument("--seed", type=int, default=1, help="of the shop, its traces and all training")
