@@ -27,7 +27,7 @@ from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 MANY_FOLDS = 10
-"""Folds, if fewer would find some rules from less than half of the traces."""
+"""Folds used when five would leave less than half of the traces to learn from."""
 
 
 def compile_world(

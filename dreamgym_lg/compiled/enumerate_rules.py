@@ -15,11 +15,11 @@ from dreamgym_lg.compiled.examples import (
     equal_json,
     examples_of,
     find_ids,
-    kept_tools,
+    find_may_change,
+    find_never_changed,
     label_of,
     place_of,
     recorded_keys,
-    spreads_of,
 )
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
@@ -66,9 +66,9 @@ class Rule(NamedTuple):
     """Ids that a known document contained in every example. Without such a document the outcome is unknown."""
     answered: tuple[Ref, ...]
     """As `named`, for ids that an earlier answer contained, even if it has changed since."""
-    keeps: tuple[str, ...]
+    never_changes: tuple[str, ...]
     """Reading tools whose other documents never changed after such a call. Those of other tools become unknown."""
-    spreads: tuple[str, ...]
+    may_change: tuple[str, ...]
     """Other reading tools than the bindings' whose answers it may change, without any of its ids."""
     keys: Mapping[str, Sequence[str]]
     """Binding -> keys of its document in every example. With other keys (an error, say) the outcome is unknown."""
@@ -105,12 +105,12 @@ def find_rules(
         tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys, looked_up=tool in looked_up)
         for tool in sorted(writes)
     }
-    spreads = spreads_of(traces, writes, ids)
+    may_change = find_may_change(traces, writes, ids)
     for tool, rule in rules.items():
         if rule is not None:
-            kept = kept_tools(examples[tool], rule.bindings, readers := spreads.get(tool, ()))
+            kept = find_never_changed(examples[tool], rule.bindings, readers := may_change.get(tool, ()))
             others = tuple(reader for reader in readers if reader not in {binding.tool for binding in rule.bindings})
-            rules[tool] = rule._replace(keeps=kept, spreads=others)
+            rules[tool] = rule._replace(never_changes=kept, may_change=others)
     return rules
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import parse_call, tool_schemas
-from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
+from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, find_may_change
 from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.runtime import IMPORTED, key_of, naming, only_argument, parsed, possible_ids, values_in
 from dreamgym_lg.errors import ConfigurationError
@@ -21,7 +21,7 @@ from dreamgym_lg.tasks import find_tool_uses, schemas
 from dreamgym_lg.types import Step
 
 FOLDS = 5
-RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "KEEPS", "Any", "str", "sorted"})
+RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "MAY_CHANGE", "NEVER_CHANGES", "Any", "str", "sorted"})
 """Names that `world.py` itself uses, so that no tool may have them."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},
@@ -144,19 +144,19 @@ class Recordings:
         """The documents as they were before the trace's first writing call.
 
         Left out is what a writing call may have changed before it was read: documents that contain one of the call's values,
-        documents that these refer to, and those of tools in `spreads`.
+        documents that these refer to, and those of tools in `may_change`.
         """
-        documents, read, written, spread_tools = Documents(), Documents(), set[str](), set[str]()
+        documents, read, written, may_change = Documents(), Documents(), set[str](), set[str]()
         is_common = self.common_values.__contains__
         for tool, arguments, answer in trace.calls:
             if tool in self.writes:
                 values = [each for each in values_in(dict(arguments)) if not isinstance(each, str) or is_name(each)]
                 written |= possible_ids(values, self._looked_up)
-                spread_tools |= {*self.spreads.get(tool, ())}
+                may_change |= {*self.may_change.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
             read[place] = text
-            if tool not in spread_tools and place not in naming(read, written, is_common, linked=True):
+            if tool not in may_change and place not in naming(read, written, is_common, linked=True):
                 documents.setdefault(place, text)
         return documents
 
@@ -169,12 +169,12 @@ class Recordings:
         ]
 
     @cached_property
-    def spreads(self) -> Mapping[str, Sequence[str]]:
-        """Writing tool -> reading tools that it changes without naming an id (`spreads_of`)."""
-        return spreads_of(self.records, self.writes, find_ids(self.records, self.writes))
+    def may_change(self) -> Mapping[str, Sequence[str]]:
+        """Writing tool -> reading tools that it may change although they share no id with the call (`find_may_change`)."""
+        return find_may_change(self.records, self.writes, find_ids(self.records, self.writes))
 
     @cached_property
-    def keeps(self) -> Mapping[str, Sequence[str]]:
+    def never_changes(self) -> Mapping[str, Sequence[str]]:
         """Writing tool -> reading tools that it never changed in `MIN_KEPT` later reads."""
         is_common = self.common_values.__contains__
         unchanged: dict[tuple[str, str], Counter[bool]] = {}

@@ -285,8 +285,8 @@ def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, 
     elif tool in source.READS:
         state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
     else:
-        state.forget(*values_in(dict(arguments)), keep=getattr(source, "KEEPS", {}).get(tool, ()), linked=True)
-        state.forget_answers(*source.SPREADS.get(tool, ()))
+        state.forget(*values_in(dict(arguments)), keep=source.NEVER_CHANGES.get(tool, ()), linked=True)
+        state.forget_answers(*source.MAY_CHANGE.get(tool, ()))
     return computed
 
 
@@ -412,6 +412,8 @@ def load_module(code: str | bytes, path: Path) -> ModuleType:
     module = ModuleType("compiled_world")
     module.__file__ = str(path)
     exec(compile(code, path, "exec"), vars(module))
+    for name, earlier in (("MAY_CHANGE", "SPREADS"), ("NEVER_CHANGES", "KEEPS")):
+        vars(module).setdefault(name, vars(module).get(earlier, {}))  # a world of an earlier version
     return module
 
 

@@ -188,6 +188,15 @@ def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, b
     world.close()
 
 
+def test_a_world_of_an_earlier_version_still_answers(tmp_path: Path) -> None:
+    text = "from runtime import State\nREADS, JSON, SPREADS, KEEPS = {'find': ()}, {}, {'open': ['find']}, {'open': ['get']}\n"
+    source = runtime.load_module(text, tmp_path / "world.py")
+    assert (source.MAY_CHANGE, source.NEVER_CHANGES) == ({"open": ["find"]}, {"open": ["get"]})
+    state = State({("find", "{}"): "[]", ("get", '{"id": "K1"}'): "3"})
+    follow(source, state, "open", {"id": "K1"}, "opened")
+    assert state.documents == {("find", "{}"): None, ("get", '{"id": "K1"}'): "3"}
+
+
 def test_the_changes_of_a_call_that_the_world_cannot_compute_are_unknown(compiled: Any) -> None:
     module, unknown = Module(compiled[0]), ("refund", {"order_id": "K1"}, None)
     assert module.changes("new", [unknown]) == {"": None}
@@ -672,7 +681,7 @@ def _served(app: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "KEEPS", "__class__"]
+    "tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "NEVER_CHANGES", "__class__"]
 )
 def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None:
     first = TRAJECTORIES[0]
@@ -836,7 +845,7 @@ def test_a_call_of_unknown_effect_may_change_what_its_documents_name(tmp_path: P
     state, claim, file = State(), {"claim": "L1", "employee": "E1"}, {"employee": "E1", "spent": 7}
     for tool, document in (("get_claim", claim), ("get_file", file), ("get_file", {**file, "employee": "E2"})):
         state.learn(tool, document, **{next(iter(document)): next(iter(document.values()))})
-    (source := _module({})).__dict__.update(READS=(), SPREADS={})
+    (source := _module({})).__dict__.update(READS=(), MAY_CHANGE={}, NEVER_CHANGES={})
     follow(source, state, "pay", {"claim": "L1"}, "slip 1234")
     assert [place for place, text in state.documents.items() if text is not None] == [("get_file", '{"employee": "E2"}')]
 
@@ -850,9 +859,9 @@ def test_what_ten_second_looks_saw_unchanged_is_kept(looks: int, changed: int, k
         again = file._replace(answer={**file.answer, "spent": 0}) if number < changed else file
         traces.append([claim, file, pay, *([again] if number < looks else [])])
     compile_world(_recorded(traces), tmp_path / "world", writes=["pay"])
-    keeps = {"pay": ["get_file"]} if kept else {}
-    assert f"KEEPS: dict[str, list[str]] = {keeps}\n" in (tmp_path / "world" / "world.py").read_text()
-    (source := _module({})).__dict__.update(READS=(), SPREADS={}, KEEPS=keeps)
+    never_changes = {"pay": ["get_file"]} if kept else {}
+    assert f"NEVER_CHANGES: dict[str, list[str]] = {never_changes}\n" in (tmp_path / "world" / "world.py").read_text()
+    (source := _module({})).__dict__.update(READS=(), MAY_CHANGE={}, NEVER_CHANGES=never_changes)
     state = State()
     state.learn("get_claim", {"claim": "L1", "employee": "E1"}, claim="L1")
     state.learn("get_file", {"employee": "E1"}, employee="E1")
