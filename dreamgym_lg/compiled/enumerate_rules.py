@@ -17,13 +17,14 @@ from dreamgym_lg.compiled.examples import (
     find_ids,
     find_may_change,
     find_never_changed,
+    kind_of,
     label_of,
     place_of,
     recorded_keys,
 )
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
-from dreamgym_lg.compiled.runtime import check_seen, with_keys
+from dreamgym_lg.compiled.runtime import Refusal, check_seen, with_keys
 from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
@@ -112,6 +113,38 @@ def find_rules(
             others = tuple(reader for reader in readers if reader not in {binding.tool for binding in rule.bindings})
             rules[tool] = rule._replace(never_changes=kept, may_change=others)
     return rules
+
+
+def find_unlearnable(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> set[tuple[str, str | None]]:
+    """(tool, kind) of refusals that no rule gives beside the tool's other answers (`kind_of`).
+
+    Such an error is seldom the backend's: a person rejected the call, or a limit was reached. All kinds are tried together,
+    then one by one, the most frequent first.
+    """
+    keys, ids = recorded_keys(traces, writes), find_ids(traces, writes)
+    unlearnable = set[tuple[str, str | None]]()
+    for tool, examples in examples_of(traces, writes, ids).items():
+        numbers = Counter(kind_of(each.answer) for each in examples)
+        kinds = [kind for kind, _ in numbers.most_common() if kind is not None]
+
+        def is_learned(*tried: str | None, tool: str = tool, examples: Sequence[Example] = examples) -> bool:
+            chosen = [each for each in examples if kind_of(each.answer) in (None, *tried)][:MAX_EXAMPLES]
+            rule = _find_rule(chosen, ids[tool], keys, looked_up=False)
+            return rule is not None and all(_gives(rule, chosen, kind) for kind in tried)
+
+        if kinds and not is_learned(*kinds):
+            kept = list[str | None]()
+            for kind in kinds:
+                kept += [kind] if numbers[kind] >= MIN_EXAMPLES and is_learned(*kept, kind) else []
+            unlearnable |= {(tool, kind) for kind in kinds if kind not in kept}
+    return unlearnable
+
+
+def _gives(rule: Rule, examples: Sequence[Example], kind: str | None) -> bool:
+    """True if the rule refuses the calls that were refused in this way."""
+    refused = _usable([each for each in examples if kind_of(each.answer) == kind], rule.bindings)
+    exact = sum(_is_exact(rule.answer, *each) or False for each in refused)
+    return 0 < exact >= MIN_EXACT * len(refused)
 
 
 Usable = Sequence[tuple[Example, Scope]]
@@ -335,6 +368,8 @@ def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bo
 
 def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
     """True if a later read or the answer shows the document; and its expression."""
+    if isinstance(group[0][0].answer, Refusal):  # an error changes nothing
+        return True, Ref(binding.name)
     later_reads, scopes = [], []
     for example, scope in group:
         looks, place = {**example.others_after, **example.after}, place_of(binding, scope)

@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.expressions import DATE, MENTIONED, Ref, Scope, canonical, evaluate
-from dreamgym_lg.compiled.runtime import MISSING, at, key_of, values_in
+from dreamgym_lg.compiled.runtime import MISSING, Refusal, at, key_of, values_in
+from dreamgym_lg.splits import words
 
 MIN_KEPT = 10
 """Unchanged documents that show that a writing tool never changes those of a reading tool."""
 
 
+def kind_of(answer: object) -> str | None:
+    """A refusal's words, those with a digit as 0; None for another answer."""
+    if not isinstance(answer, Refusal):
+        return None
+    return " ".join("0" if any(map(str.isdigit, word)) else word for word in words(answer.text))
+
+
 class CallRecord(NamedTuple):
-    """A recorded call: its arguments and its answer, parsed where it is JSON."""
+    """A recorded call: its arguments, and its answer, parsed where it is JSON, or `Refusal`."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -143,6 +151,8 @@ def examples_of(
             before = frozenset(label for label, value in call_ids.items() if value in answered)
             example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
             examples.setdefault(call.tool, []).append(example)
+            if isinstance(call.answer, Refusal):  # nothing changes
+                continue
             for since in since_read.values():
                 since.append(example)
             named = {*call_ids.values()}
@@ -171,6 +181,8 @@ def find_may_change(
         known = dict[tuple[str, str], tuple[Any, list[CallRecord]]]()
         for call in trace:
             place = (call.tool, key_of(call.arguments))
+            if isinstance(call.answer, Refusal):
+                continue
             if call.tool in writes:
                 for _, writes_since in known.values():
                     writes_since.append(call)

@@ -19,6 +19,7 @@ from dreamgym_lg.compiled.expressions import (
     Later,
     Put,
     Ref,
+    Refuse,
     Sorted,
     Text,
 )
@@ -101,6 +102,8 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
 
 
 def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
+    if isinstance(case.answer, Refuse):
+        return [f"{indent}return {_code(case.answer, names)}"]
     bindings = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
     for binding in map(bindings.__getitem__, case.unknown):
@@ -164,16 +167,22 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
             return f"fixed({_code(number, names)}, {digits})"
         case Text(pieces):
             return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
+        case Refuse(text):
+            return f"Refusal({_code(text, names)})"
         case Extend(start, values):
             return f"[*{_code(start, names)}, {', '.join(_code(value, names) for value in values)}]"
         case Put(start, changes):
             places = (f"([{', '.join(_step(step, names) for step in path)}], {_code(new, names)})" for path, new in changes)
             return f"put({_code(start, names)}, [{', '.join(places)}])"
-        case Build(None, values):
-            return f"[{', '.join(_code(value, names) for value in values)}]"
-        case Build(keys, values):
-            assert keys is not None
-            return "{" + ", ".join(f"{key!r}: {_code(value, names)}" for key, value in zip(keys, values, strict=True)) + "}"
+        case Build():
+            return _built(expression, names)
+
+
+def _built(build: Build, names: Mapping[str, str]) -> str:
+    values = [_code(value, names) for value in build.values]
+    if build.keys is None:
+        return f"[{', '.join(values)}]"
+    return "{" + ", ".join(f"{key!r}: {value}" for key, value in zip(build.keys, values, strict=True)) + "}"
 
 
 def _root(ref: Ref, names: Mapping[str, str]) -> str:
