@@ -124,27 +124,28 @@ def find_unlearnable(traces: Sequence[Sequence[CallRecord]], writes: Collection[
     keys, ids = recorded_keys(traces, writes), find_ids(traces, writes)
     unlearnable = set[tuple[str, str | None]]()
     for tool, examples in examples_of(traces, writes, ids).items():
-        numbers = Counter(kind_of(each.answer) for each in examples)
-        kinds = [kind for kind, _ in numbers.most_common() if kind is not None]
-
-        def is_learned(*tried: str | None, tool: str = tool, examples: Sequence[Example] = examples) -> bool:
-            chosen = [each for each in examples if kind_of(each.answer) in (None, *tried)][:MAX_EXAMPLES]
-            rule = _find_rule(chosen, ids[tool], keys, looked_up=False)
-            return rule is not None and all(_gives(rule, chosen, kind) for kind in tried)
-
-        if kinds and not is_learned(*kinds):
-            kept = list[str | None]()
-            for kind in kinds:
-                kept += [kind] if numbers[kind] >= MIN_EXAMPLES and is_learned(*kept, kind) else []
-            unlearnable |= {(tool, kind) for kind in kinds if kind not in kept}
+        counts = Counter(kind for each in examples if (kind := kind_of(each.answer)) is not None)
+        if not counts or _is_learnable([*counts], examples, ids[tool], keys):
+            continue
+        kept = list[str]()
+        for kind, number in counts.most_common():
+            if number >= MIN_EXAMPLES and _is_learnable([*kept, kind], examples, ids[tool], keys):
+                kept.append(kind)
+        unlearnable |= {(tool, kind) for kind in counts if kind not in kept}
     return unlearnable
 
 
-def _gives(rule: Rule, examples: Sequence[Example], kind: str | None) -> bool:
-    """True if the rule refuses the calls that were refused in this way."""
-    refused = _usable([each for each in examples if kind_of(each.answer) == kind], rule.bindings)
-    exact = sum(_is_exact(rule.answer, *each) or False for each in refused)
-    return 0 < exact >= MIN_EXACT * len(refused)
+def _is_learnable(kinds: Collection[str], examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys) -> bool:
+    """True if one rule gives the refusals of these kinds, and all answers that are none."""
+    chosen = [each for each in examples if kind_of(each.answer) in (None, *kinds)][:MAX_EXAMPLES]
+    if (rule := _find_rule(chosen, ids, keys, looked_up=False)) is None:
+        return False
+    for kind in kinds:
+        refused = _usable([each for each in chosen if kind_of(each.answer) == kind], rule.bindings)
+        exact = sum(_is_exact(rule.answer, *each) is True for each in refused)
+        if not 0 < exact >= MIN_EXACT * len(refused):
+            return False
+    return True
 
 
 Usable = Sequence[tuple[Example, Scope]]

@@ -654,7 +654,7 @@ OPENENV = Path(sys.prefix) / "openenv" / "bin" / "python"
 
 @walled
 @pytest.mark.slow
-def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
+def test_a_world_is_served_as_an_openenv_environment(compiled: Any, tmp_path: Path) -> None:
     if find_spec("openenv") is None and OPENENV.parents[1].joinpath(".installed").exists():
         test = f"{__file__}::test_a_world_is_served_as_an_openenv_environment"
         done = subprocess.run([OPENENV, "-m", "pytest", "-p", "no:cacheprovider", test], capture_output=True, text=True)
@@ -665,8 +665,11 @@ def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
 
     trajectory = next(each for each in TRAJECTORIES if '"refunded"' in str(each.steps))
     order = trajectory.task.id.replace("shop/", "K")
-    calls = [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1")]
-    with _served(create_openenv_app(Compiled(compiled[0]))) as url, client.GenericEnvClient(base_url=url).sync() as environment:
+    calls = [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1"), ("note", order)]
+    shutil.copytree(compiled[0], folder := tmp_path / "world")
+    with (folder / "world.py").open("a") as module:
+        module.write("\n\ndef note(state, /, **args):\n    return Refusal('the notebook is full')\n")
+    with _served(create_openenv_app(Compiled(folder))) as url, client.GenericEnvClient(base_url=url).sync() as environment:
         for _ in range(2):
             tools = environment.reset().observation["tools"]
             assert {tool["name"] for tool in tools} == {*WRITES, "get_order", "get_customer"}
@@ -674,7 +677,8 @@ def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
             answers = [environment.step(action).observation for action in actions]
             assert [json.loads(each["result"])["status"] for each in answers[:3]] == ["sent", "refunded", "refunded"]
             assert "does not know what get_order answers" in answers[3]["error"]["message"]
-            assert environment.state()["step_count"] == 3
+            assert answers[4]["result"] is None and answers[4]["error"]["message"] == "the notebook is full"
+            assert environment.state()["step_count"] == 4
 
 
 @contextlib.contextmanager
