@@ -129,7 +129,7 @@ def _replay_rules(
 def _written(
     recordings: Recordings, writer: ChatWriter, rounds: int, say: Callable[[str], None], on_progress: OnProgress
 ) -> tuple[str, Replay]:
-    """The best of the enumerated module and a chat model's, and its replay of held-out traces."""
+    """The best module, enumerated or a chat model's, and its replay of held-out traces."""
     rest, held_out = next(recordings.folds())
     best = text = _enumerated(rest, find_unlearnable(rest.records, rest.called_writes), ())
     failures, fewest = _failures(text, rest)
@@ -148,7 +148,7 @@ def _written(
 
 
 def _failures(text: str, recordings: Recordings) -> tuple[list[str], tuple[float, int]]:
-    """What a module does not replay of the traces that it was made from, and its score: the less, the better."""
+    """The calls of its own traces that a module fails, and its score (less is better)."""
     replayed = Replay(recordings)
     if problem := _replay_walled(text, recordings, recordings.traces, replayed):
         return [problem], (math.inf, 0)

@@ -136,7 +136,7 @@ def find_unlearnable(traces: Sequence[Sequence[CallRecord]], writes: Collection[
 
 
 def _is_learnable(kinds: Collection[str], examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys) -> bool:
-    """True if one rule gives the refusals of these kinds, and all answers that are none."""
+    """True if one rule gives the refusals of these kinds and all other answers."""
     chosen = [each for each in examples if kind_of(each.answer) in (None, *kinds)][:MAX_EXAMPLES]
     if (rule := _find_rule(chosen, ids, keys, looked_up=False)) is None:
         return False

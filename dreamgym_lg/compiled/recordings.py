@@ -196,7 +196,7 @@ class Recordings:
 
     @cached_property
     def may_change(self) -> Mapping[str, Sequence[str]]:
-        """Writing tool -> reading tools that it may change although they share no id with the call (`find_may_change`)."""
+        """Writing tool -> reading tools that it may change without sharing an id (`find_may_change`)."""
         return find_may_change(self.records, self.writes, find_ids(self.records, self.writes))
 
     @cached_property

@@ -274,7 +274,7 @@ class Module:
 
 
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | Refusal | None:
-    """The module's answer as text, or its refusal; None if unknown, or if the arguments do not fit."""
+    """The module's answer as text, or its refusal. None if unknown, or if the arguments do not fit."""
     try:
         answer = getattr(source, tool)(state, **arguments)
         return answer if isinstance(answer, (str, Refusal)) else json.dumps(answer, **source.JSON.get(tool, {}))
@@ -411,7 +411,7 @@ def put(document: Any, changes: Iterable[tuple[Sequence[Any], Any]]) -> Any:
 
 
 def parsed(text: str | Refusal, style: Mapping[str, Any]) -> Any:
-    """The JSON value that `json.dumps` writes exactly so in this style; else the text or the refusal."""
+    """The JSON value that `json.dumps` writes exactly so in this style. Else the text or refusal."""
     if isinstance(text, Refusal):
         return text
     try:
