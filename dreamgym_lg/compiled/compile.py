@@ -148,7 +148,7 @@ def _written(
 
 
 def _failures(text: str, recordings: Recordings) -> tuple[list[str], tuple[float, int]]:
-    """The calls of its own traces that a module fails, and its score (less is better)."""
+    """The calls of its own traces that a module fails, and its score. Less is better."""
     replayed = Replay(recordings)
     if problem := _replay_walled(text, recordings, recordings.traces, replayed):
         return [problem], (math.inf, 0)

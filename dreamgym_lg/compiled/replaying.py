@@ -131,7 +131,7 @@ class Replay:
 
     @property
     def unlearned(self) -> set[Kind]:
-        """The kinds of refusals that do not replay: too few of the answers are exact (`MIN_EXACT`)."""
+        """The kinds of refusals that do not replay: too few of their answers are exact."""
         return {
             (tool, kind)
             for (tool, kind), each in self.kinds.items()
