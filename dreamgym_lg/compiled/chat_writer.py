@@ -54,7 +54,7 @@ class ChatWriter:
         """A sentence with the calls, tokens and price of all rounds, at most. Other arguments are as of `write`."""
         read = rounds * count_tokens_approximately(self._prompt(recordings, text, failures))
         written = rounds * TOKENS_PER_FUNCTION * len(recordings.called_writes)
-        read += (rounds - 1) * written // max(rounds, 1)  # repairs read the module
+        read += (rounds - 1) * written // max(rounds, 1)  # a reply may be longer than the module before it
         return (
             f"estimate: at most {rounds} calls of {name_of(self.model)}, about {read:,} tokens read and {written:,} written, "
             f"{self.hosted.price(read, written)}; {self.hosted.path} keeps the answers"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from compiled_shop import walled
 from langchain_core.messages import AIMessage
+from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
@@ -25,6 +26,7 @@ from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState
 from dreamgym_lg.compiled.runtime import Refusal, State, follow, load_module
 from dreamgym_lg.dream import Episode, References, TraceIndex
+from dreamgym_lg.hosted import name_of
 
 EPISODES = 40
 LIMIT = "Tool call limit reached: run limit exceeded (3/3 calls)."
@@ -266,6 +268,7 @@ def test_a_chat_model_is_asked_only_for_what_the_enumerated_rules_do_not_replay(
     assert not chat.asked and "none is asked" in said[0] and refund.errors and not refund.lacking and not refund.wrong
     assert compile_desk(_recorded(disturbed=True)).exact == refund.exact, "what is enumerated stays"
     (prompt,) = chat.asked
+    assert f"at most 1 calls of {name_of(chat)}, about {count_tokens_approximately(prompt):,} tokens read" in said[1]
     assert (
         "-> Refusal(text=" in prompt[-1].text and "`Refusal(text)`" in prompt[0].text and "return Refusal(" in prompt[-1].text
     )
