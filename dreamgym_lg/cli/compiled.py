@@ -18,8 +18,8 @@ To = Annotated[Path, typer.Option(help="The folder of the world; one that is the
 Agent = Annotated[
     str | None, typer.Option(help=f"Its tools' schemas, and the marks of those that only read, count. {AGENT_HELP}")
 ]
-Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} writes code.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most: one to write, the others to repair.")]
+Writer = Annotated[str, typer.Option(help=f"[b]enumerate[/b] finds rules without a model; {EXAMPLE_MODEL} repairs these.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Calls of a chat model, at most.")]
 Prices = Annotated[tuple[float, float] | None, typer.Option(help="Of the chat model: input, output; per million tokens.")]
 World = Annotated[Path, typer.Argument(metavar="FOLDER", help="A world that `dreamgym compile` wrote.")]
 FirstTask = Annotated[
@@ -58,7 +58,7 @@ def compile_traces(
     table = Table(*columns, title="replay of left-out traces", title_justify="left")
     for each in tools:
         figures = map(str, (each.exact, each.refused, each.unknowable, each.wrong))
-        table.add_row(each.tool, "writes" if each.writes else "reads", *figures, "yes" if each.admitted else "no")
+        table.add_row(each.tool, "writes" if each.writes else "reads", *figures, each.admission)
     console.print(table)
     admitted = sum(each.admitted for each in tools)
     say(f"{admitted} of {len(tools)} tools are admitted. Read {to / 'world.py'} and {to / 'REPLAY.md'}.")

@@ -1,6 +1,7 @@
 """Compiles recorded traces into a world. Its module answers calls, and is admitted where it replays them."""
 
 import json
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -14,8 +15,8 @@ from langchain_core.tools import BaseTool
 
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.chat_writer import ChatWriter
-from dreamgym_lg.compiled.enumerate_rules import find_rules
-from dreamgym_lg.compiled.recordings import Recordings, Trace
+from dreamgym_lg.compiled.enumerate_rules import find_rules, find_unlearnable
+from dreamgym_lg.compiled.recordings import Kind, Recordings, Trace
 from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import State, follow, load_module
@@ -26,8 +27,10 @@ from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
+MIN_ANSWERED = 0.9
+"""Share of a writing tool's calls about known entities that its rule has to answer. With less a chat model is asked."""
 MANY_FOLDS = 10
-"""Folds, if fewer would find some rules from less than half of the traces."""
+"""Folds used when five would leave less than half of the traces to learn from."""
 
 
 def compile_world(
@@ -51,11 +54,11 @@ def compile_world(
 
     Args:
         out: The folder; an existing world there is replaced.
-        writer: `enumerate` finds rules without a model. A chat model, or its name, writes the module and repairs what does not
-            replay; its code runs behind the wall alone.
+        writer: `enumerate` finds rules without a model. A chat model, or its name, repairs what these do not replay; its code
+            runs behind the wall alone.
         tools, writes: As of `find_tool_uses`.
         environment: Name of the environment whose traces are compiled. Default: all of the buffer's.
-        rounds: Most calls of a chat model: one to write, the others to repair.
+        rounds: Most calls of a chat model.
         hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): after a
             kill the same call goes on, and pays for no answer twice.
         say: Called with an estimate of a chat model's calls, tokens and price.
@@ -68,66 +71,91 @@ def compile_world(
     if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
         raise ConfigurationError(f"{str(out)!r} holds other files than a compiled world's: give a new folder")
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
-    replay = Replay(recordings)
     if writer == "enumerate":
-        _replay_rules(recordings, replay, on_progress)
-        # a tool with wrong answers gets a rule that answers only about entities that were looked up before
-        inexact = [each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted]
-        if inexact:
-            replay = Replay(recordings)
-            _replay_rules(recordings, replay, on_progress, looked_up=inexact)
-        text = _enumerated(recordings, inexact)
+        text, replay = _enumerate(recordings, min_lower, on_progress)
     else:
         hosted = hosted or Hosted()
         hosted.keep_in(out.with_name(f"{out.name}-answers.db"))
-        chat_writer = ChatWriter(writer, hosted)
-        say(chat_writer.estimate(recordings, rounds))
-        text = _written(recordings, replay, chat_writer, rounds, on_progress)
+        text, replay = _written(recordings, ChatWriter(writer, hosted), rounds, say, on_progress)
     report = replay.report(min_lower)
     with whole_folder(out) as folder:
-        _write_folder(folder, text, recordings, report)
+        _write_folder(folder, text, recordings.without_refusals(replay.unlearned), report)
+        (folder / "REPLAY.md").write_text(replay_page(report, min_lower))
     return report
 
 
-def _enumerated(recordings: Recordings, looked_up: Sequence[str]) -> str:
+def _enumerate(recordings: Recordings, min_lower: float, on_progress: OnProgress) -> tuple[str, Replay]:
+    """A module of rules found without a model, and its replay."""
+    left_out, looked_up = find_unlearnable(recordings.records, recordings.called_writes), set[str]()
+    while True:
+        replay = _replay_rules(recordings, on_progress, left_out, looked_up)
+        # a tool with wrong answers gets a rule that answers only about entities that were looked up before
+        wrong = {each.tool for each in replay.report(min_lower) if each.writes and each.wrong and not each.admitted}
+        if not replay.unlearned <= left_out:  # first, as these may be why a rule is wrong
+            left_out |= replay.unlearned
+        elif not wrong <= looked_up:
+            looked_up |= wrong
+        else:
+            return _enumerated(recordings, left_out, looked_up), replay
+
+
+def _enumerated(recordings: Recordings, left_out: Collection[Kind], looked_up: Collection[str]) -> str:
+    recordings = recordings.without_refusals(left_out)
     rules = find_rules(recordings.records, recordings.called_writes, looked_up=looked_up)
     return write_source(recordings, write_rules(rules))
 
 
-def _replay_rules(recordings: Recordings, replay: Replay, on_progress: OnProgress, *, looked_up: Sequence[str] = ()) -> None:
-    """Replay each trace on rules found without it. They run in this process, being code of ours alone."""
+def _replay_rules(
+    recordings: Recordings, on_progress: OnProgress, left_out: Collection[Kind], looked_up: Collection[str]
+) -> Replay:
+    """Replay each trace on rules found without it. They run in this process, being code of ours alone.
+
+    Args: `left_out`, kinds of refusals that are not learned; `looked_up`, as of `find_rules`.
+    """
     folds = list(recordings.folds())
     if min(len(rest.traces) for rest, _ in folds) < len(recordings.traces) / 2:
         folds = list(recordings.folds(MANY_FOLDS))
-    advance = counter(on_progress, "compile: replay", len(folds))
+    replay, advance = Replay(recordings), counter(on_progress, "compile: replay", len(folds))
     for rest, held_out in folds:
-        source = load_module(_enumerated(rest, looked_up), Path("world.py"))
+        source = load_module(_enumerated(rest, left_out, looked_up), Path("world.py"))
         documents = {place: text for trace in rest.traces for place, text in rest.first_documents(trace).items()}
         for trace in held_out:
             state = State(documents)
             replay.add(trace, [follow(source, state, *call) for call in trace.calls])
         advance()
+    return replay
 
 
-def _written(recordings: Recordings, replay: Replay, writer: ChatWriter, rounds: int, on_progress: OnProgress) -> str:
-    """The best of a chat model's modules. `replay` counts its answers to held-out traces."""
+def _written(
+    recordings: Recordings, writer: ChatWriter, rounds: int, say: Callable[[str], None], on_progress: OnProgress
+) -> tuple[str, Replay]:
+    """The best module, enumerated or a chat model's, and its replay of held-out traces."""
     rest, held_out = next(recordings.folds())
+    best = text = _enumerated(rest, find_unlearnable(rest.records, rest.called_writes), ())
+    failures, fewest = _failures(text, rest)
+    say(writer.estimate(rest, rounds, text, failures) if failures else "the rules found without a model replay: none is asked")
     advance = counter(on_progress, "compile: write", rounds)
-    best, text, fewest, failures = "", "", None, list[str]()
     for _ in range(rounds):
-        text = write_source(rest, writer.write(rest, text, failures))
-        replayed = Replay(recordings)
-        problem = _replay_walled(text, rest, rest.traces, replayed)
-        failures = [problem] if problem else [each.difference for each in replayed.tools.values() if each.difference]
-        exact = sum(each.exact for each in replayed.tools.values() if each.writes)
-        if not problem and (fewest is None or (len(failures), -exact) < fewest):
-            best, fewest = text, (len(failures), -exact)
-        advance()
         if not failures:
             break
-    best = best or write_source(rest, "")
-    _replay_walled(best, rest, held_out, replay)
-    return best
+        text = write_source(rest, writer.write(rest, text, failures))
+        failures, score = _failures(text, rest)
+        if score < fewest:
+            best, fewest = text, score
+        advance()
+    _replay_walled(best, rest, held_out, replay := Replay(recordings))
+    return best, replay
+
+
+def _failures(text: str, recordings: Recordings) -> tuple[list[str], tuple[float, int]]:
+    """The calls of its own traces that a module fails, and its score. Less is better."""
+    replayed = Replay(recordings)
+    if problem := _replay_walled(text, recordings, recordings.traces, replayed):
+        return [problem], (math.inf, 0)
+    figures = replayed.kinds.values()
+    wrong = [each.difference for each in figures if each.wrong]
+    gaps = [each.gap for each in figures if each.writes and each.exact < MIN_ANSWERED * (each.exact + each.lacking)]
+    return [*wrong, *gaps], (len(wrong), -sum(each.exact for each in figures))
 
 
 def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], replay: Replay) -> str:
@@ -166,4 +194,3 @@ def _write_folder(folder: Path, text: str, recordings: Recordings, report: Seque
         "tools": recordings.tools,
     }
     (folder / "rules.json").write_text(json.dumps(rules, indent=2) + "\n")
-    (folder / "REPLAY.md").write_text(replay_page(report))

@@ -13,7 +13,7 @@ from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.compiled.entities import REQUEST, Place, Record, Records, object_at, writing_tools
 from dreamgym_lg.compiled.identifiers import Renaming, Type, walk_ids
 from dreamgym_lg.compiled.responder import Compiled
-from dreamgym_lg.compiled.runtime import key_of, parsed, values_in, walk
+from dreamgym_lg.compiled.runtime import Refusal, key_of, parsed, values_in, walk
 from dreamgym_lg.dream.trace_index import TraceIndex, message_text
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -258,6 +258,8 @@ def verified(world: Compiled, records: Records, task: Task) -> Task | str:
             answer = world.answer(task.id, calls, call.name, call.arguments)
             if answer is None:
                 return f"{call.name} is not answered"
+            if isinstance(answer, Refusal):
+                return f"{call.name} answers otherwise"
             lost = set(words(expected)) - set(words(answer))
             form, expected_form = (_structure(parsed(text, styles[call.name])) for text in (answer, expected))
             if answer != expected and (call.name not in writes or form != expected_form or lost & told):

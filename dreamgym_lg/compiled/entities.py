@@ -46,7 +46,8 @@ class Records:
 
     def __init__(self, index: TraceIndex, chosen: Sequence[Trajectory], environment: str | None) -> None:
         writes = frozenset(filter(index.writes, index.uses))
-        self.recordings = Recordings.of(index.replay_buffer, tools=index.tools, writes=writes, environment=environment)
+        recordings = Recordings.of(index.replay_buffer, tools=index.tools, writes=writes, environment=environment)
+        self.recordings = recordings.without_refusals()
         texts = (text for each in chosen for step in each.steps for text in (step.action, step.next_observation))
         requests = (first_observation(task) for task in index.replay_buffer.tasks())
         self.identifiers = Identifiers(self.recordings, "\n".join([*requests, *texts]))

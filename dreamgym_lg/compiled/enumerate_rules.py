@@ -15,15 +15,16 @@ from dreamgym_lg.compiled.examples import (
     equal_json,
     examples_of,
     find_ids,
-    kept_tools,
+    find_may_change,
+    find_never_changed,
+    kind_of,
     label_of,
     place_of,
     recorded_keys,
-    spreads_of,
 )
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
-from dreamgym_lg.compiled.runtime import check_seen, with_keys
+from dreamgym_lg.compiled.runtime import Refusal, check_seen, with_keys
 from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
@@ -66,9 +67,9 @@ class Rule(NamedTuple):
     """Ids that a known document contained in every example. Without such a document the outcome is unknown."""
     answered: tuple[Ref, ...]
     """As `named`, for ids that an earlier answer contained, even if it has changed since."""
-    keeps: tuple[str, ...]
+    never_changes: tuple[str, ...]
     """Reading tools whose other documents never changed after such a call. Those of other tools become unknown."""
-    spreads: tuple[str, ...]
+    may_change: tuple[str, ...]
     """Other reading tools than the bindings' whose answers it may change, without any of its ids."""
     keys: Mapping[str, Sequence[str]]
     """Binding -> keys of its document in every example. With other keys (an error, say) the outcome is unknown."""
@@ -105,13 +106,46 @@ def find_rules(
         tool: _find_rule(examples.get(tool, [])[:MAX_EXAMPLES], ids[tool], keys, looked_up=tool in looked_up)
         for tool in sorted(writes)
     }
-    spreads = spreads_of(traces, writes, ids)
+    may_change = find_may_change(traces, writes, ids)
     for tool, rule in rules.items():
         if rule is not None:
-            kept = kept_tools(examples[tool], rule.bindings, readers := spreads.get(tool, ()))
+            kept = find_never_changed(examples[tool], rule.bindings, readers := may_change.get(tool, ()))
             others = tuple(reader for reader in readers if reader not in {binding.tool for binding in rule.bindings})
-            rules[tool] = rule._replace(keeps=kept, spreads=others)
+            rules[tool] = rule._replace(never_changes=kept, may_change=others)
     return rules
+
+
+def find_unlearnable(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) -> set[tuple[str, str | None]]:
+    """(tool, kind) of refusals that no rule gives beside the tool's other answers (`kind_of`).
+
+    Such an error is seldom the backend's: a person rejected the call, or a limit was reached. All kinds are tried together,
+    then one by one, the most frequent first.
+    """
+    keys, ids = recorded_keys(traces, writes), find_ids(traces, writes)
+    unlearnable = set[tuple[str, str | None]]()
+    for tool, examples in examples_of(traces, writes, ids).items():
+        counts = Counter(kind for each in examples if (kind := kind_of(each.answer)) is not None)
+        if not counts or _is_learnable([*counts], examples, ids[tool], keys):
+            continue
+        kept = list[str]()
+        for kind, number in counts.most_common():
+            if number >= MIN_EXAMPLES and _is_learnable([*kept, kind], examples, ids[tool], keys):
+                kept.append(kind)
+        unlearnable |= {(tool, kind) for kind in counts if kind not in kept}
+    return unlearnable
+
+
+def _is_learnable(kinds: Collection[str], examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys) -> bool:
+    """True if one rule gives the refusals of these kinds and all other answers."""
+    chosen = [each for each in examples if kind_of(each.answer) in (None, *kinds)][:MAX_EXAMPLES]
+    if (rule := _find_rule(chosen, ids, keys, looked_up=False)) is None:
+        return False
+    for kind in kinds:
+        refused = _usable([each for each in chosen if kind_of(each.answer) == kind], rule.bindings)
+        exact = sum(_is_exact(rule.answer, *each) is True for each in refused)
+        if not 0 < exact >= MIN_EXACT * len(refused):
+            return False
+    return True
 
 
 Usable = Sequence[tuple[Example, Scope]]
@@ -335,6 +369,8 @@ def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bo
 
 def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
     """True if a later read or the answer shows the document; and its expression."""
+    if isinstance(group[0][0].answer, Refusal):  # an error changes nothing
+        return True, Ref(binding.name)
     later_reads, scopes = [], []
     for example, scope in group:
         looks, place = {**example.others_after, **example.after}, place_of(binding, scope)

@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dreamgym_lg.compiled.expressions import DATE, MENTIONED, Ref, Scope, canonical, evaluate
-from dreamgym_lg.compiled.runtime import MISSING, at, key_of, values_in
+from dreamgym_lg.compiled.runtime import MISSING, Refusal, at, key_of, values_in
+from dreamgym_lg.splits import words
 
 MIN_KEPT = 10
 """Unchanged documents that show that a writing tool never changes those of a reading tool."""
 
 
+def kind_of(answer: object) -> str | None:
+    """A refusal's words, those with a digit as 0; None for another answer."""
+    if not isinstance(answer, Refusal):
+        return None
+    return " ".join("0" if any(map(str.isdigit, word)) else word for word in words(answer.text))
+
+
 class CallRecord(NamedTuple):
-    """A recorded call: its arguments and its answer, parsed where it is JSON."""
+    """A recorded call: its arguments, and its answer, parsed where it is JSON, or `Refusal`."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -143,6 +151,8 @@ def examples_of(
             before = frozenset(label for label, value in call_ids.items() if value in answered)
             example = Example(number, call.arguments, call.answer, dict(known), mentioned, before)
             examples.setdefault(call.tool, []).append(example)
+            if isinstance(call.answer, Refusal):  # nothing changes
+                continue
             for since in since_read.values():
                 since.append(example)
             named = {*call_ids.values()}
@@ -159,18 +169,20 @@ def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> 
     return {canonical(value) for value in (*values_in(document), *key)}
 
 
-def spreads_of(
+def find_may_change(
     traces: Iterable[Sequence[CallRecord]], writes: Collection[str], ids: Mapping[str, Sequence[Ref]]
 ) -> dict[str, list[str]]:
     """Writing tool -> reading tools whose answers it changes without naming one of its ids.
 
     An example is the list of all open orders, after a call that opens one.
     """
-    spreads: dict[str, set[str]] = {}
+    may_change: dict[str, set[str]] = {}
     for trace in traces:
         known = dict[tuple[str, str], tuple[Any, list[CallRecord]]]()
         for call in trace:
             place = (call.tool, key_of(call.arguments))
+            if isinstance(call.answer, Refusal):
+                continue
             if call.tool in writes:
                 for _, writes_since in known.values():
                     writes_since.append(call)
@@ -179,18 +191,20 @@ def spreads_of(
             named = {value for each in writes_since for value in id_arguments(each.arguments, ids[each.tool]).values()}
             if not equal_json(before, call.answer) and not named & _values(place, before):
                 for each in writes_since:
-                    spreads.setdefault(each.tool, set()).add(call.tool)
+                    may_change.setdefault(each.tool, set()).add(call.tool)
             known[place] = (call.answer, [])
-    return {tool: sorted(readers) for tool, readers in sorted(spreads.items()) if readers}
+    return {tool: sorted(readers) for tool, readers in sorted(may_change.items()) if readers}
 
 
-def kept_tools(examples: Sequence[Example], bindings: Sequence[Binding], spreads: Collection[str]) -> tuple[str, ...]:
+def find_never_changed(
+    examples: Sequence[Example], bindings: Sequence[Binding], may_change: Collection[str]
+) -> tuple[str, ...]:
     """Reading tools whose documents contain the call's ids and never changed in `MIN_KEPT` later reads.
 
     Args: `bindings`, the documents of the tool's rule, which do not count.
     """
     unchanged: Counter[str] = Counter()
-    changed = {*spreads}
+    changed = {*may_change}
     for example in examples:
         scope = example.scope(bindings)
         bound = {place_of(binding, scope) for binding in bindings} if scope is not None else set()

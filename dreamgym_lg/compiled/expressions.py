@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import permutations, product
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from dreamgym_lg.compiled.runtime import fixed, later, put, rounded
+from dreamgym_lg.compiled.runtime import Refusal, fixed, later, put, rounded
 
 Key: TypeAlias = str | int | tuple[str, ...]
 """One step of a path. A key, an index, or (root, name) of a field whose value is the key, as in `stock[args["item"]]`."""
@@ -99,7 +99,13 @@ class Put(NamedTuple):
     changes: "tuple[tuple[tuple[Key, ...], Expression], ...]"
 
 
-Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend | Put
+class Refuse(NamedTuple):
+    """A refusal: an error with this text."""
+
+    text: "Expression"
+
+
+Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend | Put | Refuse
 
 
 @dataclass(frozen=True)
@@ -251,10 +257,12 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
             return _composed(expression, scope)
 
 
-def _composed(expression: Text | Build | Extend | Put, scope: Scope) -> Any:
+def _composed(expression: Text | Build | Extend | Put | Refuse, scope: Scope) -> Any:
     match expression:
         case Text(pieces):
             return "".join(piece if isinstance(piece, str) else str(evaluate(piece, scope)) for piece in pieces)
+        case Refuse(text):
+            return Refusal(evaluate(text, scope))
         case Extend(start, values):
             return [*evaluate(start, scope), *(evaluate(value, scope) for value in values)]
         case Put(start, changes):

@@ -18,6 +18,7 @@ from dreamgym_lg.compiled.expressions import (
     Later,
     Put,
     Ref,
+    Refuse,
     Scope,
     Sorted,
     Text,
@@ -26,7 +27,7 @@ from dreamgym_lg.compiled.expressions import (
     evaluate,
     is_number,
 )
-from dreamgym_lg.compiled.runtime import fixed
+from dreamgym_lg.compiled.runtime import Refusal, fixed
 
 _NUMBER = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?!\w)")
 MAX_SLOTS = 5
@@ -40,6 +41,9 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
 
     Args: `arithmetic`, also try sums, differences and products. With few examples and many numbers some fit by chance.
     """
+    if errors := [node.text for node in nodes if isinstance(node, Refusal)]:
+        text = generalize(errors, scopes, arithmetic=arithmetic) if len(errors) == len(nodes) else None
+        return None if text is None else Refuse(text)
     candidates = _atoms(nodes[0], scopes[0], arithmetic)
     for node, scope in zip(nodes[1:], scopes[1:], strict=True):
         candidates = [each for each in candidates if _has_value(each, node, scope)]
@@ -183,7 +187,7 @@ def _numbers(word: str, scope: Scope, arithmetic: bool) -> Iterable[tuple[str, V
 def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
     """Sort key, simplest first: a constant shared by several examples, arguments, documents, arithmetic, texts."""
     match expression:
-        case Build() | Extend() | Put():
+        case Build() | Extend() | Put() | Refuse():
             return (5, 0, "")
         case Const():
             return (0 if examples > 1 else 3, 0, "")

@@ -9,7 +9,7 @@ from dreamgym_lg.compiled.drawing import complete
 from dreamgym_lg.compiled.entities import REQUEST, Record, Records
 from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.recordings import Trace
-from dreamgym_lg.compiled.responder import Compiled, steps_of
+from dreamgym_lg.compiled.responder import Compiled, steps_of, to_answer
 from dreamgym_lg.compiled.runtime import values_in
 from dreamgym_lg.dream.parts import Answer, Episode
 from dreamgym_lg.dream.trace_index import TraceIndex
@@ -55,7 +55,7 @@ class Imputed:
         steps = [*state.documents, *steps_of(episode)]
         if (answer := self.world.answer(episode.task.id, steps, call.name, call.arguments)) is None:
             raise Unanswered(f"the compiled world does not know what {call.name} does to an entity that no trace looked up")
-        return Answer(answer)
+        return to_answer(answer)
 
     def documents(self, task: Task) -> list[list[Any]]:
         """[tool, arguments, answer] of the task's entities before its first call, recorded or else imputed."""

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from dreamgym_lg.compiled.responder import Compiled
+from dreamgym_lg.compiled.runtime import Refusal
 from dreamgym_lg.errors import MissingDependency
 
 try:
@@ -43,6 +44,8 @@ def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":
         if answer is None:
             raise ValueError(f"the world does not know what {name} answers here: no recorded call is like it")
         steps.append([name, arguments, answer])
+        if isinstance(answer, Refusal):
+            raise ValueError(answer.text)  # the client gets an error with this text
         return [types.TextContent(type="text", text=answer)]
 
     return server

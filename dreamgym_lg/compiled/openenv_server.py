@@ -39,12 +39,12 @@ class WorldEnvironment(openenv.Environment[openenv.Action, openenv.Observation, 
         answer = self._world.answer(self._task or self._id, self._steps, name, arguments)
         if answer is not None:
             self._steps.append([name, arguments, answer])
+        if isinstance(answer, str):
             return openenv.CallToolObservation(tool_name=name, result=answer)
-        unknown = openenv.ToolError(
-            error_type=openenv.ToolErrorType.EXECUTION_ERROR,
-            message=f"the world does not know what {name} answers here: no recorded call is like it",
-        )
-        return openenv.CallToolObservation(tool_name=name, result=None, error=unknown)
+        unknown = f"the world does not know what {name} answers here: no recorded call is like it"
+        message = unknown if answer is None else answer.text
+        error = openenv.ToolError(error_type=openenv.ToolErrorType.EXECUTION_ERROR, message=message)
+        return openenv.CallToolObservation(tool_name=name, result=None, error=error)
 
     def _tools(self) -> openenv.ListToolsObservation:
         schemas = self._world.schemas

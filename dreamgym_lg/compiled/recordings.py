@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import parse_call, tool_schemas
-from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, spreads_of
+from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, find_may_change, kind_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, key_of, naming, only_argument, parsed, possible_ids, values_in
+from dreamgym_lg.compiled.runtime import IMPORTED, Refusal, key_of, naming, only_argument, parsed, possible_ids, values_in
+from dreamgym_lg.dream.parts import Episode
+from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
 from dreamgym_lg.tasks import find_tool_uses, schemas
-from dreamgym_lg.types import Step
+from dreamgym_lg.types import Trajectory
 
 FOLDS = 5
-RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "SPREADS", "KEEPS", "Any", "str", "sorted"})
+RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "MAY_CHANGE", "NEVER_CHANGES", "Any", "str", "sorted"})
 """Names that `world.py` itself uses, so that no tool may have them."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},
@@ -35,20 +37,28 @@ STYLES: Sequence[Mapping[str, Any]] = (
 
 Documents = dict[tuple[str, str], str]
 """(reading tool, arguments in JSON) -> answer in JSON."""
+Call = tuple[str, Mapping[str, Any], str | Refusal]
+"""Tool, arguments, answer."""
+Kind = tuple[str, str | None]
+"""Tool, and kind of its answer (`kind_of`)."""
 
 
 class Trace(NamedTuple):
     """The tool calls of a recorded episode, in order."""
 
     task: str
-    calls: Sequence[tuple[str, Mapping[str, Any], str]]
-    """Tool, arguments, answer."""
+    calls: Sequence[Call]
 
 
-def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    for step in steps:
-        if step.valid and (call := parse_call(step.action)) is not None:
+def _calls(trajectory: Trajectory, schemas: Schemas) -> Iterator[Call]:
+    """The calls of an episode, without those that a schema refuses: no tool saw them."""
+    for step in trajectory.steps:
+        if (call := parse_call(step.action)) is None:
+            continue
+        if step.valid:
             yield call.name, call.arguments, step.next_observation
+        elif schemas.respond(Episode(task=trajectory.task, action=step.action)) is None:
+            yield call.name, call.arguments, Refusal(step.next_observation)
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,10 @@ class Recordings:
         """The real episodes of a buffer's train tasks. Raises `ConfigurationError` if no called tool is known to only read."""
         recorded = replay_buffer.real_trajectories(split="train")
         chosen = [each for each in recorded if environment in (None, each.task.environment)]
-        traces = [Trace(each.task.id, list(_calls(each.steps))) for each in chosen]
-        called = {tool for trace in traces for tool, _, _ in trace.calls}
+        schemas_of_tools = Schemas(tools)
+        traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools))) for each in chosen]
+        # a tool that only ever failed may be one that the policy made up
+        called = {tool for trace in traces for tool, _, answer in trace.calls if isinstance(answer, str)}
         # Tool names become function names in `world.py`: a trace must not inject code.
         for tool in sorted(called):
             if not tool.isidentifier() or keyword.iskeyword(tool) or tool in RESERVED or tool.startswith("__"):
@@ -85,11 +97,23 @@ class Recordings:
             )
         functions = {name: function for name, function in offered.items() if "parameters" in function}
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
-        return cls(traces, frozenset(tool for tool, use in uses.items() if use.writes), functions)
+        written = frozenset(tool for tool, use in uses.items() if use.writes)
+        all_calls = cls(traces, written, functions)
+        return all_calls._filtered(lambda tool, answer: isinstance(answer, str) or tool in called & written)
+
+    def without_refusals(self, kinds: Collection[Kind] | None = None) -> "Recordings":
+        """The recordings without refusals of these kinds; by default without any."""
+        return self._filtered(
+            lambda tool, answer: isinstance(answer, str) or (kinds is not None and (tool, kind_of(answer)) not in kinds)
+        )
+
+    def _filtered(self, keeps: Callable[[str, str | Refusal], bool]) -> "Recordings":
+        """The recordings with those calls alone whose tool and answer are kept."""
+        return replace(self, traces=[Trace(task, [c for c in calls if keeps(c[0], c[2])]) for task, calls in self.traces])
 
     @property
-    def calls(self) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-        """(tool, arguments, answer) of the calls of all traces."""
+    def calls(self) -> Iterator[Call]:
+        """The calls of all traces."""
         return (call for trace in self.traces for call in trace.calls)
 
     @property
@@ -110,7 +134,7 @@ class Recordings:
         """Tool -> the JSON format of most of its answers, one of `STYLES`."""
         answers: dict[str, list[str]] = {}
         for tool, _, answer in self.calls:
-            answers.setdefault(tool, []).append(answer)
+            answers.setdefault(tool, []).extend([answer] if isinstance(answer, str) else [])
         return {
             tool: max(STYLES, key=lambda style: sum(not isinstance(parsed(text, style), str) for text in texts))
             for tool, texts in sorted(answers.items())
@@ -144,19 +168,21 @@ class Recordings:
         """The documents as they were before the trace's first writing call.
 
         Left out is what a writing call may have changed before it was read: documents that contain one of the call's values,
-        documents that these refer to, and those of tools in `spreads`.
+        documents that these refer to, and those of tools in `may_change`.
         """
-        documents, read, written, spread_tools = Documents(), Documents(), set[str](), set[str]()
+        documents, read, written, may_change = Documents(), Documents(), set[str](), set[str]()
         is_common = self.common_values.__contains__
         for tool, arguments, answer in trace.calls:
+            if isinstance(answer, Refusal):
+                continue
             if tool in self.writes:
                 values = [each for each in values_in(dict(arguments)) if not isinstance(each, str) or is_name(each)]
                 written |= possible_ids(values, self._looked_up)
-                spread_tools |= {*self.spreads.get(tool, ())}
+                may_change |= {*self.may_change.get(tool, ())}
                 continue
             place, text = (tool, key_of(arguments)), json.dumps(parsed(answer, self.styles[tool]))
             read[place] = text
-            if tool not in spread_tools and place not in naming(read, written, is_common, linked=True):
+            if tool not in may_change and place not in naming(read, written, is_common, linked=True):
                 documents.setdefault(place, text)
         return documents
 
@@ -169,18 +195,20 @@ class Recordings:
         ]
 
     @cached_property
-    def spreads(self) -> Mapping[str, Sequence[str]]:
-        """Writing tool -> reading tools that it changes without naming an id (`spreads_of`)."""
-        return spreads_of(self.records, self.writes, find_ids(self.records, self.writes))
+    def may_change(self) -> Mapping[str, Sequence[str]]:
+        """Writing tool -> reading tools that it may change without sharing an id (`find_may_change`)."""
+        return find_may_change(self.records, self.writes, find_ids(self.records, self.writes))
 
     @cached_property
-    def keeps(self) -> Mapping[str, Sequence[str]]:
+    def never_changes(self) -> Mapping[str, Sequence[str]]:
         """Writing tool -> reading tools that it never changed in `MIN_KEPT` later reads."""
         is_common = self.common_values.__contains__
         unchanged: dict[tuple[str, str], Counter[bool]] = {}
         for trace in self.records:
             read, writes_since = Documents(), dict[tuple[str, str], list[str]]()
             for call in trace:
+                if isinstance(call.answer, Refusal):
+                    continue
                 if call.tool in self.writes:
                     names = possible_ids(values_in(dict(call.arguments)), self._looked_up)
                     for place in naming(read, names, is_common, linked=True):

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.recordings import Trace
+from dreamgym_lg.compiled.runtime import Refusal
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import ModelJudge
 from dreamgym_lg.dream.model import Model
@@ -63,7 +64,7 @@ class Compiled:
             return None
         own = episode.own_traces
         answer = self.answer(episode.task.id, steps_of(episode), call.name, call.arguments, own=own)
-        return None if answer is None else Answer(answer)
+        return None if answer is None else to_answer(answer)
 
     def lookups(self, episode: Episode) -> list[Step]:
         """Current look-ups of the entities in the call, without those already in the episode."""
@@ -87,15 +88,15 @@ class Compiled:
 
     def answer(
         self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any], *, own: bool = True
-    ) -> str | None:
+    ) -> str | Refusal | None:
         """The answer to a call after these steps; None if it is unknown.
 
-        Args: `steps`, lists of tool, arguments and answer; an answer of None is computed by the world. `own`, False to leave
-            out the documents of the task's own traces.
+        Args: `steps`, lists of tool, arguments and answer, for an error in a list; an answer of None is computed by the
+            world. `own`, False to leave out the documents of the task's own traces.
         """
-        answer = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)], own=own)
-        if answer is not None and not isinstance(answer, str):
-            raise self._lost(f"answered {tool} with {type(answer).__name__} instead of a text")
+        reply = self._ask("respond", task=task, steps=steps, call=[tool, dict(arguments)], own=own)
+        if (answer := _reply(reply)) is None and reply is not None:
+            raise self._lost(f"answered {tool} with {type(reply).__name__} instead of a text")
         return answer
 
     def changes(self, task: str, steps: list[list[Any]], *, own: bool = True) -> dict[str, str | None]:
@@ -111,12 +112,12 @@ class Compiled:
             self._process = None
             self._end()
 
-    def replay(self, trace: Trace) -> list[str | None]:
+    def replay(self, trace: Trace) -> list[str | Refusal | None]:
         """The world's answer to each call of a trace, given after the recorded ones. Tools need not be admitted."""
         answers = self._ask("replay", steps=[[tool, dict(arguments), answer] for tool, arguments, answer in trace.calls])
         if not isinstance(answers, list) or len(answers) != len(trace.calls):
             raise self._lost("did not answer each call of a trace")
-        return [answer if isinstance(answer, str) else None for answer in answers]
+        return list(map(_reply, answers))
 
     def _ask(self, method: str, **arguments: Any) -> Any:
         """Call a method of `runtime.Module` in the process."""
@@ -152,9 +153,28 @@ class Compiled:
 
 
 def steps_of(episode: Episode) -> list[list[Any]]:
-    """[tool, arguments, answer] of the episode's valid calls, after the drawn look-ups of its task."""
-    calls = [(parse_call(step.action), step.next_observation) for step in episode.steps if step.valid]
-    return _drawn(episode) + [[call.name, dict(call.arguments), answer] for call, answer in calls if call is not None]
+    """[tool, arguments, answer] of the episode's calls, after the drawn look-ups of its task. An error is in a list."""
+    calls = [(parse_call(step.action), step) for step in episode.steps]
+    return _drawn(episode) + [
+        [call.name, dict(call.arguments), step.next_observation if step.valid else [step.next_observation]]
+        for call, step in calls
+        if call is not None
+    ]
+
+
+def to_answer(reply: str | Refusal) -> Answer:
+    """A world's reply as a responder's answer."""
+    return Answer(reply.text, valid=False) if isinstance(reply, Refusal) else Answer(reply)
+
+
+def _reply(value: Any) -> str | Refusal | None:
+    """A reply of the process; None for something else than a text or a refusal."""
+    match value:
+        case str(text):
+            return text
+        case [str(text)]:
+            return Refusal(text)
+    return None
 
 
 def _drawn(episode: Episode) -> list[list[Any]]:

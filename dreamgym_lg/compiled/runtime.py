@@ -14,11 +14,11 @@ from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 IMPORTED = (
-    "MISSING, State, Unknown, agreed, at, at_most, below, check_apart, check_seen, fixed, later, named, put, rounded, same, "
-    "with_keys"
+    "MISSING, Refusal, State, Unknown, agreed, at, at_most, below, check_apart, check_seen, fixed, later, named, put, rounded, "
+    "same, with_keys"
 )
 """Names that `world.py` imports from this file."""
 MEMORY = 2**30
@@ -27,6 +27,12 @@ MEMORY = 2**30
 
 class Unknown(LookupError):
     """The world does not know the answer; the dream then asks its next responder."""
+
+
+class Refusal(NamedTuple):
+    """The answer of a tool that ends in an error. In JSON a list of its text."""
+
+    text: str
 
 
 class State:
@@ -124,8 +130,8 @@ class State:
         return {place: text for place, text in self.documents.items() if text is not None}
 
 
-Steps = Iterable[tuple[str, Mapping[str, Any], str | None]]
-"""(tool, arguments, answer) of an episode's calls. An answer of None is computed by the module."""
+Steps = Iterable[tuple[str, Mapping[str, Any], str | Sequence[str] | None]]
+"""(tool, arguments, answer) of an episode's calls. An error is a list of its text; None is computed by the module."""
 
 
 def key_of(arguments: Mapping[str, Any]) -> str:
@@ -227,13 +233,13 @@ class Module:
             return State(self.by_task.get(task, {}), self.documents)
         return State(*(documents for other, documents in reversed(self.by_task.items()) if other != task))  # the newest first
 
-    def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]], own: bool = True) -> str | None:
+    def respond(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]], own: bool = True) -> str | Refusal | None:
         """The answer to a call after these steps; None if unknown or not admitted. Args: `own`, as for `state`."""
         state = self.state(task, own=own)
         self._take(steps, state)
         return answer_of(self.source, state, *call) if self.admitted.get(call[0]) else None
 
-    def replay(self, steps: Steps) -> list[str | None]:
+    def replay(self, steps: Steps) -> list[str | Refusal | None]:
         """The module's answer to each recorded call, given after the recorded ones before it."""
         state = State(self.documents)
         return [follow(self.source, state, tool, arguments, answer or "") for tool, arguments, answer in steps]
@@ -253,40 +259,47 @@ class Module:
         self._take(steps, state)
         for tool, key in state.about(call[1]):
             answer = answer_of(self.source, state.copy(), tool, json.loads(key)) if self.admitted.get(tool) else None
-            looks += [] if answer is None else [[tool, json.loads(key), answer]]
+            looks += [[tool, json.loads(key), answer]] if isinstance(answer, str) else []
         return looks
 
     def _take(self, steps: Steps, state: State) -> bool:
-        """Apply these steps to a state. False if a step without an answer gets none from the module."""
+        """Apply these steps to a state. False if a step without an answer gets none, or an error, from the module."""
         is_known = True
         for tool, arguments, answer in steps:
             if answer is None:
-                is_known &= answer_of(self.source, state, tool, arguments) is not None
+                is_known &= isinstance(answer_of(self.source, state, tool, arguments), str)
             else:
                 follow(self.source, state, tool, arguments, answer)
         return is_known
 
 
-def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """The module's answer as text; None if unknown, or if the arguments do not fit."""
+def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | Refusal | None:
+    """The module's answer as text, or its refusal. None if unknown, or if the arguments do not fit."""
     try:
         answer = getattr(source, tool)(state, **arguments)
-        return answer if isinstance(answer, str) else json.dumps(answer, **source.JSON.get(tool, {}))
+        return answer if isinstance(answer, (str, Refusal)) else json.dumps(answer, **source.JSON.get(tool, {}))
     except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
 
 
-def follow(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str) -> str | None:
-    """Apply a recorded call and return the module's answer. Where they differ, learn the document or forget the effect."""
+def follow(
+    source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any], answer: str | Sequence[str]
+) -> str | Refusal | None:
+    """Apply a recorded call and return the module's answer.
+
+    Where they differ, learn the document or forget the effect. An error that the module does not give changed nothing.
+    """
     trial = state.copy()
     computed = answer_of(source, trial, tool, arguments)
-    if computed == answer:
+    if computed == (answer if isinstance(answer, str) else Refusal(*answer)):
         state.take(trial)
+    elif not isinstance(answer, str):
+        pass
     elif tool in source.READS:
         state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
     else:
-        state.forget(*values_in(dict(arguments)), keep=getattr(source, "KEEPS", {}).get(tool, ()), linked=True)
-        state.forget_answers(*source.SPREADS.get(tool, ()))
+        state.forget(*values_in(dict(arguments)), keep=source.NEVER_CHANGES.get(tool, ()), linked=True)
+        state.forget_answers(*source.MAY_CHANGE.get(tool, ()))
     return computed
 
 
@@ -397,8 +410,10 @@ def put(document: Any, changes: Iterable[tuple[Sequence[Any], Any]]) -> Any:
     return copy
 
 
-def parsed(text: str, style: Mapping[str, Any]) -> Any:
-    """The JSON value that `json.dumps` writes exactly so in this style; else the text."""
+def parsed(text: str | Refusal, style: Mapping[str, Any]) -> Any:
+    """The JSON value that `json.dumps` writes exactly so in this style. Else the text or refusal."""
+    if isinstance(text, Refusal):
+        return text
     try:
         value = json.loads(text)
     except ValueError:
@@ -412,6 +427,8 @@ def load_module(code: str | bytes, path: Path) -> ModuleType:
     module = ModuleType("compiled_world")
     module.__file__ = str(path)
     exec(compile(code, path, "exec"), vars(module))
+    for name, earlier in (("MAY_CHANGE", "SPREADS"), ("NEVER_CHANGES", "KEEPS")):
+        vars(module).setdefault(name, vars(module).get(earlier, {}))  # a world of an earlier version
     return module
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dreamgym_lg.compiled.enumerate_rules import Case, Rule
-from dreamgym_lg.compiled.examples import Binding, label_of
+from dreamgym_lg.compiled.examples import MIN_KEPT, Binding, label_of
 from dreamgym_lg.compiled.expressions import (
     MENTIONED,
     Arithmetic,
@@ -19,6 +19,7 @@ from dreamgym_lg.compiled.expressions import (
     Later,
     Put,
     Ref,
+    Refuse,
     Sorted,
     Text,
 )
@@ -40,17 +41,17 @@ READS = {{reads!r}}
 """Tools that change nothing, with their arguments."""
 JSON: dict[str, dict[str, Any]] = {{styles!r}}
 """How each tool writes JSON."""
-SPREADS: dict[str, list[str]] = {{spreads!r}}
-"""Reading tools whose answers may change behind a call that names nothing of theirs."""
-KEEPS: dict[str, list[str]] = {{keeps!r}}
-"""Reading tools whose answers a call never changed, although it names what they are about."""
+MAY_CHANGE: dict[str, list[str]] = {{may_change!r}}
+"""Writing tool -> look-ups that it may change although they share no id with the call, such as a list of open orders."""
+NEVER_CHANGES: dict[str, list[str]] = {{never_changes!r}}
+"""Writing tool -> look-ups about its ids that never changed in {MIN_KEPT} recorded checks."""
 '''
 
 
 def write_source(recordings: Recordings, functions: str) -> str:
     """The text of `world.py`. Args: `functions`, the code of the writing tools."""
     styles = {tool: dict(style) for tool, style in recordings.styles.items()}
-    effects = {"spreads": dict(recordings.spreads), "keeps": dict(recordings.keeps)}
+    effects = {"may_change": dict(recordings.may_change), "never_changes": dict(recordings.never_changes)}
     head = HEAD.format(traces=len(recordings.traces), reads=dict(recordings.reads), styles=styles, **effects)
     return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
 
@@ -101,6 +102,8 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
 
 
 def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
+    if isinstance(case.answer, Refuse):
+        return [f"{indent}return {_code(case.answer, names)}"]
     bindings = {binding.name: binding for binding in rule.bindings}
     lines = [f"{indent}answer = {_code(case.answer, names)}"]
     for binding in map(bindings.__getitem__, case.unknown):
@@ -108,11 +111,11 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
     if rule.ids:
         named = ", ".join(_at(ref, names) for ref in rule.ids)
         unknown = {bindings[name].tool for name in case.unknown}
-        kept = sorted({*rule.keeps, *(binding.tool for binding in rule.bindings)} - unknown)
+        kept = sorted({*rule.never_changes, *(binding.tool for binding in rule.bindings)} - unknown)
         linked = ", linked=True" if case.unknown else ""
         lines.append(f"{indent}state.forget({named}, keep={kept!r}{linked})")
-    if rule.spreads:
-        lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.spreads))})")
+    if rule.may_change:
+        lines.append(f"{indent}state.forget_answers({', '.join(map(repr, rule.may_change))})")
     for name, document in case.effects:
         binding = bindings[name]
         lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, **{_call(binding, names)})")
@@ -164,16 +167,22 @@ def _code(expression: Expression, names: Mapping[str, str]) -> str:
             return f"fixed({_code(number, names)}, {digits})"
         case Text(pieces):
             return " + ".join(repr(piece) if isinstance(piece, str) else f"str({_code(piece, names)})" for piece in pieces)
+        case Refuse(text):
+            return f"Refusal({_code(text, names)})"
         case Extend(start, values):
             return f"[*{_code(start, names)}, {', '.join(_code(value, names) for value in values)}]"
         case Put(start, changes):
             places = (f"([{', '.join(_step(step, names) for step in path)}], {_code(new, names)})" for path, new in changes)
             return f"put({_code(start, names)}, [{', '.join(places)}])"
-        case Build(None, values):
-            return f"[{', '.join(_code(value, names) for value in values)}]"
-        case Build(keys, values):
-            assert keys is not None
-            return "{" + ", ".join(f"{key!r}: {_code(value, names)}" for key, value in zip(keys, values, strict=True)) + "}"
+        case Build():
+            return _built(expression, names)
+
+
+def _built(build: Build, names: Mapping[str, str]) -> str:
+    values = [_code(value, names) for value in build.values]
+    if build.keys is None:
+        return f"[{', '.join(values)}]"
+    return "{" + ", ".join(f"{key!r}: {value}" for key, value in zip(build.keys, values, strict=True)) + "}"
 
 
 def _root(ref: Ref, names: Mapping[str, str]) -> str:

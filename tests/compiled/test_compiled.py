@@ -33,7 +33,7 @@ from dreamgym_lg.compiled.examples import CallRecord
 from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Scope, Text
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.recordings import Recordings
-from dreamgym_lg.compiled.replaying import ToolReplay
+from dreamgym_lg.compiled.replaying import ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
 from dreamgym_lg.compiled.source import write_rules
@@ -120,6 +120,16 @@ def test_why_a_writing_tool_is_not_admitted(exact: int, wrong: int, refused: int
     assert tool.refusal.startswith(why) and bool(why) is not tool.admitted
 
 
+def test_the_page_states_the_rule_of_admission_and_which_tools_were_not_measured() -> None:
+    tools = [ToolReplay("find", False, refused=4), ToolReplay("get", False, 3), ToolReplay("refund", True, 90, wrong=5)]
+    for tool in tools:
+        tool.admit(0.6)
+    page = replay_page(tools, 0.6)
+    assert "at least 99% of its answers are exact" in page and "also begin at\n0.6 or above" in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [row[-1] for row in rows] == ["yes, not measured |", "yes |", "no |"]
+
+
 @walled
 def test_another_module_has_another_digest(compiled: Any, tmp_path: Path) -> None:
     """The gate measures it anew."""
@@ -188,6 +198,15 @@ def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, b
     world.close()
     assert world.respond(Episode(task=trajectory.task, action=look)) is not None, "in a new process"
     world.close()
+
+
+def test_a_world_of_an_earlier_version_still_answers(tmp_path: Path) -> None:
+    text = "from runtime import State\nREADS, JSON, SPREADS, KEEPS = {'find': ()}, {}, {'open': ['find']}, {'open': ['get']}\n"
+    source = runtime.load_module(text, tmp_path / "world.py")
+    assert (source.MAY_CHANGE, source.NEVER_CHANGES) == ({"open": ["find"]}, {"open": ["get"]})
+    state = State({("find", "{}"): "[]", ("get", '{"id": "K1"}'): "3"})
+    follow(source, state, "open", {"id": "K1"}, "opened")
+    assert state.documents == {("find", "{}"): None, ("get", '{"id": "K1"}'): "3"}
 
 
 def test_the_changes_of_a_call_that_the_world_cannot_compute_are_unknown(compiled: Any) -> None:
@@ -470,12 +489,12 @@ SPITEFUL = RIGHT + "\nimport os\nos._exit(9)\n"
 
 @walled
 @pytest.mark.parametrize(
-    ("modules", "calls", "refused"),
-    [([RIGHT], 1, set()), ([NEARLY, RIGHT], 2, set()), ([WRONG] * 2, 2, {"refund"}), ([SPITEFUL] * 2, 2, set(WRITES))],
+    ("modules", "calls", "better"),
+    [([RIGHT], 1, True), ([NEARLY, RIGHT], 2, True), ([WRONG] * 2, 2, False), ([SPITEFUL] * 2, 2, False)],
     ids=["right", "repaired", "wrong", "hostile"],
 )
-def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
-    modules: list[str], calls: int, refused: set[str], buffer: ReplayBuffer, tmp_path: Path
+def test_a_chat_model_repairs_the_enumerated_module_which_stays_unless_a_reply_is_better(
+    modules: list[str], calls: int, better: bool, buffer: ReplayBuffer, tmp_path: Path
 ) -> None:
     chat_models = pytest.importorskip("langchain_openai")
     from chat_server import ChatServer
@@ -490,13 +509,15 @@ def test_a_chat_model_writes_the_module_and_repairs_what_does_not_replay(
     try:
         model = chat_models.ChatOpenAI(model="writer", base_url=server.url, api_key="none", temperature=0)
         report = compile_world(
-            buffer, tmp_path / "shop", writer=model, writes=WRITES, min_lower=0.5, on_progress=lambda *_: None
+            buffer, tmp_path / "shop", writer=model, writes=WRITES, min_lower=0.5, rounds=2, on_progress=lambda *_: None
         )
     finally:
         server.stop()
     assert len(prompts) == calls
-    assert {each.tool for each in report if each.writes and not each.admitted} == refused
-    assert ("It does not replay" in prompts[-1]) is (calls > 1)
+    assert all(each.admitted and not each.wrong for each in report)
+    written = (tmp_path / "shop" / "world.py").read_text()
+    assert (RIGHT.strip() in written) is better and ("check_mentions" in written) is not better
+    assert "check_mentions" in prompts[0] and "the world knows no answer" in prompts[0], "what is enumerated comes first"
     assert calls == 1 or modules[0].strip() in prompts[-1], "the failures are of the module that is shown"
     if modules[0] == NEARLY:
         assert "refund" in prompts[-1].rpartition("It does not replay")[2] and "too much" in prompts[-1]
@@ -635,7 +656,7 @@ OPENENV = Path(sys.prefix) / "openenv" / "bin" / "python"
 
 @walled
 @pytest.mark.slow
-def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
+def test_a_world_is_served_as_an_openenv_environment(compiled: Any, tmp_path: Path) -> None:
     if find_spec("openenv") is None and OPENENV.parents[1].joinpath(".installed").exists():
         test = f"{__file__}::test_a_world_is_served_as_an_openenv_environment"
         done = subprocess.run([OPENENV, "-m", "pytest", "-p", "no:cacheprovider", test], capture_output=True, text=True)
@@ -646,8 +667,11 @@ def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
 
     trajectory = next(each for each in TRAJECTORIES if '"refunded"' in str(each.steps))
     order = trajectory.task.id.replace("shop/", "K")
-    calls = [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1")]
-    with _served(create_openenv_app(Compiled(compiled[0]))) as url, client.GenericEnvClient(base_url=url).sync() as environment:
+    calls = [("get_order", order), ("refund", order), ("get_order", order), ("get_order", "K1"), ("note", order)]
+    shutil.copytree(compiled[0], folder := tmp_path / "world")
+    with (folder / "world.py").open("a") as module:
+        module.write("\n\ndef note(state, /, **args):\n    return Refusal('the notebook is full')\n")
+    with _served(create_openenv_app(Compiled(folder))) as url, client.GenericEnvClient(base_url=url).sync() as environment:
         for _ in range(2):
             tools = environment.reset().observation["tools"]
             assert {tool["name"] for tool in tools} == {*WRITES, "get_order", "get_customer"}
@@ -655,7 +679,8 @@ def test_a_world_is_served_as_an_openenv_environment(compiled: Any) -> None:
             answers = [environment.step(action).observation for action in actions]
             assert [json.loads(each["result"])["status"] for each in answers[:3]] == ["sent", "refunded", "refunded"]
             assert "does not know what get_order answers" in answers[3]["error"]["message"]
-            assert environment.state()["step_count"] == 3
+            assert answers[4]["result"] is None and answers[4]["error"]["message"] == "the notebook is full"
+            assert environment.state()["step_count"] == 4
 
 
 @contextlib.contextmanager
@@ -674,7 +699,7 @@ def _served(app: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "KEEPS", "__class__"]
+    "tool", ["x(): pass\nimport os\nos._exit(1)\ndef y", "get-order", "class", "State", "NEVER_CHANGES", "__class__"]
 )
 def test_a_tool_name_in_a_trace_is_never_code(tool: str, tmp_path: Path) -> None:
     first = TRAJECTORIES[0]
@@ -838,7 +863,7 @@ def test_a_call_of_unknown_effect_may_change_what_its_documents_name(tmp_path: P
     state, claim, file = State(), {"claim": "L1", "employee": "E1"}, {"employee": "E1", "spent": 7}
     for tool, document in (("get_claim", claim), ("get_file", file), ("get_file", {**file, "employee": "E2"})):
         state.learn(tool, document, **{next(iter(document)): next(iter(document.values()))})
-    (source := _module({})).__dict__.update(READS=(), SPREADS={})
+    (source := _module({})).__dict__.update(READS=(), MAY_CHANGE={}, NEVER_CHANGES={})
     follow(source, state, "pay", {"claim": "L1"}, "slip 1234")
     assert [place for place, text in state.documents.items() if text is not None] == [("get_file", '{"employee": "E2"}')]
 
@@ -852,9 +877,9 @@ def test_what_ten_second_looks_saw_unchanged_is_kept(looks: int, changed: int, k
         again = file._replace(answer={**file.answer, "spent": 0}) if number < changed else file
         traces.append([claim, file, pay, *([again] if number < looks else [])])
     compile_world(_recorded(traces), tmp_path / "world", writes=["pay"])
-    keeps = {"pay": ["get_file"]} if kept else {}
-    assert f"KEEPS: dict[str, list[str]] = {keeps}\n" in (tmp_path / "world" / "world.py").read_text()
-    (source := _module({})).__dict__.update(READS=(), SPREADS={}, KEEPS=keeps)
+    never_changes = {"pay": ["get_file"]} if kept else {}
+    assert f"NEVER_CHANGES: dict[str, list[str]] = {never_changes}\n" in (tmp_path / "world" / "world.py").read_text()
+    (source := _module({})).__dict__.update(READS=(), MAY_CHANGE={}, NEVER_CHANGES=never_changes)
     state = State()
     state.learn("get_claim", {"claim": "L1", "employee": "E1"}, claim="L1")
     state.learn("get_file", {"employee": "E1"}, employee="E1")
