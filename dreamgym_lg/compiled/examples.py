@@ -1,6 +1,7 @@
 """Examples to learn rules from: writing calls with the documents read before and after them."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ def kind_of(answer: object) -> str | None:
     if not isinstance(answer, Refusal):
         return None
     return " ".join("0" if any(map(str.isdigit, word)) else word for word in words(answer.text))
+
+
+_WORD = re.compile(r"\w(?:[\w@./-]*\w)?")
 
 
 class CallRecord(NamedTuple):
@@ -99,7 +103,7 @@ def find_ids(traces: Sequence[Sequence[CallRecord]], writes: Collection[str]) ->
         answered = set[str]()
         for call in trace:
             if call.tool not in writes:
-                answered |= set(map(canonical, values_in(call.answer)))
+                answered |= _contents(call.answer)
                 continue
             for ref, value in Scope(call.arguments, {}).nodes.items():
                 if not any(isinstance(step, int) for step in ref.path):
@@ -143,9 +147,9 @@ def examples_of(
                     since[0].others_after[place] = call.answer
                 since_read[place] = []
                 known[place] = call.answer
-                answered |= _values(place, call.answer, with_key=False)
+                answered |= _contents(call.answer)
                 continue
-            values = {value for place, document in known.items() for value in _values(place, document, with_key=False)}
+            values = {value for document in known.values() for value in _contents(document)}
             call_ids = id_arguments(call.arguments, ids[call.tool])
             mentioned = {label: value in values for label, value in call_ids.items()}
             before = frozenset(label for label, value in call_ids.items() if value in answered)
@@ -163,10 +167,15 @@ def examples_of(
     return examples
 
 
-def _values(place: tuple[str, str], document: Any, *, with_key: bool = True) -> set[str]:
-    """The values in a document and, `with_key`, its reading call's arguments, as JSON."""
-    key = json.loads(place[1]).values() if with_key else ()
-    return {canonical(value) for value in (*values_in(document), *key)}
+def _values(place: tuple[str, str], document: Any) -> set[str]:
+    """The values in a document and in its reading call's arguments, as JSON."""
+    return _contents(document).union(map(canonical, json.loads(place[1]).values()))
+
+
+def _contents(document: Any) -> set[str]:
+    """The values in a document as JSON; of a text also its words."""
+    words = _WORD.findall(document) if isinstance(document, str) else ()
+    return {canonical(value) for value in (*values_in(document), *words)}
 
 
 def find_may_change(

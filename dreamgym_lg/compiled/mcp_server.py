@@ -28,7 +28,7 @@ def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":
     Args: `task`, id of a recorded task, whose own first documents then come before those of others.
     """
     server: Server[Any, Any] = Server(world.folder.name)
-    sessions: WeakKeyDictionary[Any, list[list[Any]]] = WeakKeyDictionary()
+    sessions: WeakKeyDictionary[Any, tuple[asyncio.Lock, list[list[Any]]]] = WeakKeyDictionary()
 
     @server.list_tools()
     async def list_tools() -> list[types.Tool]:
@@ -39,11 +39,12 @@ def create_server(world: Compiled, *, task: str = "") -> "Server[Any, Any]":
 
     @server.call_tool(validate_input=True)
     async def call_tool(name: str, arguments: dict[str, Any]) -> list[types.TextContent]:
-        steps = sessions.setdefault(server.request_context.session, [])
-        answer = await asyncio.to_thread(world.answer, task, steps, name, arguments)
-        if answer is None:
-            raise ValueError(f"the world does not know what {name} answers here: no recorded call is like it")
-        steps.append([name, arguments, answer])
+        lock, steps = sessions.setdefault(server.request_context.session, (asyncio.Lock(), []))
+        async with lock:  # a client may send several calls at once: each changes the state for the next
+            answer = await asyncio.to_thread(world.answer, task, steps, name, arguments)
+            if answer is None:
+                raise ValueError(f"the world does not know what {name} answers here: no recorded call is like it")
+            steps.append([name, arguments, answer])
         if isinstance(answer, Refusal):
             raise ValueError(answer.text)  # the client gets an error with this text
         return [types.TextContent(type="text", text=answer)]

@@ -106,6 +106,10 @@ class Compiled:
             raise self._lost(f"returned its changed documents as {type(changes).__name__} instead of an object")
         return changes
 
+    def hidden_calls(self, task: str, steps: list[list[Any]], *, own: bool = True) -> list[str]:
+        """The writing calls among these steps whose effect no document shows. Args: `own`, as for `answer`."""
+        return list(map(str, self._ask("hidden_calls", task=task, steps=steps, own=own)))
+
     def close(self) -> None:
         """End the process; the next request starts a new one."""
         if self._process is not None:
@@ -198,8 +202,9 @@ def _close(process: "subprocess.Popen[bytes]") -> None:
 class EndState:
     """Judges by the changed documents: they must equal those after a recorded success.
 
-    Both are computed in the same compiled world. The next judge decides if a document is unknown, and if neither the episode
-    nor the recorded success changed anything.
+    Both are computed in the same compiled world. The next judge decides if a document is unknown, if neither the episode nor the
+    recorded success changed one, if writing calls differ whose effect no document shows (a message to a colleague), and if
+    only free text does.
     """
 
     name, version = "compiled", ""
@@ -216,19 +221,25 @@ class EndState:
             return None
         if not (references := self.references.of_episode(episode)):
             return None
-        own = episode.own_traces
-        changes = self.world.changes(episode.task.id, steps_of(episode), own=own)
+        own, steps = episode.own_traces, steps_of(episode)
+        changes = self.world.changes(episode.task.id, steps, own=own)
         if None in changes.values():
             return None
+        hidden, differs = self.world.hidden_calls(episode.task.id, steps, own=own), False
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
             expected = self.world.changes(episode.task.id, _drawn(episode) + calls, own=own)
             if None in expected.values() or not (expected or changes):
                 return None
-            if expected == changes:
+            if expected != changes:
+                continue
+            if hidden == self.world.hidden_calls(episode.task.id, _drawn(episode) + calls, own=own):
                 fault = message_fault(episode, [success])
                 reason = fault or "the world is as a recorded success leaves it"
                 return Verdict(float(not fault), not fault, reason, final=not fault or bool(episode.task.drawn))
+            differs = True
+        if differs or self.references.differ_in_free_text(episode, references):
+            return None
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(changes, ensure_ascii=False)[:500]}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 IMPORTED = (
@@ -154,7 +154,9 @@ def walk(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 def contains(document: str, name: str) -> bool:
-    """True if a document contains this value (both in JSON). 50 does not contain 5."""
+    """True if a document contains this value (both in JSON), a text as a whole word. 50 does not contain 5."""
+    if document[0] == name[0] == '"' and name[1:-1] in document:
+        return re.search(rf"(?<!\w){re.escape(json.loads(name))}(?!\w)", json.loads(document)) is not None
     if name not in document or name[0] in '"[{':
         return name in document
     return re.search(rf"(?<![^\[:, ]){re.escape(name)}(?![^,\]}}])", document) is not None
@@ -252,6 +254,28 @@ class Module:
         is_known = self._take(steps, state := self.state(task, own=own))
         unknown = {} if is_known else {"": None}
         return unknown | {f"{tool} {key}": text for (tool, key), text in state.changes.items()}
+
+    def hidden_calls(self, task: str, steps: Steps, own: bool = True) -> list[str]:
+        """Writing calls, as `"tool arguments"`, whose effect no document shows. Sorted; `own` is as for `state`.
+
+        A tool that changes documents in other cases did nothing where it changed none: that call is left out.
+        """
+        hidden, state = list[str](), self.state(task, own=own)
+        for tool, arguments, answer in steps:
+            if answer is None:
+                answer = computed = answer_of(self.source, state, tool, arguments)
+            else:
+                computed = follow(self.source, state, tool, arguments, answer)
+            shown = tool in self.source.READS or (computed == answer and computed is not None and self._changes(tool))
+            if not shown and (answer is None or isinstance(answer, str)):
+                hidden.append(f"{tool} {key_of(arguments)}")
+        return sorted(hidden)
+
+    def _changes(self, tool: str) -> bool:
+        """True if the tool's function, or one that it calls, writes documents."""
+        function = getattr(self.source, tool)
+        called = (getattr(self.source, name, None) for name in function.__code__.co_names)
+        return any("write" in each.__code__.co_names for each in (function, *called) if isinstance(each, FunctionType))
 
     def lookups(self, task: str, steps: Steps, call: tuple[str, Mapping[str, Any]]) -> list[list[Any]]:
         """[tool, arguments, answer] of look-ups of the entities in a call, before that call."""

@@ -141,6 +141,11 @@ class References:
             if (self.conversations or each.turns < 2) and (not tools or tools.issuperset(call.tool for call in each.effects))
         ]
 
+    def differ_in_free_text(self, episode: Episode, references: Sequence[Success]) -> bool:
+        """True if the episode made the writing calls of one of these successes, with other free texts."""
+        done, texts = unordered(effects_of(self.index, episode)), self.index.free_texts(episode.steps)
+        return any(each.effects == done and each.texts != texts for each in references)
+
     def decides(self, task: Task) -> bool:
         """True if the writing calls of every outcome of the task are decided here."""
         references = self.references(task) if is_tool_task(task) else []

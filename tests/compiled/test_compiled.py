@@ -175,7 +175,8 @@ def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, b
     trajectory = next(
         each
         for each in TRAJECTORIES
-        if any('"refunded"' in step.next_observation for step in each.steps) and "move" not in str(each.steps)
+        if any('"refunded"' in step.next_observation for step in each.steps)
+        and not any(tool in str(each.steps) for tool in ("move", "note"))
     )
     order = trajectory.task.id.replace("shop/", "K")
     look, refund = (render_call(tool, {"order_id": order}) for tool in ("get_order", "refund"))
@@ -558,7 +559,7 @@ def test_a_killed_chat_writer_goes_on_and_buys_no_reply_twice(last: int, tmp_pat
 
     def reply(messages: list[dict[str, Any]]) -> str:
         prompts.append(messages[-1]["content"])
-        return f"```python\n{RIGHT if 'It does not replay' in prompts[-1] else NEARLY}\n```"
+        return f"```python\n{RIGHT if len(prompts) > 1 else NEARLY}\n```"
 
     with contextlib.closing(ReplayBuffer(tmp_path / "replay.db")) as replay_buffer:
         replay_buffer.extend(TRAJECTORIES)
@@ -570,7 +571,7 @@ def test_a_killed_chat_writer_goes_on_and_buys_no_reply_twice(last: int, tmp_pat
         again = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
     finally:
         server.stop()
-    assert len(prompts) == 2, "one to write and one to repair, over both processes"
+    assert len(prompts) == 2, "one reply that fails and one that replays, over both processes"
     assert json.loads((tmp_path / "shop" / "rules.json").read_text())["admitted"]["refund"]
     estimate = next(line for line in killed.stdout.splitlines() if line.startswith("estimate: "))
     assert "at most 3 calls of writer, about " in estimate and ", cost 0." in estimate and estimate in again.stdout
