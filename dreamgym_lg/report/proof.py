@@ -57,7 +57,8 @@ class Claim(NamedTuple):
 def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
     """The claim about a policy's gain over the best stage before it (`Experiment.prove`).
 
-    The difference is paired over the tasks that both played; without such tasks nothing is proven.
+    The difference is paired over the tasks that both played and that share no entity with a training task; without such tasks
+    nothing is proven.
 
     Args: `mode`, `sampled` or `greedy`; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
     """
@@ -74,11 +75,17 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
     new, old = (records[name].get("outcomes") or {} for name in (policy, best))
-    if not (pairs := [(bool(new[task]), bool(old[task])) for task in new if task in old]):
-        return Claim("not proven", f"{LABELS[policy]} and {LABELS[best]} played no task in common", imitation)
+    shared, common = result.get("shared_entities") or {}, [task for task in new if task in old]
+    pairs = [(bool(new[task]), bool(old[task])) for task in common if task not in shared]
+    # no example: model cards have no text of the traces
+    left_out = f"{len(common) - len(pairs)} of {len(common)} held-out tasks share an entity or all words with training tasks"
+    if not pairs:
+        why = left_out if common else f"{LABELS[policy]} and {LABELS[best]} played no task in common"
+        return Claim("not proven", why, imitation)
     gain, (low, high) = sum(one - other for one, other in pairs) / len(pairs), paired_interval(pairs)
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
+    why += f"; {left_out} and do not count" if len(pairs) < len(common) else ""
     enough = rates[policy].value <= rates[imitation].value and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
@@ -201,7 +208,9 @@ def _note(result: Mapping[str, Any]) -> str:
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
     advice = result.get("advice") or {}
     before = f"Advice before training by {advice['learner']}: {advice['verdict']}; {advice['why']}. " if advice else ""
-    return start + filtered + offline + before + NOTE
+    shared = next((f"{id} ({entity})" for id, entity in (result.get("shared_entities") or {}).items()), "")
+    tasks = f"A held-out task that shares this with a training task: {shared}. " if shared else ""
+    return start + filtered + offline + before + tasks + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:

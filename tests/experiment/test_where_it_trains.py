@@ -358,6 +358,7 @@ def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of
     result = work.prove()
     assert list(result["real"]) == ["start", "base", "trained"] and set(result["real"]["start"]) == {"sampled"}
     assert [result["validation"][name]["greedy"]["successes"] for name in ("base", "trained")] == [4, 0]
+    assert result["shared_entities"] == {f"test-{n}": "a closed door" for n in range(4)}, "they say what training tasks say"
     keep = result["keep"]
     assert (keep["policy"], keep["mode"]) == ("base", "greedy")
     assert keep["why"].startswith("successes on 4 real validation tasks: base (greedy) 4, base (sampled) ")

@@ -126,6 +126,19 @@ def test_the_same_tasks_are_compared_in_pairs():
     assert shuffled.word == "not proven", "the same rates, on other tasks each"
 
 
+def test_held_out_tasks_that_share_an_entity_with_training_tasks_prove_nothing(tmp_path):
+    outcomes = {"base": [0] * 120, "trained": [1] * 30 + [0] * 90}
+    result, shared = with_outcomes(**outcomes), [dict.fromkeys(range(number), "anna berg") for number in (5, 30, 120)]
+    claims = [read_claim(result | {"shared_entities": each}) for each in shared]
+    assert [claim.word for claim in claims] == ["proven", "not proven", "not proven"]
+    told = "held-out tasks share an entity or all words with training tasks"
+    assert claims[0].why.endswith(f"+0.22 [+0.14, +0.29], paired on 115 tasks; 5 of 120 {told} and do not count")
+    assert claims[2].why == f"120 of 120 {told}"
+    source = render(tmp_path, result | {"shared_entities": shared[1]})
+    assert "Trained in a dream, not proven" in Page(source).text and "training task: 0 (anna berg)." in Page(source).text
+    assert "anna" not in claims[1].verdict, "a model card has no text of the traces"
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.2, 0.4])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_study_without_a_difference_proves_one_in_twenty_at_most(spread, filtered):
