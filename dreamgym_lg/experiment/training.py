@@ -114,7 +114,8 @@ def train_policy(
         for real, iterations in _parts(work):
             training = create_training(work, policy, create_learner, real=real)
             training.report = partial(_report, work, trackers, iterations)
-            run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
+            if not run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations):
+                break  # a broken policy acts on no real tool
             if not real:
                 work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)

@@ -244,5 +244,6 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
         result=result, title=_title(result), claims=claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), spent=curves.read_real_steps(history), history=history,
         nodes=_node_seconds(history), note=_note(result),
+        ended=[{}, *history.values()][-1].get("end_cause"),
         episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip

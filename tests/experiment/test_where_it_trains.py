@@ -411,6 +411,24 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
 
 
+def test_a_policy_that_broke_in_the_dream_acts_on_no_real_tool(make: Make) -> None:
+    class Breaks(Turns):
+        def submit(self, request: Request) -> "Future[Generated]":
+            reply = super().submit(request)
+            if self.asked > 12:  # four episodes of three steps
+                reply.result().sampled_ids.extend([2] * 8)
+                reply.result().logprobs.extend([-0.5] * 8)
+            return reply
+
+    work = make(say=(said := list[str]()).append, engine=lambda _: Breaks())
+    for _ in range(2):
+        work.train(iterations=5, environment="s2r", real_steps=16, **NUMBERS)
+    assert played(work) == ["synthetic"] * 2 and Counts(None, work.models / "policy", work.settings).iteration == 1
+    told = "the run ends after 1 of 5 iterations: the policy is broken: 100% of the policy's replies are cut off"
+    assert any(line.startswith(told) for line in said)
+    assert "has ended" in said[-1] and (work.models / "trained").exists()
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool) -> None:
     said: list[str] = []

@@ -53,6 +53,13 @@ def test_steps_time_and_settings_equal_the_result(tmp_path):
     assert page.row("nothing")[1] == "–"
 
 
+def test_why_a_training_ended_early(tmp_path):
+    metrics = make_metrics(3)
+    metrics[2]["end_cause"] = "the policy is broken: <90%>"
+    assert "It ended early: the policy is broken: <90%>." in Page(render(tmp_path, metrics=metrics)).text
+    assert "It ended early" not in Page(render(tmp_path, metrics=[*metrics, {"iteration": 3}])).text, "it went on"
+
+
 def test_evaluations_during_training_with_their_gap(tmp_path):
     metrics = [
         {"iteration": 14, "eval_real_successes": 8, "eval_real_episodes": 40, "eval_dream_successes": 14}
