@@ -313,7 +313,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # run names hold versions, so that a model that is trained further has episodes of its own
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
-    panels = {"real": held_out, "validation": [] if name == "start" else work.validation_tasks()}
+    panels = {"real": held_out, "validation": [] if name in ("start", "dreamed") else work.validation_tasks()}
 
     async def in_reality() -> dict[tuple[str, str], list[Trajectory]]:
         runs = [(panel, mode) for mode in modes for panel in panels if panels[panel]]

@@ -117,10 +117,11 @@ def train_policy(
             if not run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations):
                 break  # a broken policy acts on no real tool
             if not real:
+                if work.settings.environment == "s2r":
+                    _best_policy(work, policy).save(work.models / "dreamed")  # a stage of the proof
                 work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)
-    best = (work.models / "best").exists()
-    kept = work.policy("best").model_copy(update=policy.sampling) if best else policy  # older releases kept weights alone
+    kept = _best_policy(work, policy)
     kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
@@ -129,6 +130,12 @@ def train_policy(
     kept.name_or_path = str(work.models / "trained")
     work.say(f"trained policy: {kept.name_or_path}. Curves and episodes: dreamgym ui {work.replay_buffer.path}")
     return kept
+
+
+def _best_policy(work: Workspace, policy: "LocalChatModel") -> "LocalChatModel":
+    """The policy that did best in real validation so far, else this one."""
+    best = (work.models / "best").exists()
+    return work.policy("best").model_copy(update=policy.sampling) if best else policy  # older releases kept weights alone
 
 
 def _report(work: Workspace, trackers: ExperimentTrackers, total: int, iteration: int, metrics: Mapping[str, float]) -> None:

@@ -25,17 +25,24 @@ LABELS = {
     "filtered": "filtered imitation, no dream",
     "offline_rl": "offline RL, no dream",
     "drawn": "imitation of drawn tasks too",
+    "dreamed": "dream, before the real part",
     "trained": "trained",
 }
-"""Labels of a proof's stages, in order. Only the last one needs dreamed episodes."""
+"""Labels of a proof's stages, in order. Only the last two need dreamed episodes."""
 ENOUGH = "imitation is enough"
 MIN_TASKS = 20
 """Least number of tasks for the claim that imitation is enough."""
 BASELINES = ("base", "filtered", "offline_rl", "drawn")
 """Policies trained without a dreamed episode: on every recorded success; on the best recorded episodes; on all episodes with an
 outcome; on successes and the references of drawn tasks. The second and the last may be missing."""
-POLICIES = (*BASELINES, "trained")
-"""The policies of a proof; the last is trained in the dream."""
+POLICIES = (*BASELINES, "dreamed", "trained")
+"""The policies of a proof. `dreamed` is the trained one after the dreamed part of S2R; any other training has none."""
+GAINS = {
+    ("drawn", ""): "What imitation of drawn tasks adds before any dream",
+    ("dreamed", ""): "What the dream adds before the real part",
+    ("trained", "dreamed"): "What the real part adds to the dream",
+}
+"""Gains of single stages that a report tells. Key: the policy, and the one before it (empty: the best without a dream)."""
 
 
 class Claim(NamedTuple):
@@ -54,13 +61,14 @@ class Claim(NamedTuple):
         return f"{self.word}: {self.why}" + (f"; {ENOUGH}" if self.enough else "")
 
 
-def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
-    """The claim about a policy's gain over the best stage before it (`Experiment.prove`).
+def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained", before: str = "") -> Claim:
+    """The claim about a policy's gain over the best one without a dream (`Experiment.prove`).
 
     The difference is paired over the tasks that both played and that share no entity with a training task; without such tasks
     nothing is proven.
 
-    Args: `mode`, `sampled` or `greedy`; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
+    Args: `mode`, `sampled` or `greedy`; `policy`, of `POLICIES`: a baseline is compared with those before it; `before`, another
+    policy to compare with.
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
@@ -71,9 +79,10 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
             return Claim("not proven", f"{name} the same data was not played")
     if result.get("drawn") and "drawn" not in rates:
         return Claim("not proven", "imitation of the drawn tasks was not played")
-    before = POLICIES[: POLICIES.index(policy)]
-    imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
+    earlier = BASELINES[: POLICIES.index(policy)]
+    imitation = max((name for name in earlier if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
+    best = before or best
     new, old = (records[name].get("outcomes") or {} for name in (policy, best))
     shared, common = result.get("shared_entities") or {}, [task for task in new if task in old]
     pairs = [(bool(new[task]), bool(old[task])) for task in common if task not in shared]
@@ -182,7 +191,7 @@ def _mode(result: Mapping[str, Any], mode: str) -> str:
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Success after each stage and the verdict, per mode; the gain by drawn tasks too. The first is the headline."""
+    """Success after each stage and the verdict, per mode, and the gains of single stages. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
@@ -194,9 +203,10 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
         claim = read_claim(result, mode)
         claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
-        if (drawn := read_claim(result, mode, "drawn")).baseline:
-            sentence = f"What imitation of drawn tasks adds before any dream ({name})"
-            claims.append({"sentence": sentence, "word": drawn.word, "verdict": f"{drawn.word}: {drawn.why}"})
+        for (policy, before), sentence in GAINS.items():
+            gain = read_claim(result, mode, policy, before)
+            if gain.baseline and (not before or LABELS[before] in rates):
+                claims.append({"sentence": f"{sentence} ({name})", "word": gain.word, "verdict": f"{gain.word}: {gain.why}"})
     return claims
 
 

@@ -20,7 +20,7 @@ from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _warn_of_shared_entities
-from dreamgym_lg.production.provenance import provenance
+from dreamgym_lg.production.provenance import model_card, provenance
 from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
 
@@ -409,6 +409,14 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     with pytest.raises(ConfigurationError, match="iterations=3: the dreamed part of this training ended after 2"):
         make().train(**{**options, "iterations": 3})
     assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
+    result = work.prove()
+    assert list(result["real"]) == ["base", "dreamed", "trained"] and set(result["real"]["dreamed"]) == {"greedy", "sampled"}
+    versions = [policy_version(work.models / name) for name in ("dreamed", "trained")]
+    played_by = {each.run.rpartition("/")[2] for each in work.replay_buffer.trajectories(source="real") if "proof" in each.run}
+    assert versions[0] != versions[1] and played_by >= {*versions}
+    rest = {"sampling": work.policy("trained").sampling, "agent": None, "parameters": 1, "created": "today"}
+    card = model_card("mine", provenance(work, work.policy("trained")) | rest)
+    assert "| dream, before the real part | real | test | sampled | " in card
 
 
 def test_a_policy_that_broke_in_the_dream_acts_on_no_real_tool(make: Make) -> None:

@@ -65,6 +65,21 @@ def test_with_drawn_tasks_their_imitation_is_a_baseline_and_what_it_adds_is_said
     assert f"What imitation of drawn tasks adds before any dream (temperature 1)\nproven: {adds.why}" in text
 
 
+def test_sim_to_real_tells_what_the_dream_and_what_the_real_part_add(tmp_path):
+    result = with_outcomes(base=[1] * 20 + [0] * 100, dreamed=[1] * 80 + [0] * 40, trained=[1] * 82 + [0] * 38)
+    result["settings"] = {"environment": "s2r"}
+    assert read_claim(result).why.startswith("trained − imitation of every success +0.52"), "the dreamed part is no baseline"
+    page = Page(render(tmp_path, result))
+    assert page.row("dream, before the real part", "temperature 1")[3] == "80/120"
+    dream, real = (
+        "dream, before the real part − imitation of every success +0.50",
+        "trained − dream, before the real part +0.02",
+    )
+    assert f"What the dream adds before the real part (temperature 1)\nproven: {dream}" in page.text
+    assert f"What the real part adds to the dream (temperature 1)\nnot proven: {real}" in page.text
+    assert "What the" not in Page(render(tmp_path, make_result())).text
+
+
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     """Issue 46: base 104, imitated 136, dream 135 of 150 printed "Trained in a dream, proven"."""
     result = with_sampled(measured(104, 150), measured(135, 150)) | {"filtered": 251}
