@@ -197,6 +197,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         **figures,
         "shared_entities": {id: text[:80] for id, text in sharing(_held_out(work), work.tasks("train")).items()},
         "real_steps": count_real_steps(work),
+        "dreamed_steps": count_dreamed_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
         "began": start,
@@ -387,6 +388,16 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             counts[name if name in counts else "evaluation"] += real_steps([trajectory])
     return counts
+
+
+def count_dreamed_steps(work: Workspace) -> dict[str, Any]:
+    """Training's dreamed steps by who answered (`decided_by`), and the `seconds` of their rollouts.
+
+    Of a rollout that was interrupted, only the last process counts.
+    """
+    run = work.run_name(TRAIN)
+    seconds = (row.get("seconds_rollout") for row in work.replay_buffer.metrics(run) if "real_steps" not in row)
+    return {"decided_by": work.replay_buffer.deciders(run), "seconds": sum(filter(None, seconds))}
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

@@ -14,7 +14,7 @@ from dreamgym_lg.report import curves
 from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
 from dreamgym_lg.statistics import Rate, paired_interval
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import DECIDERS, Trajectory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -248,12 +248,22 @@ def _steps(result: Mapping[str, Any]) -> dict[str, int]:
     return {STEPS[kind]: int(count) for kind in STEPS if (count := read_number(counts.get(kind))) is not None}
 
 
+def _dreamed(result: Mapping[str, Any]) -> str:
+    """Number, speed and deciders of the training's dreamed steps; empty without any."""
+    steps = result.get("dreamed_steps") or {}
+    counts, seconds = steps.get("decided_by") or {}, steps.get("seconds")
+    answered = sum(number for name, number in counts.items() if name)
+    shares = (f"{DECIDERS.get(name, name)} {number / answered:.0%}" for name, number in counts.items() if name)
+    speed = f", {sum(counts.values()) / seconds:.1f} a second with the policy's replies" if seconds else ""
+    return f"{sum(counts.values()):,} dreamed steps{speed}; answered by: {', '.join(shares) or 'nobody'}" if counts else ""
+
+
 def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory]) -> str:
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), spent=curves.read_real_steps(history), history=history,
         nodes=_node_seconds(history), note=_note(result),
-        ended=[{}, *history.values()][-1].get("end_cause"),
+        dreamed=_dreamed(result), ended=[{}, *history.values()][-1].get("end_cause"),
         episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip

@@ -411,6 +411,10 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
     result = work.prove()
     assert list(result["real"]) == ["base", "dreamed", "trained"] and set(result["real"]["dreamed"]) == {"greedy", "sampled"}
+    dreamed = list(work.replay_buffer.trajectories(run="train", source="synthetic"))
+    assert result["dreamed_steps"]["decided_by"] == {"model": sum(len(each.steps) for each in dreamed)}
+    rollouts = [row["seconds_rollout"] for row in work.replay_buffer.metrics("train")]
+    assert result["dreamed_steps"]["seconds"] == sum(rollouts[:2]) < sum(rollouts), "the real part is left out"
     versions = [policy_version(work.models / name) for name in ("dreamed", "trained")]
     played_by = {each.run.rpartition("/")[2] for each in work.replay_buffer.trajectories(source="real") if "proof" in each.run}
     assert versions[0] != versions[1] and played_by >= {*versions}
