@@ -198,9 +198,11 @@ def create_training(
     _check_training(work, policy, real=real)
     learner = create_learner(policy, work.models / "policy", s)
     policy.weights_changed()  # the learner may have loaded a checkpoint
-    agent, create_environment = work.players(policy, dream)
+    # `learner_options` may name a temperature of rollouts. Evaluations keep the policy's own
+    player = policy.with_temperature(getattr(learner, "temperature", policy.temperature))
+    agent, create_environment = work.players(player, dream)
     return Training(
-        policy=policy,
+        policy=player,
         agent=agent,
         learner=learner,
         source="real" if real else "synthetic",
@@ -222,7 +224,7 @@ def create_training(
         stop_after_uniform=s.stop_after_uniform,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
-        reality=work.players(policy, None) if s.environment == "dream+real" else None,
+        reality=work.players(player, None) if s.environment == "dream+real" else None,
         real_every=s.real_every,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,

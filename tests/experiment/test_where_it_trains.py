@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.training import _warn_of_shared_entities
+from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
 from dreamgym_lg.production.provenance import model_card, provenance
 from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
@@ -236,6 +237,25 @@ def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: 
     assert [row["solved_tasks"] for row in work.replay_buffer.metrics("train")] == [1, 1]
     trained, imitated = (dict(work.policy(name).model.named_parameters()) for name in ("trained", "rft0"))
     assert all(value.equal(imitated[name]) for name, value in trained.items())
+
+
+def test_rollouts_sample_at_a_temperature_of_their_own_and_nothing_else_does(make: Make, scripted: Any) -> None:
+    endings = cycle(("reward 1, success", "reward 0, failure"))
+    model = Model(scripted(reply=lambda _: f"valid, as it comes\n{next(endings)}\nA dreamed door."), retries=0)
+    work = make(engine=None, experience_model=model)
+    work.create_learner = create_trl_learner
+    (work.out / "settings.json").unlink()
+    work.settings = replace(work.settings, evaluate_tasks=1)
+    work.train(iterations=2, learner_options={"temperature": 1.7, "micro_batch_tokens": 512}, **NUMBERS)
+    drawn = {
+        each.run: {segment.temperature for segment in each.segments}
+        for each in work.replay_buffer.trajectories(source="synthetic", segments=True)
+    }
+    assert drawn.pop("train") == {1.7} and len(drawn) > 1 and set().union(*drawn.values()) <= {0.0, 1.0}
+    rows = work.replay_buffer.metrics("train")
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows if not row["skipped"]]
+    assert gaps and max(gaps) < 1e-4, "the learner computes probabilities at the same temperature"
+    assert work.policy("trained").temperature == 1
 
 
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
