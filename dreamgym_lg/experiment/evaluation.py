@@ -310,7 +310,7 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str
     """Play one policy in every mode, in reality and, meanwhile, in the `dream`."""
     loaded: Any = work.policy_at(path)
     held_out = _held_out(work)
-    modes = ({} if name == "start" else {"greedy": 0.0}) | {DREAMED: _temperature(work)}
+    modes = {"greedy": 0.0, DREAMED: _temperature(work)}
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # run names hold versions, so that a model that is trained further has episodes of its own
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
