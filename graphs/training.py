@@ -54,7 +54,7 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
-SAME_REWARDS = "all episodes of a task had the same reward (of rft: no success is new or helped)"
+SAME_REWARDS = "all episodes of a task had the same reward (rft: no new success, or it did not improve validation)"
 """The reason why a learner skips an iteration, for messages."""
 
 

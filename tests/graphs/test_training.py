@@ -217,12 +217,9 @@ def test_iterations_that_teach_nothing_are_told_as_they_happen_and_at_the_end(pr
     one, said = process(tmp_path, lambda _: "open door", stop_after_uniform=0), []
     one.training.say = said.append
     one.run(tmp_path)
-    assert said[0].startswith(
-        "iteration 0 taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped). It will"
-    )
-    assert [text for text in said[1:] if "invalid" not in text] == [
-        "4 of 4 iterations taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped)"
-    ]
+    cause = "all episodes of a task had the same reward (rft: no new success, or it did not improve validation)"
+    assert said[0].startswith(f"iteration 0 taught nothing: {cause}. It will")
+    assert [text for text in said[1:] if "invalid" not in text] == [f"4 of 4 iterations taught nothing: {cause}"]
 
 
 def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: Any, steady: Any, tmp_path: Path) -> None:
