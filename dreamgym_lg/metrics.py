@@ -47,6 +47,7 @@ def describe(
         "synthetic_share": synthetic / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "cut_reply_share": cut / max(len(reply_lengths), 1),
+        "no_valid_action_share": sum(not any(step.valid for step in t.steps) for t in played) / max(len(played), 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": len(segments),
         "rewritten_segments": len(rewritten),
@@ -92,6 +93,27 @@ LIMITS = (
     ("sampler", "sampling/sampling_logp_difference/mean", 0.1, SAMPLER),
 )
 """Alarms for metrics above a limit: name, metric, limit, text."""
+
+
+BROKEN = (
+    ("cut_reply_share", "{:.0%} of the policy's replies are cut off at its limit of tokens"),
+    ("no_valid_action_share", "{:.0%} of its episodes have no valid action"),
+)
+"""Metrics of a broken policy, which are above a half and twice those of the first iteration: name, text."""
+
+
+def find_breakage(earlier: Sequence[Row], now: Row) -> str:
+    """The figure that shows that training broke a policy; "" if none does.
+
+    One iteration is enough: a sound policy does not come to this by chance, and each further rollout takes its longest. It is
+    compared with the first of the `earlier` ones in the same place (dream or reality).
+    """
+    first = next((row for row in earlier if ("real_steps" in row) == ("real_steps" in now)), now)
+    for name, text in BROKEN:
+        share, before = (float(row.get(name) or 0) for row in (now, first))
+        if share > max(0.5, 2 * before):
+            return f"{text.format(share)} (in the first iteration {before:.0%})"
+    return ""
 
 
 def check_health(rows: Sequence[Row]) -> list[Alarm]:
@@ -180,6 +202,7 @@ ROLLOUTS: Mapping[str, str] = {
     "steps": "steps_mean",
     "invalid_actions": "invalid_action_share",
     "cut_replies": "cut_reply_share",
+    "no_valid_action": "no_valid_action_share",
     "failed_episodes": "failed_episodes",
     "user_faults": "user_faults",
     "uniform_groups": "uniform_groups",

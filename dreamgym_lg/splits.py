@@ -137,14 +137,15 @@ def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
 
 
 def _tying_keys(tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None = None) -> list[frozenset[Hashable]]:
-    """Keys that tie each task to others. They are those of `by`, else uncommon entities and its words."""
+    """Keys that tie each task to others. They are those of `by`, else uncommon entities and its words with the user's goal."""
     if by is not None:
         return [_keys(by, task) for task in tasks]
     texts = [first_observation(task) for task in tasks]
     small = {word for text in texts for word in _WORD.findall(text) if word.islower()}
     named = [entities(text, small) for text in texts]
     common = common_entities(named)
-    return [keys - common | {tuple(words(text))} for keys, text in zip(named, texts, strict=True)]
+    said = [tuple(words(f"{text} {task.goal.get('goal', '')}")) for text, task in zip(texts, tasks, strict=True)]
+    return [keys - common | {own} for keys, own in zip(named, said, strict=True)]
 
 
 def _keys(by: Callable[[Task], Iterable[Hashable]], task: Task) -> frozenset[Hashable]:

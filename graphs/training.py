@@ -1,5 +1,7 @@
 """The training graph: `curriculum -> rollout -> update_policy -> (evaluate) -> curriculum ... -> END`.
 
+A broken policy is neither updated nor evaluated any more.
+
 Durable with any checkpointer: the state holds ids and counters, the replay buffer holds the data, and a node that is
 repeated after a crash does not do its work twice.
 """
@@ -42,6 +44,7 @@ from dreamgym_lg.metrics import (
     check_trainable,
     describe,
     estimate_rest,
+    find_breakage,
     mostly_failed,
     reported_metrics,
 )
@@ -51,7 +54,7 @@ from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
-SAME_REWARDS = "all episodes of a task had the same reward (of rft: no success is new or helped)"
+SAME_REWARDS = "all episodes of a task had the same reward (rft: no new success, or it did not improve validation)"
 """The reason why a learner skips an iteration, for messages."""
 
 
@@ -70,6 +73,8 @@ class TrainingState(TypedDict, total=False):
     """Real steps of all iterations' rollouts, without those of evaluations."""
     gap: float
     """Dreamed minus real success at the last evaluation of both. 0 if its interval includes 0."""
+    broken: str
+    """The figure that shows that updates broke the policy (`find_breakage`). Empty for a sound one."""
 
 
 @dataclass(kw_only=True)
@@ -139,6 +144,8 @@ class Training:
         while tasks:
             episodes += run_lasting(self._play(state, tasks, played))
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
+            if after := self._find_breakage(state, groups):
+                return after
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
             used = {each.task.id for each in episodes}
             tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
@@ -152,6 +159,34 @@ class Training:
             failed = f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed"
             self.say(f"{failed}, and the policy is trained on the others alone; the first cause: {causes[0]}")
         return {}
+
+    def _find_breakage(self, state: TrainingState, groups: Groups) -> TrainingState:
+        """Report a broken policy and record the iteration. Returns the change of state; empty for a sound policy."""
+        metrics, earlier = self._describe(state, groups), self._earlier(state)
+        if not (broken := find_breakage(earlier, metrics)):
+            return {}
+        metrics |= self._pop_costs(earlier)
+        after: TrainingState = {"broken": broken}
+        self._say_end(state, after, metrics)
+        self.replay_buffer.record_metrics(state["run"], state["iteration"], metrics)
+        return after
+
+    def _earlier(self, state: TrainingState) -> list[dict[str, Any]]:
+        """The metrics of the iterations before this one."""
+        return [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < state["iteration"]]
+
+    def _pop_costs(self, earlier: Sequence[Row]) -> Figures:
+        """The hosted models' metrics since the last call, and the run's totals. Empty without such a model."""
+        if self.dream is None or not (each := [hosted.pop_metrics() for hosted in self.dream.hosted]):
+            return {}
+        costs: Figures = {name: sum(one[name] for one in each) for name in each[0]}
+        return costs | add_totals(earlier, costs)
+
+    def _describe(self, state: TrainingState, groups: Groups) -> Figures:
+        metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
+        if self._place(state) == "real":
+            metrics["real_steps"] = self._real_steps(state["run"], state["iteration"])
+        return metrics
 
     async def _play(self, state: TrainingState, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
         place, default = self._place(state), (self.agent, self.create_environment)
@@ -187,19 +222,15 @@ class Training:
         groups = self._groups(state["run"], iteration)
         ordered = [trajectory for group in groups for trajectory in group]
         check_trainable(ordered)
-        metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
-        if self._place(state) == "real":
-            metrics["real_steps"] = self._real_steps(state["run"], iteration)
+        metrics = self._describe(state, groups)
         metrics["curriculum_value"] = fmean(map(self.curriculum.update, groups))
         if self.learner.iteration <= iteration:  # else a crash came after this update
             self.free_memory()
             self.learner.update(self._select_groups(groups))
             self.weights_changed()
         metrics |= self.learner.metrics
-        earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
-        if self.dream is not None and (costs := [each.pop_metrics() for each in self.dream.hosted]):
-            metrics |= {name: sum(each[name] for each in costs) for name in costs[0]}
-            metrics |= add_totals(earlier, metrics)
+        earlier = self._earlier(state)
+        metrics |= self._pop_costs(earlier)
         # an outage leaves groups of one episode, which are uniform for no fault of the policy
         metrics["uniform"] = int(bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered))
         after: TrainingState = {
@@ -255,11 +286,12 @@ class Training:
             self.say(f"iteration {state['iteration']} taught nothing: {SAME_REWARDS}. {at_end}")
 
     def _say_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
-        """Report why a run ends early, and add `stopped_early` to the iteration's metrics."""
-        finished, total = state["iteration"] + 1, state["iterations"]
+        """Report why a run ends early, and add `stopped_early` and `end_cause` to the iteration's metrics."""
+        finished, total = state["iteration"] + (not after.get("broken")), state["iterations"]
         cause = self.end_cause(after) if finished < total else ""
         metrics["stopped_early"] = int(bool(cause))
         if cause:
+            metrics["end_cause"] = cause
             self.say(f"the run ends after {finished} of {total} iterations: {cause}")
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
@@ -276,10 +308,13 @@ class Training:
         iteration = state["iteration"]
         row = next((row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] == iteration), {})
         self.report(iteration, reported_metrics(row, "real" if "real_steps" in row else "synthetic"))
-        return {"iteration": iteration + 1}
+        return {"iteration": iteration + (not state.get("broken"))}
 
     def end_cause(self, state: TrainingState) -> str:
         """The reason why a run ends early; "" for none."""
+        if broken := state.get("broken"):
+            fix = "Train in a new folder with a lower learning_rate or a larger beta"
+            return f"the policy is broken: {broken}. The weights that did best in real validation are kept, if any. {fix}"
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
             return f"in the last {uniform}, {SAME_REWARDS}, which teaches nothing. {fix}"
@@ -296,6 +331,9 @@ class Training:
 
     def is_over(self, state: TrainingState, finished: int) -> bool:
         return finished >= state["iterations"] or bool(self.end_cause(state))
+
+    def after_rollout(self, state: TrainingState) -> Literal["update_policy", "count"]:
+        return "count" if state.get("broken") else "update_policy"
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "count"]:
         finished = state["iteration"] + 1
@@ -337,15 +375,15 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     builder.add_node("count", training.count)
     builder.add_conditional_edges(START, training.next_iteration, [END, "curriculum"])
     builder.add_edge("curriculum", "rollout")
-    builder.add_edge("rollout", "update_policy")
+    builder.add_conditional_edges("rollout", training.after_rollout)
     builder.add_conditional_edges("update_policy", training.after_update)
     builder.add_edge("evaluate", "count")
     builder.add_conditional_edges("count", training.next_iteration, [END, "curriculum"])
     return builder
 
 
-def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
-    """Run a training, or resume the one in the SQLite file `checkpoints`.
+def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> bool:
+    """Run a training, or resume the one in the SQLite file `checkpoints`. Returns False if the policy is broken.
 
     After Ctrl-C the current node finishes and KeyboardInterrupt is raised; a second Ctrl-C stops at once. Either way the same
     call resumes. Args: `iterations`, total number, which replaces an earlier one.
@@ -358,7 +396,8 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         # a node that ended before its checkpoint was written is in `tasks`, but not in `next`
         node = saved.tasks[0].name if saved.tasks else None
         ended = node is not None and not saved.next
-        updated = node == "evaluate" or (node == "count" and not ended) or (node == "update_policy" and ended)
+        counted = node == "count" and not ended and not saved.values.get("broken")
+        updated = node == "evaluate" or counted or (node == "update_policy" and ended)
         training.repeat_updates(run, saved.values.get("iteration", 0) + updated)
         if node is not None:
             if saved.next == ("update_policy",) and training.can_play_again(run, saved.values["iteration"]):
@@ -368,11 +407,11 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
             values = None
         elif iterations > saved.values.get("iterations", iterations):
             # more iterations were requested: the causes of an early end no longer count
-            values |= {"uniform_iterations": 0, "gap": 0.0}
+            values |= {"uniform_iterations": 0, "gap": 0.0, "broken": ""}
         control = RunControl()
         with _draining(control):
             try:
-                graph.invoke(values, config, durability="sync", control=control)
+                return not graph.invoke(values, config, durability="sync", control=control).get("broken")
             except sqlite3.OperationalError:  # of the checkpoints; the replay buffer raises errors of its own
                 with writing(checkpoints, sqlite3.OperationalError):
                     raise

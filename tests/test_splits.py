@@ -182,3 +182,5 @@ def test_tasks_that_name_what_a_held_out_one_names_are_found() -> None:
     assert sharing(tasks_of(["Hello!"]), tasks_of(["hello"])) == {"t0": "hello"}
     many = tasks_of(f"Send K-{number} to Rome City" for number in range(100, 160))
     assert sharing(many[:50], many[50:]) == {}, "what most of them name ties nothing"
+    one, same, other = (tasks_of(["Hello!"], goal={"goal": goal}) for goal in ("A refund.", "A refund.", "My bill."))
+    assert sharing(one, same) and not sharing(one, other), "a conversation is told by its goal too"

@@ -93,6 +93,8 @@ def rows_of(cells: Iterable[Figures], mode: str) -> dict[str, Outcomes]:
     rows: dict[str, dict[int, Mapping[str, bool]]] = {}
     for cell in cells:
         for name, modes in cell["real"].items():
+            if name == "dreamed":
+                continue  # a cell of the dream alone has that row
             title = title_of(cell) if name == "trained" else BASELINES.get(name, name)
             if outcomes := modes.get(mode, {}).get("outcomes"):
                 rows.setdefault(title, {}).setdefault(cell["seed"], outcomes)

@@ -282,7 +282,7 @@ def _improve(
 
 
 def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:
-    """Evaluate base and trained policy on held-out real tasks; write result.json and the report."""
+    """Evaluate all policies on held-out real tasks; write result.json and the report."""
     with _opened(world, seed=seed, out=out, existing=True) as work:
         work.prove()
         _show(work)

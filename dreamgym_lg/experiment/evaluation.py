@@ -19,6 +19,7 @@ from dreamgym_lg.files import write_whole
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import BASELINES, ENOUGH, MIN_TASKS, POLICIES, read_claim
 from dreamgym_lg.rollout import check_played, real_steps
+from dreamgym_lg.splits import sharing
 from dreamgym_lg.statistics import paired_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Task, Trajectory, is_unanswered
@@ -194,7 +195,9 @@ def prove(work: Workspace) -> dict[str, Any]:
         "assisted": work.world.assisted and _proves_in_dream(work),
         "isolation": work.world.promises,
         **figures,
+        "shared_entities": {id: text[:80] for id, text in sharing(_held_out(work), work.tasks("train")).items()},
         "real_steps": count_real_steps(work),
+        "dreamed_steps": count_dreamed_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
         "began": start,
@@ -293,6 +296,11 @@ def kept_policy(work: Workspace) -> Mapping[str, str]:
     return {"policy": "trained", "mode": "sampled", "why": "as in training"}
 
 
+def _held_out(work: Workspace) -> list[Task]:
+    """The tasks of a proof."""
+    return work.tasks("test")[: work.settings.proof_tasks]
+
+
 def _temperature(work: Workspace) -> float:
     """Sampling temperature of a proof: the one that the trained policy has."""
     return float(saved_sampling(work.models / "trained").get("temperature", 1))
@@ -301,12 +309,12 @@ def _temperature(work: Workspace) -> float:
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
     """Play one policy in every mode, in reality and, meanwhile, in the `dream`."""
     loaded: Any = work.policy_at(path)
-    held_out = work.tasks("test")[: work.settings.proof_tasks]
-    modes = ({} if name == "start" else {"greedy": 0.0}) | {DREAMED: _temperature(work)}
+    held_out = _held_out(work)
+    modes = {"greedy": 0.0, DREAMED: _temperature(work)}
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in modes.items()}
     # run names hold versions, so that a model that is trained further has episodes of its own
     versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in modes}
-    panels = {"real": held_out, "validation": [] if name == "start" else work.validation_tasks()}
+    panels = {"real": held_out, "validation": [] if name in ("start", "dreamed") else work.validation_tasks()}
 
     async def in_reality() -> dict[tuple[str, str], list[Trajectory]]:
         runs = [(panel, mode) for mode in modes for panel in panels if panels[panel]]
@@ -380,6 +388,16 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             counts[name if name in counts else "evaluation"] += real_steps([trajectory])
     return counts
+
+
+def count_dreamed_steps(work: Workspace) -> dict[str, Any]:
+    """Training's dreamed steps by who answered (`decided_by`), and the `seconds` of their rollouts.
+
+    Of a rollout that was interrupted, only the last process counts.
+    """
+    run = work.run_name(TRAIN)
+    seconds = (row.get("seconds_rollout") for row in work.replay_buffer.metrics(run) if "real_steps" not in row)
+    return {"decided_by": work.replay_buffer.deciders(run), "seconds": sum(filter(None, seconds))}
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

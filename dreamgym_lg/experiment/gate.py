@@ -48,9 +48,9 @@ _LARGE_LIMIT = 200
 def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
     """The dream's verdicts on recorded episodes. Measured anew for another dream or other episodes.
 
-    Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
-    policy's own real episodes, all of which its model was not trained on. A text world is asked about each step of a failure,
-    about 4 x `limit` questions in all.
+    Measures up to `limit` episodes of each kind: recorded failures, recorded successes, edits of them (`edited_successes`), and
+    the policy's own real episodes. The dream's model was trained on none of them. A text world is asked about each step of
+    a failure, about 4 x `limit` questions in all.
     """
     models = [part for part in dream.responders if isinstance(part, Model)]
     if any(part.model is None for part in models):

@@ -85,6 +85,7 @@ class Settings:
     """Number of real steps after which training ends, or with `dream+real` its real iterations. The iteration that reaches it
     is finished. Failed episodes count, evaluations do not. None: no limit; `s2r` and `dream+real` need one."""
     real_every: int = 4
+    """Of `dream+real`: one of so many iterations is real."""
     learner: LearnerName = "grpo"
     """Method that trains the policy on an iteration's episodes. `grpo`: rewards relative to the task's other episodes; `ppo`:
     relative to a critic's value; `dpo`: prefers a task's better episodes; `rft`: plays tasks without a recorded success and
@@ -109,8 +110,8 @@ class Settings:
     """Train adapters beside frozen weights, in all training. They are `default_adapters`, or the `peft_config` given to
     `train`; frozen weights keep the saved precision. False: all weights, in float32. None: above 50 M parameters."""
     references_only: bool = False
-    """Train only on tasks that recorded successes judge (`References`), never the experience model. For tool agents whose dream
-    answers well and judges badly. Nothing is generated then: no recorded success judges a new task."""
+    """Train only on tasks that recorded successes judge (`References`), never the experience model. Use when the experience
+    model is a poor judge. No task variations are generated."""
     synthetic_share: float = 0.25
     """Fraction of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5

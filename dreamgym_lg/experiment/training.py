@@ -114,12 +114,14 @@ def train_policy(
         for real, iterations in _parts(work):
             training = create_training(work, policy, create_learner, real=real)
             training.report = partial(_report, work, trackers, iterations)
-            run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
+            if not run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations):
+                break  # a broken policy acts on no real tool
             if not real:
+                if work.settings.environment == "s2r":
+                    _best_policy(work, policy).save(work.models / "dreamed")  # a stage of the proof
                 work.keep_record(_DREAMED, {"iterations": iterations})
     work.progress("train: done", total, total)
-    best = (work.models / "best").exists()
-    kept = work.policy("best").model_copy(update=policy.sampling) if best else policy  # older releases kept weights alone
+    kept = _best_policy(work, policy)
     kept.save(work.models / "trained")
     evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
@@ -128,6 +130,12 @@ def train_policy(
     kept.name_or_path = str(work.models / "trained")
     work.say(f"trained policy: {kept.name_or_path}. Curves and episodes: dreamgym ui {work.replay_buffer.path}")
     return kept
+
+
+def _best_policy(work: Workspace, policy: "LocalChatModel") -> "LocalChatModel":
+    """The policy that did best in real validation so far, else this one."""
+    best = (work.models / "best").exists()
+    return work.policy("best").model_copy(update=policy.sampling) if best else policy  # older releases kept weights alone
 
 
 def _report(work: Workspace, trackers: ExperimentTrackers, total: int, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -190,9 +198,11 @@ def create_training(
     _check_training(work, policy, real=real)
     learner = create_learner(policy, work.models / "policy", s)
     policy.weights_changed()  # the learner may have loaded a checkpoint
-    agent, create_environment = work.players(policy, dream)
+    # `learner_options` may name a temperature of rollouts. Evaluations keep the policy's own
+    player = policy.with_temperature(getattr(learner, "temperature", policy.temperature))
+    agent, create_environment = work.players(player, dream)
     return Training(
-        policy=policy,
+        policy=player,
         agent=agent,
         learner=learner,
         source="real" if real else "synthetic",
@@ -214,7 +224,7 @@ def create_training(
         stop_after_uniform=s.stop_after_uniform,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
-        reality=work.players(policy, None) if s.environment == "dream+real" else None,
+        reality=work.players(player, None) if s.environment == "dream+real" else None,
         real_every=s.real_every,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,

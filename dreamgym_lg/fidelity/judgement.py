@@ -1,6 +1,6 @@
 """A dream's verdicts and answers, and each part's alone, on recorded episodes of known outcome.
 
-Every question is put behind the recorded history, with the traces of its own task left out: else each would confirm itself.
+Each part continues recorded steps without that task's own traces, which would give it the answer.
 """
 
 import asyncio

@@ -53,6 +53,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
         "claim": _claim(work) if trained or own in baselines.values() else None,
         "sampling_chosen": keep["why"] if is_kept else "",
         "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
+        "dreamed": _evaluation(work, policy_version(work.models / "dreamed")),
         "versions": {"python": python_version()}
         | {each.name: each.version for each in distributions() if each.name in _PACKAGES},
     }
@@ -182,7 +183,7 @@ _WHERE = {
     "dream+real": "in a dream and the real environment in turn",
     "traces": "on recorded episodes",
 }
-_BASELINES = {**LABELS, "base": "base: every recorded success imitated"}
+_STAGES = {**LABELS, "base": "base: every recorded success imitated"}
 Row = Mapping[str, Any]
 
 
@@ -197,6 +198,7 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
             f"`{training['world']}` ({iterations}seed: {training['seed']})."
         )
     dream, remote = record["experience_model"], record.get("tinker")
+    others = {**record.get("baselines", {}), "dreamed": record.get("dreamed", [])}
     return _CARD.format(
         name=name,
         base_line=f"base_model: {json.dumps(base)}\n" if "/" in base else "",
@@ -206,7 +208,7 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         + (f" ({chosen})" if (chosen := record.get("sampling_chosen")) else ""),
         data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
         dream=f"`{dream['version']}`" + (f", {ASSISTED}" if dream.get("assisted") else "") if dream else "none",
-        evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {}), record.get("claim")),
+        evaluation=_evaluation_table(record["evaluation"], others, record.get("claim")),
         served=f"the agent `{record['agent']['path']}` with it" if record["agent"] else "it as a chat",
         weights=f"adapters of `{remote['base_model']}` on Tinker, at `{remote['sampler']}` (to train on: `{remote['state']}`)"
         if remote
@@ -217,14 +219,14 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
     )
 
 
-def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]], claim: str | None) -> str:
-    """The proof's verdict, and a table of evaluations. Of the policy's, and of its baselines' on real held-out tasks."""
+def _evaluation_table(rows: Sequence[Row], others: Mapping[str, Sequence[Row]], claim: str | None) -> str:
+    """The proof's verdict, and a table of evaluations. Of the policy's, and of other stages' on real held-out tasks."""
     if not rows:
         return "This policy was not evaluated on held-out tasks before it was exported."
     lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]
     compared = [("this one", row) for row in rows]
-    for name, others in baselines.items():
-        compared += [(_BASELINES[name], row) for row in others if (row["environment"], row["split"]) == ("real", "test")]
+    for name, played in others.items():
+        compared += [(_STAGES[name], row) for row in played if (row["environment"], row["split"]) == ("real", "test")]
     for policy, row in compared:
         low, high = row["interval"]
         success = f"{row['successes']} of {row['episodes']}"

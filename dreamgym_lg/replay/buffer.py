@@ -202,6 +202,12 @@ class ReplayBuffer:
         where, values = _where(run=run, source=source, split=split)
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
+    def deciders(self, run: str) -> dict[str, int]:
+        """Number of a run's dreamed steps by who answered them (`Step.decided_by`), most first."""
+        sql = """SELECT decided_by, count(*) FROM trajectories JOIN steps ON trajectory_id = trajectories.id
+            WHERE run = ? AND source = 'synthetic' GROUP BY decided_by ORDER BY count(*) DESC, decided_by"""
+        return dict(self._rows(sql, [run]))
+
     def corrections(self) -> int:
         """Number of outcomes of imported traces that a later import corrected, in whichever process."""
         with self._lock, sqlite_errors(self._name):

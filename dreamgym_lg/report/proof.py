@@ -14,7 +14,7 @@ from dreamgym_lg.report import curves
 from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.report.pages import check_installed, create_templates, text
 from dreamgym_lg.statistics import Rate, paired_interval
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import DECIDERS, Trajectory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,17 +25,24 @@ LABELS = {
     "filtered": "filtered imitation, no dream",
     "offline_rl": "offline RL, no dream",
     "drawn": "imitation of drawn tasks too",
+    "dreamed": "dream, before the real part",
     "trained": "trained",
 }
-"""Labels of a proof's stages, in order. Only the last one needs dreamed episodes."""
+"""Labels of a proof's stages, in order. Only the last two need dreamed episodes."""
 ENOUGH = "imitation is enough"
 MIN_TASKS = 20
 """Least number of tasks for the claim that imitation is enough."""
 BASELINES = ("base", "filtered", "offline_rl", "drawn")
 """Policies trained without a dreamed episode: on every recorded success; on the best recorded episodes; on all episodes with an
 outcome; on successes and the references of drawn tasks. The second and the last may be missing."""
-POLICIES = (*BASELINES, "trained")
-"""The policies of a proof; the last is trained in the dream."""
+POLICIES = (*BASELINES, "dreamed", "trained")
+"""The policies of a proof. `dreamed` is the trained one after the dreamed part of S2R; any other training has none."""
+GAINS = {
+    ("drawn", ""): "What imitation of drawn tasks adds before any dream",
+    ("dreamed", ""): "What the dream adds before the real part",
+    ("trained", "dreamed"): "What the real part adds to the dream",
+}
+"""Gains of single stages that a report tells. Key: the policy, and the one before it (empty: the best without a dream)."""
 
 
 class Claim(NamedTuple):
@@ -54,12 +61,14 @@ class Claim(NamedTuple):
         return f"{self.word}: {self.why}" + (f"; {ENOUGH}" if self.enough else "")
 
 
-def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained") -> Claim:
-    """The claim about a policy's gain over the best stage before it (`Experiment.prove`).
+def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "trained", before: str = "") -> Claim:
+    """The claim about a policy's gain over the best one without a dream (`Experiment.prove`).
 
-    The difference is paired over the tasks that both played; without such tasks nothing is proven.
+    The difference is paired over the tasks that both played and that share no entity with a training task; without such tasks
+    nothing is proven.
 
-    Args: `mode`, `sampled` or `greedy`; `policy`, `trained` (in the dream), or `drawn` (imitation of drawn tasks too).
+    Args: `mode`, `sampled` or `greedy`; `policy`, of `POLICIES`: a baseline is compared with those before it; `before`, another
+    policy to compare with.
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
@@ -70,15 +79,22 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
             return Claim("not proven", f"{name} the same data was not played")
     if result.get("drawn") and "drawn" not in rates:
         return Claim("not proven", "imitation of the drawn tasks was not played")
-    before = POLICIES[: POLICIES.index(policy)]
-    imitation = max((name for name in before if name in rates), key=lambda name: rates[name].value)
+    earlier = BASELINES[: POLICIES.index(policy)]
+    imitation = max((name for name in earlier if name in rates), key=lambda name: rates[name].value)
     best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
+    best = before or best
     new, old = (records[name].get("outcomes") or {} for name in (policy, best))
-    if not (pairs := [(bool(new[task]), bool(old[task])) for task in new if task in old]):
-        return Claim("not proven", f"{LABELS[policy]} and {LABELS[best]} played no task in common", imitation)
+    shared, common = result.get("shared_entities") or {}, [task for task in new if task in old]
+    pairs = [(bool(new[task]), bool(old[task])) for task in common if task not in shared]
+    # no example: model cards have no text of the traces
+    left_out = f"{len(common) - len(pairs)} of {len(common)} held-out tasks share an entity or all words with training tasks"
+    if not pairs:
+        why = left_out if common else f"{LABELS[policy]} and {LABELS[best]} played no task in common"
+        return Claim("not proven", why, imitation)
     gain, (low, high) = sum(one - other for one, other in pairs) / len(pairs), paired_interval(pairs)
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
+    why += f"; {left_out} and do not count" if len(pairs) < len(common) else ""
     enough = rates[policy].value <= rates[imitation].value and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
@@ -175,7 +191,7 @@ def _mode(result: Mapping[str, Any], mode: str) -> str:
 
 
 def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Success after each stage and the verdict, per mode; the gain by drawn tasks too. The first is the headline."""
+    """Success after each stage and the verdict, per mode, and the gains of single stages. The first is the headline."""
     counts = result.get("real_steps") or {}
     spent = read_number(counts.get("train"))
     tail = f"; {spent:,.0f} real steps spent in training" if spent is not None else ""
@@ -187,9 +203,10 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
         claim = read_claim(result, mode)
         claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
-        if (drawn := read_claim(result, mode, "drawn")).baseline:
-            sentence = f"What imitation of drawn tasks adds before any dream ({name})"
-            claims.append({"sentence": sentence, "word": drawn.word, "verdict": f"{drawn.word}: {drawn.why}"})
+        for (policy, before), sentence in GAINS.items():
+            gain = read_claim(result, mode, policy, before)
+            if gain.baseline and (not before or LABELS[before] in rates):
+                claims.append({"sentence": f"{sentence} ({name})", "word": gain.word, "verdict": f"{gain.word}: {gain.why}"})
     return claims
 
 
@@ -201,7 +218,9 @@ def _note(result: Mapping[str, Any]) -> str:
     offline = "" if how is None else f"Offline RL: {how or 'none, all episodes earned the same'}. "
     advice = result.get("advice") or {}
     before = f"Advice before training by {advice['learner']}: {advice['verdict']}; {advice['why']}. " if advice else ""
-    return start + filtered + offline + before + NOTE
+    shared = next((f"{id} ({entity})" for id, entity in (result.get("shared_entities") or {}).items()), "")
+    tasks = f"A held-out task that shares this with a training task: {shared}. " if shared else ""
+    return start + filtered + offline + before + tasks + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:
@@ -229,11 +248,22 @@ def _steps(result: Mapping[str, Any]) -> dict[str, int]:
     return {STEPS[kind]: int(count) for kind in STEPS if (count := read_number(counts.get(kind))) is not None}
 
 
+def _dreamed(result: Mapping[str, Any]) -> str:
+    """Number, speed and deciders of the training's dreamed steps; empty without any."""
+    steps = result.get("dreamed_steps") or {}
+    counts, seconds = steps.get("decided_by") or {}, steps.get("seconds")
+    answered = sum(number for name, number in counts.items() if name)
+    shares = (f"{DECIDERS.get(name, name)} {number / answered:.0%}" for name, number in counts.items() if name)
+    speed = f", {sum(counts.values()) / seconds:.1f} a second with the policy's replies" if seconds else ""
+    return f"{sum(counts.values()):,} dreamed steps{speed}; answered by: {', '.join(shares) or 'nobody'}" if counts else ""
+
+
 def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory]) -> str:
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), spent=curves.read_real_steps(history), history=history,
         nodes=_node_seconds(history), note=_note(result),
+        dreamed=_dreamed(result), ended=[{}, *history.values()][-1].get("end_cause"),
         episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(curves.draw_run(history)).decode(),
     )  # fmt: skip

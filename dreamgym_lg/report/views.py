@@ -133,7 +133,7 @@ def alarms(history: History) -> list[tuple[int, str]]:
         if counted := [f"{n:.0f} episode{'s' * (n != 1)} {cause}" for cause, n in causes.items() if n > 0]:
             sentences.append((iteration, f"{' and '.join(counted)}, the first: {row.get('first_error')}"))
         if row.get("stopped_early"):
-            sentences.append((iteration, "the run ended early"))
+            sentences.append((iteration, f"the run ended early: {row.get('end_cause', 'its cause was not recorded')}"))
     return sentences
 
 

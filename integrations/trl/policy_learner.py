@@ -50,8 +50,7 @@ class PolicyLearner:
     """Names of the `StepOptions` that this learner takes."""
     BETA: ClassVar[float] = 0.02
     COMPARES: ClassVar[bool] = False
-    """Groups teach by their differences alone. The learning rate is multiplied by the share of those that differ: AdamW takes a
-    step from one group of twelve as far as one from all."""
+    """Scales the learning rate by the share of groups with different rewards; AdamW ignores gradient size."""
     trainer: Callable[..., TokenTrainer] = TokenTrainer
     loss: Loss = "clipped"
     _credit: Credit

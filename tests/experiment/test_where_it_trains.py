@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
 from dreamgym_lg.experiment.experience_models import policy_version
-from dreamgym_lg.experiment.training import _warn_of_shared_entities
-from dreamgym_lg.production.provenance import provenance
+from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
+from dreamgym_lg.production.provenance import model_card, provenance
 from dreamgym_lg.report.proof import _title, claims
 from dreamgym_lg.types import StepResult, Trajectory
 
@@ -238,6 +239,25 @@ def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: 
     assert all(value.equal(imitated[name]) for name, value in trained.items())
 
 
+def test_rollouts_sample_at_a_temperature_of_their_own_and_nothing_else_does(make: Make, scripted: Any) -> None:
+    endings = cycle(("reward 1, success", "reward 0, failure"))
+    model = Model(scripted(reply=lambda _: f"valid, as it comes\n{next(endings)}\nA dreamed door."), retries=0)
+    work = make(engine=None, experience_model=model)
+    work.create_learner = create_trl_learner
+    (work.out / "settings.json").unlink()
+    work.settings = replace(work.settings, evaluate_tasks=1)
+    work.train(iterations=2, learner_options={"temperature": 1.7, "micro_batch_tokens": 512}, **NUMBERS)
+    drawn = {
+        each.run: {segment.temperature for segment in each.segments}
+        for each in work.replay_buffer.trajectories(source="synthetic", segments=True)
+    }
+    assert drawn.pop("train") == {1.7} and len(drawn) > 1 and set().union(*drawn.values()) <= {0.0, 1.0}
+    rows = work.replay_buffer.metrics("train")
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows if not row["skipped"]]
+    assert gaps and max(gaps) < 1e-4, "the learner computes probabilities at the same temperature"
+    assert work.policy("trained").temperature == 1
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
@@ -356,8 +376,10 @@ def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of
     work.engine = lambda path: Says(opens=path.name == "base")
     work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
     result = work.prove()
-    assert list(result["real"]) == ["start", "base", "trained"] and set(result["real"]["start"]) == {"sampled"}
+    assert list(result["real"]) == ["start", "base", "trained"]
+    assert all(set(modes) == {"greedy", "sampled"} for modes in result["real"].values()) and "start" not in result["validation"]
     assert [result["validation"][name]["greedy"]["successes"] for name in ("base", "trained")] == [4, 0]
+    assert result["shared_entities"] == {f"test-{n}": "a closed door" for n in range(4)}, "they say what training tasks say"
     keep = result["keep"]
     assert (keep["policy"], keep["mode"]) == ("base", "greedy")
     assert keep["why"].startswith("successes on 4 real validation tasks: base (greedy) 4, base (sampled) ")
@@ -408,6 +430,36 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     with pytest.raises(ConfigurationError, match="iterations=3: the dreamed part of this training ended after 2"):
         make().train(**{**options, "iterations": 3})
     assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
+    result = work.prove()
+    assert list(result["real"]) == ["base", "dreamed", "trained"] and set(result["real"]["dreamed"]) == {"greedy", "sampled"}
+    dreamed = list(work.replay_buffer.trajectories(run="train", source="synthetic"))
+    assert result["dreamed_steps"]["decided_by"] == {"model": sum(len(each.steps) for each in dreamed)}
+    rollouts = [row["seconds_rollout"] for row in work.replay_buffer.metrics("train")]
+    assert result["dreamed_steps"]["seconds"] == sum(rollouts[:2]) < sum(rollouts), "the real part is left out"
+    versions = [policy_version(work.models / name) for name in ("dreamed", "trained")]
+    played_by = {each.run.rpartition("/")[2] for each in work.replay_buffer.trajectories(source="real") if "proof" in each.run}
+    assert versions[0] != versions[1] and played_by >= {*versions}
+    rest = {"sampling": work.policy("trained").sampling, "agent": None, "parameters": 1, "created": "today"}
+    card = model_card("mine", provenance(work, work.policy("trained")) | rest)
+    assert "| dream, before the real part | real | test | sampled | " in card
+
+
+def test_a_policy_that_broke_in_the_dream_acts_on_no_real_tool(make: Make) -> None:
+    class Breaks(Turns):
+        def submit(self, request: Request) -> "Future[Generated]":
+            reply = super().submit(request)
+            if self.asked > 12:  # four episodes of three steps
+                reply.result().sampled_ids.extend([2] * 8)
+                reply.result().logprobs.extend([-0.5] * 8)
+            return reply
+
+    work = make(say=(said := list[str]()).append, engine=lambda _: Breaks())
+    for _ in range(2):
+        work.train(iterations=5, environment="s2r", real_steps=16, **NUMBERS)
+    assert played(work) == ["synthetic"] * 2 and Counts(None, work.models / "policy", work.settings).iteration == 1
+    told = "the run ends after 1 of 5 iterations: the policy is broken: 100% of the policy's replies are cut off"
+    assert any(line.startswith(told) for line in said)
+    assert "has ended" in said[-1] and (work.models / "trained").exists()
 
 
 @pytest.mark.parametrize("gated", [True, False])

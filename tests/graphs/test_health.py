@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.metrics import check_health, is_collapsed
+from dreamgym_lg.metrics import check_health, find_breakage, is_collapsed
 
 FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.02, "clip_ratio/region_mean": 0.01}
 
@@ -70,3 +70,19 @@ def test_an_alarm_is_told_when_it_begins(process: Any, tmp_path: Path) -> None:
     one.run(tmp_path)
     assert [text.partition(":")[0] for text in said if "actions are invalid" in text] == ["iteration 2"]
     assert [row.get("alarm_invalid") for row in one.metrics()] == [None, None, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "told"),
+    [
+        ({"cut_reply_share": 0.02}, {"cut_reply_share": 0.9}, "90% of the policy's replies are cut off .* iteration 2%"),
+        ({"no_valid_action_share": 0.3}, {"no_valid_action_share": 0.75}, "75% of its episodes have no valid action"),
+        ({"cut_reply_share": 0.6}, {"cut_reply_share": 1.0}, None),
+        ({"no_valid_action_share": 0.4}, {"no_valid_action_share": 0.75}, None),
+        ({}, {"cut_reply_share": 0.5, "no_valid_action_share": 0.5}, None),
+        ({}, {"cut_reply_share": 0.9, "real_steps": 40}, None),
+    ],
+)
+def test_one_iteration_tells_a_policy_that_training_broke(first: Any, now: Any, told: str | None) -> None:
+    found = find_breakage([first, now], now)
+    assert re.search(told, found) if told else found == "", "not what the start policy did, and not in another place"

@@ -182,16 +182,44 @@ def test_a_run_whose_groups_are_uniform_ends_early_and_says_so(process: Any, tmp
     assert [text.partition(":")[0] for text in said] == ["iteration 0 taught nothing", "the run ends after 2 of 4 iterations"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_broken_policy_ends_the_run_before_its_update_and_evaluation(process: Any, tmp_path: Path, killed: bool) -> None:
+    def start(iterations: int = 9) -> Any:
+        one = process(tmp_path, say=said.append, evaluate_every=1, stop_after_uniform=0)
+        one.policy.reply = lambda messages: "sing" if one.nodes[-1][1] == 2 else ["jump", "open door"][len(messages) % 4 // 2]
+        if killed and not said:
+            one.training.report = lambda iteration, metrics: die() if iteration == 2 else None
+        one.sound = run_training(one.training, tmp_path / "training.db", run="r", iterations=iterations)
+        return one
+
+    def die() -> None:
+        raise ZeroDivisionError
+
+    said: list[str] = []
+    if killed:
+        with pytest.raises(ZeroDivisionError):
+            start()
+        start()
+    else:
+        one = start()
+        assert one.nodes[-1] == ("rollout", 2) and not one.sound
+    again = start()
+    assert again.nodes == [] and not again.sound and again.learner.iteration == 2
+    (end,) = [text for text in said if text.startswith("the run ends")]
+    told = "2 of 9 iterations: the policy is broken: 100% of its episodes have no valid action (in the first iteration 0%)"
+    assert told in end and "lower learning_rate" in end
+    assert [row.get("stopped_early") for row in again.metrics()] == [0, 0, 1] and again.metrics()[-1]["end_cause"] in end
+    more = start(10)
+    assert more.nodes[-1] == ("rollout", 2) and more.learner.iteration == 2, "who asks for more gets the same answer"
+
+
 def test_iterations_that_teach_nothing_are_told_as_they_happen_and_at_the_end(process: Any, tmp_path: Path) -> None:
     one, said = process(tmp_path, lambda _: "open door", stop_after_uniform=0), []
     one.training.say = said.append
     one.run(tmp_path)
-    assert said[0].startswith(
-        "iteration 0 taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped). It will"
-    )
-    assert [text for text in said[1:] if "invalid" not in text] == [
-        "4 of 4 iterations taught nothing: all episodes of a task had the same reward (of rft: no success is new or helped)"
-    ]
+    cause = "all episodes of a task had the same reward (rft: no new success, or it did not improve validation)"
+    assert said[0].startswith(f"iteration 0 taught nothing: {cause}. It will")
+    assert [text for text in said[1:] if "invalid" not in text] == [f"4 of 4 iterations taught nothing: {cause}"]
 
 
 def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: Any, steady: Any, tmp_path: Path) -> None:
@@ -330,6 +358,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "synthetic_share": 0.5,
         "invalid_action_share": 0.0,
         "cut_reply_share": 0.0,
+        "no_valid_action_share": 0.0,
         "steps_mean": 1.5,
         "segments": 3,
         "rewritten_segments": 0,

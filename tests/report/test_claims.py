@@ -65,6 +65,21 @@ def test_with_drawn_tasks_their_imitation_is_a_baseline_and_what_it_adds_is_said
     assert f"What imitation of drawn tasks adds before any dream (temperature 1)\nproven: {adds.why}" in text
 
 
+def test_sim_to_real_tells_what_the_dream_and_what_the_real_part_add(tmp_path):
+    result = with_outcomes(base=[1] * 20 + [0] * 100, dreamed=[1] * 80 + [0] * 40, trained=[1] * 82 + [0] * 38)
+    result["settings"] = {"environment": "s2r"}
+    assert read_claim(result).why.startswith("trained − imitation of every success +0.52"), "the dreamed part is no baseline"
+    page = Page(render(tmp_path, result))
+    assert page.row("dream, before the real part", "temperature 1")[3] == "80/120"
+    dream, real = (
+        "dream, before the real part − imitation of every success +0.50",
+        "trained − dream, before the real part +0.02",
+    )
+    assert f"What the dream adds before the real part (temperature 1)\nproven: {dream}" in page.text
+    assert f"What the real part adds to the dream (temperature 1)\nnot proven: {real}" in page.text
+    assert "What the" not in Page(render(tmp_path, make_result())).text
+
+
 def test_where_imitation_is_as_good_it_is_enough(tmp_path):
     """Issue 46: base 104, imitated 136, dream 135 of 150 printed "Trained in a dream, proven"."""
     result = with_sampled(measured(104, 150), measured(135, 150)) | {"filtered": 251}
@@ -124,6 +139,19 @@ def test_the_same_tasks_are_compared_in_pairs():
     assert claim.word == "not proven" and claim.why == "trained and imitation of every success played no task in common"
     shuffled = read_claim(with_outcomes(base=base, trained=trained[::-1]))
     assert shuffled.word == "not proven", "the same rates, on other tasks each"
+
+
+def test_held_out_tasks_that_share_an_entity_with_training_tasks_prove_nothing(tmp_path):
+    outcomes = {"base": [0] * 120, "trained": [1] * 30 + [0] * 90}
+    result, shared = with_outcomes(**outcomes), [dict.fromkeys(range(number), "anna berg") for number in (5, 30, 120)]
+    claims = [read_claim(result | {"shared_entities": each}) for each in shared]
+    assert [claim.word for claim in claims] == ["proven", "not proven", "not proven"]
+    told = "held-out tasks share an entity or all words with training tasks"
+    assert claims[0].why.endswith(f"+0.22 [+0.14, +0.29], paired on 115 tasks; 5 of 120 {told} and do not count")
+    assert claims[2].why == f"120 of 120 {told}"
+    source = render(tmp_path, result | {"shared_entities": shared[1]})
+    assert "Trained in a dream, not proven" in Page(source).text and "training task: 0 (anna berg)." in Page(source).text
+    assert "anna" not in claims[1].verdict, "a model card has no text of the traces"
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2, 0.4])

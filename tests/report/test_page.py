@@ -53,6 +53,22 @@ def test_steps_time_and_settings_equal_the_result(tmp_path):
     assert page.row("nothing")[1] == "–"
 
 
+def test_why_a_training_ended_early(tmp_path):
+    metrics = make_metrics(3)
+    metrics[2]["end_cause"] = "the policy is broken: <90%>"
+    assert "It ended early: the policy is broken: <90%>." in Page(render(tmp_path, metrics=metrics)).text
+    assert "It ended early" not in Page(render(tmp_path, metrics=[*metrics, {"iteration": 3}])).text, "it went on"
+
+
+def test_who_answered_the_dreamed_steps_and_how_fast(tmp_path):
+    steps = {"decided_by": {"model": 900, "recorded": 300, "": 800, "<mine>": 0}, "seconds": 400.0}
+    told = "2,000 dreamed steps, 5.0 a second with the policy's replies; answered by: "
+    text = Page(render(tmp_path, make_result(dreamed_steps=steps))).text
+    assert f"{told}the experience model 75%, a recorded answer 25%, <mine> 0%." in text
+    for none in (None, {}, {"decided_by": {}, "seconds": 0}):
+        assert "dreamed steps" not in Page(render(tmp_path, make_result(dreamed_steps=none))).text
+
+
 def test_evaluations_during_training_with_their_gap(tmp_path):
     metrics = [
         {"iteration": 14, "eval_real_successes": 8, "eval_real_episodes": 40, "eval_dream_successes": 14}

@@ -134,6 +134,7 @@ def test_an_alarm_tells_unreadable_answers_from_what_could_not_be_played() -> No
         (0, f"1 episode could not be played and 2 episodes {unreadable}, {first}"),
         (1, f"1 episode {unreadable}, {first}"),
     ]
+    assert alarms({0: {"stopped_early": 1, "end_cause": "max_gap"}}) == [(0, "the run ended early: max_gap")]
 
 
 def test_the_address_of_the_curves_changes_with_the_figures(client: TestClient, database: Path) -> None:
