@@ -207,9 +207,9 @@ def load_traces(
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
 
-    Every tool call is a step, and so is each message of the agent that a user answered. The last step is the final answer and
-    has the reward. A conversation with a reward is over. One without is truncated: its outcome is unknown, and it counts as no
-    failure.
+    Every tool call is a step, and so is each message of the agent, or a tool's answer in its place, that a user answered. The
+    last step is the final answer and has the reward. A conversation with a reward is over. One without is truncated: its
+    outcome is unknown, and it counts as no failure.
 
     A task's `messages` are the prompt up to the agent's first act, its instruction the user's words among them; its `metadata`
     and `rubric` are a row's. Its `tools` are those of the whole source, by their schemas where these were recorded, else by

@@ -71,8 +71,9 @@ class ParsedConversation:
     def steps(self, verdict: Verdict | None) -> list[Step]:
         """One step for each act. Each observation is the answer to the step before, as in the dream.
 
-        A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
-        words change nothing. Without one the last step is truncated: its outcome is unknown.
+        Where the user speaks behind a tool's answer, that was the agent's answer. A conversation with a verdict is over: so it
+        is where a tool's answer is the last, and a user's last words change nothing. Without one the last step is truncated:
+        its outcome is unknown.
 
         Raises `ValueError` for a success in which what came of a call was not recorded.
         """
@@ -145,6 +146,8 @@ class ParsedConversation:
             kinds = [str(block.get("type")) for block in message.content if isinstance(block, dict)]
             if media := [kind for kind in kinds if kind != "text"]:
                 raise ValueError(f"a later message of the user with a block of the form {media[0]!r}, which no text can hold")
+        if self.reply is None and isinstance(message, HumanMessage) and (last := self.acts[-1]).tool and last.answered:
+            self.reply = render_answer(last.seen[0], tool=last.tool)  # the user's words are no part of the tool's answer
         if self.reply is not None:
             self.acts.append(_Act(self.reply, answered=True))
             self.reply = None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import load_traces
 
@@ -84,9 +84,21 @@ def test_a_user_who_goes_on_answers_the_agents_words(read, seen) -> None:
 
 def test_what_is_said_beside_a_tools_answer_is_seen_with_it(read, seen) -> None:
     note = {"role": "system", "content": "Two steps left."}
-    trajectory = read(USER, USER | {"content": "Soon."}, calls("1"), note, answer("1"), USER | {"content": "Well?"}, DONE)
+    trajectory = read(USER, USER | {"content": "Soon."}, calls("1"), note, answer("1"), DONE)
     assert trajectory.task.observation == trajectory.task.instruction == "Find it.\n\nSoon."
-    assert seen(trajectory)[0][2] == "a page\n\nTwo steps left.\n\nWell?"
+    assert seen(trajectory)[0][2] == "a page\n\nTwo steps left."
+
+
+def test_what_a_user_says_behind_a_tools_answer_is_no_part_of_it(read, seen) -> None:
+    well = USER | {"content": "Well?"}
+    trajectory = read(USER, calls("1"), answer("1"), well, calls("2"), answer("2"), DONE)
+    assert seen(trajectory)[:3] == [
+        ("Find it.", render_call("look", {"q": 1}), "a page"),
+        ("a page", render_answer("a page", tool="look"), "Well?"),
+        ("Well?", render_call("look", {"q": 1}), "a page"),
+    ]
+    last = read(USER, calls("1"), answer("1"), well).steps[-1]  # as behind any other answer
+    assert (last.action, last.next_observation, last.terminated) == (render_answer("a page", tool="look"), "Well?", True)
 
 
 def test_words_that_nobody_answers_are_no_step(read, seen) -> None:
