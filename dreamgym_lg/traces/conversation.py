@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.prebuilt import tool_node
 
 from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_call, render_malformed
 from dreamgym_lg.traces.rows import Conversation
@@ -14,6 +16,14 @@ from dreamgym_lg.traces.verdicts import Verdict
 from dreamgym_lg.types import TRACES, Step, Task, Trajectory
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system"}
+_TEMPLATES = (
+    tool_node.INVALID_TOOL_NAME_ERROR_TEMPLATE,
+    tool_node.TOOL_CALL_ERROR_TEMPLATE,
+    tool_node.TOOL_EXECUTION_ERROR_TEMPLATE,
+    tool_node.TOOL_INVOCATION_ERROR_TEMPLATE,
+)
+_ERRORS = [re.split(r"{\w+}", template) for template in _TEMPLATES]
+"""Words of LangGraph's tool node. Most formats of traces lose the `status` beside them."""
 
 
 @dataclass
@@ -134,8 +144,9 @@ class ParsedConversation:
             self.acts.remove(act)
             self.reply = render_answer(json.dumps(act.arguments, ensure_ascii=False, default=str), call=act.tool)
             return
-        act.answered, act.valid = True, act.valid and message.status != "error"
-        act.seen.insert(0, text_of(message))
+        text = text_of(message)
+        act.answered, act.valid = True, act.valid and message.status != "error" and not _is_error(text)
+        act.seen.insert(0, text)
 
     def _see(self, message: HumanMessage | SystemMessage) -> None:
         """The user, or the application, says something."""
@@ -163,6 +174,12 @@ class ParsedConversation:
             self.unanswered = next(act.tool for act in waiting if act.valid)
         else:
             self.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
+
+
+def _is_error(text: str) -> bool:
+    """True for the words of LangGraph's tool node after a refused or failed call."""
+    parts = ((text.startswith(first) and text.endswith(last), inner) for first, *inner, last in _ERRORS)
+    return any(fits and all(part in text for part in inner) for fits, inner in parts)
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

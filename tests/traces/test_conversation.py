@@ -1,8 +1,12 @@
 """How a conversation becomes steps: who answers what, where it ends, and what is no conversation."""
 
 import json
+from typing import Literal
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
@@ -45,6 +49,22 @@ def test_an_error_is_an_invalid_action(read) -> None:
     trajectory = read(USER, calls("1"), answer("1", "no such page", status="error"), DONE)
     assert [step.valid for step in trajectory.steps] == [False, True]
     assert trajectory.steps[0].next_observation == "no such page"
+
+
+@pytest.mark.parametrize("arguments", [{"q": "one"}, {"q": "two"}, {}], ids=["refused", "failed", "unknown tool"])
+def test_an_error_in_the_words_of_langgraph_needs_no_status(arguments, read) -> None:
+    """OpenAI's form has none: a recorded success seemed to have made the calls that were refused."""
+
+    def look(q: Literal["two", 1]) -> str:
+        """Look."""
+        raise KeyError("no such page")
+
+    graph = StateGraph(MessagesState).add_node(ToolNode([look], handle_tool_errors=True)).set_entry_point("tools").compile()
+    called = {"name": "look" if arguments else "find", "args": arguments, "id": "1"}
+    refusal = graph.invoke({"messages": [AIMessage("", tool_calls=[called])]})["messages"][-1]
+    assert refusal.status == "error"
+    trajectory = read(USER, calls("1"), answer("1", refusal.text), calls("2"), answer("2", "Error: see [page 1]."), DONE)
+    assert [step.valid for step in trajectory.steps] == [False, True, True]
 
 
 def test_a_malformed_call_that_the_agent_ended_with_is_its_last_action(read) -> None:
