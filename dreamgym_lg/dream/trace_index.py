@@ -94,7 +94,7 @@ class TraceIndex:
         """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> (task, values)."""
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
-        self._pass_through = frozenset(pass_through)
+        self.pass_through = frozenset(pass_through)
         received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
         """action -> its call in comparable form; None if it is no call."""
@@ -123,7 +123,7 @@ class TraceIndex:
         if self._writes is not None:  # it may name a tool that no trace calls
             called |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self._pass_through)
+        new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self.pass_through)
         new._free_text = _find_free_text(recorded, new.writes)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:
@@ -185,7 +185,7 @@ class TraceIndex:
 
     def writes(self, tool: str) -> bool:
         """True if calls of the tool count as writing calls."""
-        if tool in self._pass_through:
+        if tool in self.pass_through:
             return False
         if tool not in self.uses:  # created while the graph runs, and in no trace
             return self._writes is None or tool in self._writes
