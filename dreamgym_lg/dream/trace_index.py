@@ -87,7 +87,9 @@ class TraceIndex:
         self.uses: Mapping[str, ToolUse] = {}
         """Tool -> if it writes, and why; empty before the first `refresh`."""
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
-        """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
+        """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes.
+
+        Without answers that show the free text of those writing calls."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task id; by environment and instruction; and by these and the system message."""
         self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[tuple[str, ...]]]] = {}
@@ -134,12 +136,14 @@ class TraceIndex:
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
         effects: Effects = ()
+        wordings = set[str]()
         before = f"{task.instruction} {first_observation(task)} {trajectory.steps[0].observation if trajectory.steps else ''}"
         scopes = worlds_of(task.id, task.environment) if task.split == "train" else ()
         for call, step in calls:
             if call is None:
                 continue
-            for scope in scopes:
+            shows_wording = any(text in step.next_observation for text in wordings)  # another one, after other words
+            for scope in () if shows_wording else scopes:
                 votes = self.answers.setdefault((scope, call, effects), {})
                 earlier = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
                 votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
@@ -149,6 +153,7 @@ class TraceIndex:
                 forms.setdefault((form, step.valid), set()).add((task.id, *unnamed.values()))
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
+            wordings |= self._wordings(call) if step.valid else set()
         if trajectory.success and trajectory.steps:
             success = self.success(task, trajectory.steps)
             same_words = _words_key(task.environment, task.instruction, task.split)
@@ -195,10 +200,18 @@ class TraceIndex:
         """The valid writing calls among (call, valid), in their order, with free text replaced."""
         return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
 
+    def _free(self, call: Call) -> dict[str, str]:
+        """The call's arguments of free text, by name."""
+        return {name: value for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
+
+    def _wordings(self, call: Call) -> set[str]:
+        """The call's free text as a later answer may show it, plainly or in JSON."""
+        texts = [text for text in self._free(call).values() if len(text.split()) > 1]  # a single word may be there by chance
+        return {form for text in texts for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])}
+
     def _without_wording(self, call: Call) -> Call:
-        if not any(tool == call.tool for tool, _ in self._free_text):
+        if not (free := self._free(call)):
             return call
-        free = {name for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
         return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
