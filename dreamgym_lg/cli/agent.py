@@ -207,9 +207,9 @@ def import_traces(
 
 
 def say_folded(number: int) -> None:
-    """Say how many traces were left out for longer ones."""
+    """Say how many traces were left out for longer or later ones."""
     if number:
-        say(f"{number:,} left out: longer traces begin with them")
+        say(f"{number:,} left out: longer traces begin with them, or later rows correct them")
 
 
 def say_rejected(rejected: "Sequence[Rejected]", most: int = 20) -> None:

@@ -202,9 +202,9 @@ def _close(process: "subprocess.Popen[bytes]") -> None:
 class EndState:
     """Judges by the changed documents: they must equal those after a recorded success.
 
-    Both are computed in the same compiled world. The next judge decides if a document is unknown, if neither the episode nor the
-    recorded success changed one, if writing calls differ whose effect no document shows (a message to a colleague), and if
-    only free text does.
+    Both are computed in the same compiled world. The next judge decides if a document is unknown, if neither the episode nor
+    the recorded success changed one, if writing calls differ whose effect no document shows (a message to a colleague), and
+    if only free text does.
     """
 
     name, version = "compiled", ""

@@ -10,6 +10,7 @@ from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, SupportsLookups, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded
 from dreamgym_lg.dream.schemas import Schemas, fits_returns, sets_state
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed, Unanswered
 from dreamgym_lg.event_loop import wait_in_loop
@@ -42,6 +43,9 @@ class Dream:
             for part in parts:
                 if not callable(getattr(part, method, None)) or not isinstance(getattr(part, "name", None), str):
                     raise ConfigurationError(f"{part!r} has no name or no method {method}(): see dreamgym_lg.dream.parts")
+        indexes = (index for part in self._parts if isinstance(index := getattr(part, "index", None), TraceIndex))
+        self.pass_through = frozenset[str]().union(*(index.pass_through for index in indexes))
+        """Names of tools that really run, as the parts' `TraceIndex` has them."""
         self._version = version
 
     @property
@@ -192,7 +196,14 @@ class DreamEnvironment(Environment):
         """The episode up to this action, as its parts see it."""
         # without refused calls: in a graph LangChain refuses them, and they never reach an environment
         steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
-        return Episode(task=self._playing(), steps=steps, action=action, prompt=self._prompt, own_traces=self.own_traces)
+        return Episode(
+            task=self._playing(),
+            steps=steps,
+            action=action,
+            prompt=self._prompt,
+            own_traces=self.own_traces,
+            pass_through=self.dream.pass_through,
+        )
 
     async def _answer_message(self, episode: Episode) -> StepResult:
         """Answer a tool agent's message: the user replies, else the judges decide. An empty message ends the episode."""

@@ -5,7 +5,7 @@ code or data that it reads. Measurements of a part are reused while both stay th
 version is measured anew each time.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +26,8 @@ class Episode:
     """The agent's system prompt if it is known, with rules to judge by."""
     own_traces: bool = True
     """False while the dream is measured: recorded traces of the same task must then neither answer nor judge."""
+    pass_through: Collection[str] = ()
+    """Names of tools that really run; `steps` has none of their calls."""
     lookups: Sequence[Step] = ()
     """Hypothetical look-ups of the action's entities, from earlier responders that did not answer it (`SupportsLookups`)."""
 

@@ -31,6 +31,7 @@ class Recorded:
 
     * A reading call repeated without a writing call in between gets the same answer as before in the episode.
     * Traces of the same task come first, then those of the same world. If recordings disagree, more than half must agree.
+    * The wording of free text in writing calls does not count. An answer that shows it is not given.
     * A look-up of an unknown thing gets the answer that most different unknown things got, usually an error.
 
     It answers no text agent. Args: `traces`, a replay buffer or its `TraceIndex`, which tells which tools write.

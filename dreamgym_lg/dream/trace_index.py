@@ -89,14 +89,16 @@ class TraceIndex:
         self.uses: Mapping[str, ToolUse] = {}
         """Tool -> if it writes, and why; empty before the first `refresh`."""
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
-        """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
+        """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes.
+
+        Without answers that show the free text of those writing calls."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task id; by environment and instruction; and by these and the system message."""
         self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[tuple[str, ...]]]] = {}
         """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> (task, values)."""
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
-        self._pass_through = frozenset(pass_through)
+        self.pass_through = frozenset(pass_through)
         received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
         """action -> its call in comparable form; None if it is no call."""
@@ -125,7 +127,7 @@ class TraceIndex:
         if self._writes is not None:  # it may name a tool that no trace calls
             called |= {tool["name"] for task in self.replay_buffer.tasks() for tool in schemas(task)}
         new = copy(self)
-        new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self._pass_through)
+        new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self.pass_through)
         new._free_text = _find_free_text(recorded, new.writes) - self._enumerations(recorded)
         new.answers, new.successes, new.misses = {}, {}, {}
         for trajectory in recorded:
@@ -148,12 +150,14 @@ class TraceIndex:
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
         effects: Effects = ()
+        wordings = set[str]()
         before = f"{task.instruction} {first_observation(task)} {trajectory.steps[0].observation if trajectory.steps else ''}"
         scopes = worlds_of(task.id, task.environment) if task.split == "train" else ()
         for call, step in calls:
             if call is None:
                 continue
-            for scope in scopes:
+            shows_wording = any(text in step.next_observation for text in wordings)  # another one, after other words
+            for scope in () if shows_wording else scopes:
                 votes = self.answers.setdefault((scope, call, effects), {})
                 earlier = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
                 votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
@@ -163,6 +167,7 @@ class TraceIndex:
                 forms.setdefault((form, step.valid), set()).add((task.id, *unnamed.values()))
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
+            wordings |= self._wordings(call) if step.valid else set()
         if trajectory.success and trajectory.steps:
             success = self.success(task, trajectory.steps)
             same_words = _words_key(task.environment, task.instruction, task.split)
@@ -201,7 +206,7 @@ class TraceIndex:
 
     def writes(self, tool: str) -> bool:
         """True if calls of the tool count as writing calls."""
-        if tool in self._pass_through:
+        if tool in self.pass_through:
             return False
         if tool not in self.uses:  # created while the graph runs, and in no trace
             return self._writes is None or tool in self._writes
@@ -214,14 +219,21 @@ class TraceIndex:
     def free_texts(self, steps: Iterable[Step]) -> tuple[str, ...]:
         """The texts in valid writing calls that `effects` replaces, in their order."""
         calls = (call for step in steps if step.valid and (call := self.call(step.action)) and self.writes(call.tool))
-        return tuple(value for call in calls for name, value in call.arguments if self._is_free(call.tool, name, value))
+        return tuple(text for call in calls for text in self._free(call).values())
 
-    def _is_free(self, tool: str, name: str, value: Any) -> bool:
-        return (tool, name) in self._free_text and _is_text(value)
+    def _free(self, call: Call) -> dict[str, str]:
+        """The call's arguments of free text, by name."""
+        return {name: value for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
+
+    def _wordings(self, call: Call) -> set[str]:
+        """The call's free text as a later answer may show it, plainly or in JSON."""
+        texts = [text for text in self._free(call).values() if len(text.split()) > 1]  # a single word may be there by chance
+        return {form for text in texts for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])}
 
     def _without_wording(self, call: Call) -> Call:
-        arguments = ((name, "..." if self._is_free(call.tool, name, value) else value) for name, value in call.arguments)
-        return Call(call.tool, tuple(arguments))
+        if not (free := self._free(call)):
+            return call
+        return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
     def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
         """The recorded successes of the task's id, else of its instruction. For a drawn task, its own reference.

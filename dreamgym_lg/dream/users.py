@@ -285,7 +285,8 @@ class RecordedUser(_WrappingUser):
     """The user of recorded conversations, as long as the agent keeps to one of them.
 
     It keeps to one whose tool calls and messages come in the same order, with the same arguments; the wording of messages does
-    not count, nor do refused calls. The last recorded message ends the conversation.
+    not count, nor do refused calls and those of tools that really run in a dream. The last recorded message ends the
+    conversation.
 
     Args:
         conversations: Recorded episodes, or a replay buffer with real ones; those of the episode's own task count.
@@ -307,7 +308,8 @@ class RecordedUser(_WrappingUser):
     def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
         """The recorded user's next message; None at the end of the record."""
         moves, leaves = [move for move, _ in _moves(episode.steps)], False
-        for conversation in self._recorded.get(episode.task.id, ()) if episode.own_traces else ():
+        for recorded in self._recorded.get(episode.task.id, ()) if episode.own_traces else ():
+            conversation = [each for each in recorded if each[0] is None or each[0].tool not in episode.pass_through]
             if [move for move, _ in conversation[: len(moves)]] != moves or len(conversation) == len(moves):
                 continue
             if is_answer((step := conversation[len(moves)][1]).action):

@@ -26,7 +26,7 @@ from dreamgym_lg.simulate.context import (
 )
 from dreamgym_lg.simulate.conversation import RealUser, final_action, malformed_call
 from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_context, check_names
-from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads
+from dreamgym_lg.simulate.object_graph import has_synchronous_middleware, nodes_with_own_threads, simulated_tools
 from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
 from dreamgym_lg.tasks import agent_input, first_observation
 from dreamgym_lg.types import Act, Step, Task
@@ -101,6 +101,7 @@ class SimulatedAgent:
         check_names(graph, options.get("route"), options.get("pass_through", ()))
         check_context(graph, options.get("context"))
         self.user = user
+        self._pass_through = () if user is None else simulated_tools(graph, options.get("pass_through", ()))[1]
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._reset_lock = reset_real, asyncio.Lock()
         self._is_sync = has_synchronous_middleware(graph)
@@ -126,7 +127,7 @@ class SimulatedAgent:
         environment = None if self.real else context.environment
         episode = SimulatedEpisode(self.graph, policy=self.policy, environment=environment, task=task, **self.options)
         if self.user is not None:
-            episode.listener = RealUser(self.user, task, lambda: episode.steps)
+            episode.listener = RealUser(self.user, task, lambda: episode.steps, self._pass_through)
         failure: Exception | None = None
         final: Any = None
         async with self._reset(task):

@@ -1,7 +1,7 @@
 """Conversations with a user: the agent's messages, the user's replies, the graph's next input."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -25,12 +25,15 @@ MAX_TURNS = 30
 
 
 class RealUser(Environment):
-    """The user of a real episode, as an environment that only replies. `steps` returns the steps so far."""
+    """The user of a real episode, as an environment that only replies.
+
+    Args: `steps`, returns the steps so far; `pass_through`, names of tools whose calls are none.
+    """
 
     has_user = True
 
-    def __init__(self, user: User, task: Task, steps: Callable[[], Sequence[Step]]) -> None:
-        self._user, self._task, self._steps = user, task, steps
+    def __init__(self, user: User, task: Task, steps: Callable[[], Sequence[Step]], pass_through: Collection[str]) -> None:
+        self._user, self._task, self._steps, self._pass_through = user, task, steps, pass_through
 
     def reset(self, task: Task) -> str:
         raise RuntimeError("a real user belongs to one episode")
@@ -39,7 +42,8 @@ class RealUser(Environment):
         return wait_in_loop("dreamgym-user", self.astep(action))
 
     async def astep(self, action: str) -> StepResult:
-        text = await ask(self._user, "reply", str, Episode(task=self._task, steps=self._steps(), action=action))
+        episode = Episode(task=self._task, steps=self._steps(), action=action, pass_through=self._pass_through)
+        text = await ask(self._user, "reply", str, episode)
         return StepResult(text or "", 0.0, text is None, False, {"decided_by": self._user.name})
 
 

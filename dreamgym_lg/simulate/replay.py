@@ -78,8 +78,8 @@ class Script(Environment):
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
             return '{"answer": ""}'
         if is_returned(self.steps[self.position].action):
-            self.ended = True
-            raise RuntimeError("the recorded episode ended with a tool's answer")
+            self.ended = self.position == len(self.steps) - 1
+            raise RuntimeError("the graph asks its policy again after a tool's answer that the user read")
         self.position += 1
         return self.say(reply_text(self.steps[self.position - 1].action))
 

@@ -58,7 +58,7 @@ class Traces(Iterable[Trajectory]):
         self._rejected: tuple[Rejected, ...] | None = None
         self._rewards: dict[bytes, float] = {}
         self.folded = 0
-        """Traces left out at the last reading, because a longer one of the same thread begins with them."""
+        """Traces left out at the last reading: a longer one of the thread begins with them, or a later row corrects them."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         rejected, read, successes, known, folded = list[Rejected](), 0, 0, 0, 0
@@ -108,15 +108,15 @@ class Traces(Iterable[Trajectory]):
         return min(positions) if len(positions) > 1 else None  # of one alone nothing would be left to train on
 
     @cached_property
-    def _surveyed(self) -> tuple[list[Mapping[str, Any] | str], Prefixes]:
-        """The agent's tools, and how the conversations begin.
+    def _surveyed(self) -> tuple[list[Mapping[str, Any] | str], Prefixes, dict[tuple[str, int], tuple[float, bool]]]:
+        """The agent's tools, beginnings of conversations, and last outcomes of those with ids.
 
         The tools are every schema in the source, and names where a conversation came without schemas.
         Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it, and if
         `reward_key` names a feedback that none has.
         """
         tools: dict[str, Mapping[str, Any] | str] = {}
-        feedback, prefixes = set[str](), Prefixes()
+        feedback, prefixes, last = set[str](), Prefixes(), dict[tuple[str, int], tuple[float, bool]]()
         unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
         for conversation in self._read():
             if isinstance(conversation, Conversation):
@@ -129,7 +129,9 @@ class Traces(Iterable[Trajectory]):
                     parsed = ParsedConversation.parse(conversation.messages)
                     scored_later = conversation.thread and callable(self._reward)
                     verdict = None if scored_later else self._verdict(conversation)
-                    to_trajectory(conversation, parsed, self._environment, verdict, ())
+                    read = to_trajectory(conversation, parsed, self._environment, verdict, ())
+                    if (conversation.id or conversation.thread) and read.has_outcome:
+                        last[read.task.id, read.rollout_index] = read.reward, read.success
                     prefixes.add(conversation, self._outcome(conversation))
         if unknown:
             raise ConfigurationError(
@@ -138,16 +140,18 @@ class Traces(Iterable[Trajectory]):
             )
         if self._key is not None and self._key not in feedback:
             raise ConfigurationError.unknown("feedback (reward_key)", self._key, feedback)
-        return [tools[name] for name in sorted(tools)], prefixes
+        return [tools[name] for name in sorted(tools)], prefixes, last
 
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected | None:
-        """The trajectory of a conversation; None if a longer one begins with it."""
-        tools, prefixes = self._surveyed
+        """The trajectory of a conversation; None if a longer or later one replaces it."""
+        tools, prefixes, last = self._surveyed
         try:
             parsed = ParsedConversation.parse(conversation.messages)
             if prefixes.fold(conversation, self._outcome(conversation)):
                 return None
-            return to_trajectory(conversation, parsed, self._environment, self._verdict(conversation), tools)
+            read = to_trajectory(conversation, parsed, self._environment, self._verdict(conversation), tools)
+            outcome = read.reward, read.success
+            return None if read.has_outcome and last.get((read.task.id, read.rollout_index), outcome) != outcome else read
         except ConfigurationError:  # of `reward`, and no fault of the row
             raise
         except ValueError as error:
@@ -207,9 +211,9 @@ def load_traces(
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
 
-    Every tool call is a step, and so is each message of the agent that a user answered. The last step is the final answer and
-    has the reward. A conversation with a reward is over. One without is truncated: its outcome is unknown, and it counts as no
-    failure.
+    Every tool call is a step, and so is each message of the agent, or a tool's answer in its place, that a user answered. The
+    last step is the final answer and has the reward. A conversation with a reward is over. One without is truncated: its
+    outcome is unknown, and it counts as no failure.
 
     A task's `messages` are the prompt up to the agent's first act, its instruction the user's words among them; its `metadata`
     and `rubric` are a row's. Its `tools` are those of the whole source, by their schemas where these were recorded, else by
@@ -217,9 +221,9 @@ def load_traces(
     `environment`.
 
     What cannot be read is in `Traces.rejected` by line and reason, and one warning tells how much; nothing is replaced by an
-    empty text. A conversation read twice is one trajectory to a replay buffer; a new outcome replaces the old one. Of a thread
-    that was exported turn by turn, only the longest trace is given; `Traces.folded` counts the others. Without ids of threads,
-    a shorter trace is also given if its known outcome differs.
+    empty text. A conversation read twice is one trajectory to a replay buffer; a new outcome replaces the old one (within one
+    source, if it has an id). Of a thread that was exported turn by turn, only the longest trace is given; `Traces.folded`
+    counts the others. Without ids of threads, a shorter trace is also given if its known outcome differs.
 
     Args:
         path_or_checkpointer: A file of JSON Lines or JSON (also .xz, .gz, .bz2), a LangGraph checkpointer, or a `SqliteSaver`'s

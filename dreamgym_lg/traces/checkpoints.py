@@ -30,7 +30,10 @@ def of_file(path: Path) -> Iterator[Conversation | Rejected]:
                 raise ConfigurationError(
                     f"{path} is an SQLite file without checkpoints; give the file of a LangGraph SqliteSaver, or JSON Lines"
                 )
-            yield from conversations(SqliteSaver(connection))
+            saver = SqliteSaver(connection)
+            # its setup looks for a column that old files lack, and writes the mode of a file that has another one
+            saver.is_setup = connection.execute("PRAGMA journal_mode").fetchone() != ("wal",)
+            yield from conversations(saver)
     except sqlite3.Error as error:
         raise ConfigurationError(f"{path}: SQLite says {str(error)!r}; give an undamaged SqliteSaver file") from error
 

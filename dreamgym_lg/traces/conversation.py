@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.prebuilt import tool_node
 
 from dreamgym_lg.actions import STRUCTURED_RESPONSE, render_answer, render_call, render_malformed
 from dreamgym_lg.traces.rows import Conversation
@@ -14,6 +16,14 @@ from dreamgym_lg.traces.verdicts import Verdict
 from dreamgym_lg.types import TRACES, Step, Task, Trajectory
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system"}
+_TEMPLATES = (
+    tool_node.INVALID_TOOL_NAME_ERROR_TEMPLATE,
+    tool_node.TOOL_CALL_ERROR_TEMPLATE,
+    tool_node.TOOL_EXECUTION_ERROR_TEMPLATE,
+    tool_node.TOOL_INVOCATION_ERROR_TEMPLATE,
+)
+_ERRORS = [re.split(r"{\w+}", template) for template in _TEMPLATES]
+"""Words of LangGraph's tool node. Most formats of traces lose the `status` beside them."""
 
 
 @dataclass
@@ -71,8 +81,9 @@ class ParsedConversation:
     def steps(self, verdict: Verdict | None) -> list[Step]:
         """One step for each act. Each observation is the answer to the step before, as in the dream.
 
-        A conversation with a verdict is over: where a tool's answer is the last, that is the agent's answer, and a user's last
-        words change nothing. Without one the last step is truncated: its outcome is unknown.
+        Where the user speaks behind a tool's answer, that was the agent's answer. A conversation with a verdict is over: so it
+        is where a tool's answer is the last, and a user's last words change nothing. Without one the last step is truncated:
+        its outcome is unknown.
 
         Raises `ValueError` for a success in which what came of a call was not recorded.
         """
@@ -133,8 +144,9 @@ class ParsedConversation:
             self.acts.remove(act)
             self.reply = render_answer(json.dumps(act.arguments, ensure_ascii=False, default=str), call=act.tool)
             return
-        act.answered, act.valid = True, act.valid and message.status != "error"
-        act.seen.insert(0, text_of(message))
+        text = text_of(message)
+        act.answered, act.valid = True, act.valid and message.status != "error" and not _is_error(text)
+        act.seen.insert(0, text)
 
     def _see(self, message: HumanMessage | SystemMessage) -> None:
         """The user, or the application, says something."""
@@ -145,6 +157,8 @@ class ParsedConversation:
             kinds = [str(block.get("type")) for block in message.content if isinstance(block, dict)]
             if media := [kind for kind in kinds if kind != "text"]:
                 raise ValueError(f"a later message of the user with a block of the form {media[0]!r}, which no text can hold")
+        if self.reply is None and isinstance(message, HumanMessage) and (last := self.acts[-1]).tool and last.answered:
+            self.reply = render_answer(last.seen[0], tool=last.tool)  # the user's words are no part of the tool's answer
         if self.reply is not None:
             self.acts.append(_Act(self.reply, answered=True))
             self.reply = None
@@ -160,6 +174,12 @@ class ParsedConversation:
             self.unanswered = next(act.tool for act in waiting if act.valid)
         else:
             self.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
+
+
+def _is_error(text: str) -> bool:
+    """True for the words of LangGraph's tool node after a refused or failed call."""
+    parts = ((text.startswith(first) and text.endswith(last), inner) for first, *inner, last in _ERRORS)
+    return any(fits and all(part in text for part in inner) for fits, inner in parts)
 
 
 def linked(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, add_system, best, by_trace, has_calls, join_calls, timestamp
 from dreamgym_lg.traces.messages import decoded, first_set, messages_of, tool_text, unpacked
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow, exchange
-from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools, thread_of
+from dreamgym_lg.traces.verdicts import FEEDBACK, FIELDS, feedback, own_metadata, recorded_tools, thread_of, without_schemas
 
 _LANGFUSE = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "chain", "CHAIN": "chain", "SPAN": "chain", "EVENT": "chain"}
 """Kinds of Langfuse's observations, as LangSmith calls them."""
@@ -49,16 +49,21 @@ def _as_langsmith(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
 
     session = first_set(fields, "sessionId", "session_id")
+    inputs, schemas = without_schemas(fields.get("input"))
     return {
         **fields,
         "run_type": _LANGFUSE.get(str(fields.get("type")), "chain"),
         "trace_id": first_set(fields, "traceId", "trace_id", "id"),
         "parent_run_id": first_set(fields, "parentObservationId", "parent_observation_id"),
         "start_time": first_set(fields, "startTime", "start_time", "timestamp"),
-        "inputs": fields.get("input"),
+        "inputs": inputs,
         "outputs": fields.get("output"),
         "error": fields.get("statusMessage") or "error" if fields.get("level") == "ERROR" else None,
-        "extra": {"metadata": decoded(fields.get("metadata")), "session": {"session_id": session}},
+        "extra": {
+            "metadata": decoded(fields.get("metadata")),
+            "session": {"session_id": session},
+            "invocation_params": {"tools": schemas},
+        },
         "metadata": None,  # holds the tracer's own keys, too
         "child_runs": fields.get("observations"),
     }

@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, best, by_trace, has_calls, join_calls, join_runs, timestamp
 from dreamgym_lg.traces.messages import decoded, messages_of, to_messages, tool_text, unpacked, with_system
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
-from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools, thread_of
+from dreamgym_lg.traces.verdicts import FIELDS, feedback, own_metadata, recorded_tools, thread_of, without_schemas
 
 _HOLDERS = (
     *("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans"),
@@ -239,7 +239,8 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
         agents = [join_runs(_model_call(part.data), tools) for part in parts if part.kind == "other"]
         whole = [*agents, *whole] if tools else [*whole, *agents]
     spans = [part.data for part in parts]
-    schemas = (_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS)
+    schemas = [_value(span.attributes, key) for span in spans for key in _TOOL_SCHEMAS]
+    schemas += [without_schemas(_value(span.attributes, "langfuse.observation.input"))[1] for span in spans]
     defined = [tool for recorded in schemas for tool in recorded_tools(recorded)]
     threads = ({"thread_id": _value(span.attributes, key)} for span in spans for key in _THREAD)
     thread = thread_of(*threads, *(_value(span.attributes, key) for span in spans for key in _METADATA))
@@ -268,6 +269,7 @@ def _model_call(span: _Span) -> ModelCall:
     for names in _EXCHANGES:
         recorded, answer = (_value(attributes, name) for name in names)
         if recorded is not None or answer is not None:
+            recorded, _ = without_schemas(recorded)
             prompt = to_messages(_list(recorded)) if names[0] == "gen_ai.input.messages" else _messages(recorded, "user")
             reply = _messages(answer[:1] if isinstance(answer, list) else answer, "assistant")
             if prompt or reply:

@@ -4,10 +4,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import tool_schemas
-from dreamgym_lg.traces.messages import decoded, first_set, short
+from dreamgym_lg.traces.messages import decoded, first_set, short, unpacked
 
 Range = tuple[float, float]
 """The lowest and the highest reward of a source."""
@@ -156,3 +157,18 @@ def recorded_tools(value: object) -> list[dict[str, Any]]:
     if not all(isinstance(tool["function"].get("name"), str) for tool in tools):
         raise ValueError(f"its tools cannot be read (one has no name): {short(value)}")
     return tools
+
+
+def without_schemas(inputs: Any) -> tuple[Any, list[Any]]:
+    """Inputs, and the tools' schemas among them. Langfuse's handler for LangChain puts these behind the messages."""
+    messages = unpacked(inputs)
+    schemas = [each["content"] for each in messages if _is_schema(each)] if isinstance(messages, list) else []
+    return ([each for each in messages if not _is_schema(each)] if schemas else inputs), schemas
+
+
+def _is_schema(message: Any) -> bool:
+    if not isinstance(message, Mapping) or message.get("role") != "tool" or "tool_call_id" in message:
+        return False
+    with suppress(ValueError):
+        return isinstance(content := message.get("content"), Mapping) and bool(recorded_tools([content]))
+    return False

@@ -46,7 +46,7 @@ class Index(TraceIndex):
     """An index of traces with `writes=`, but for tools that no trace holds yet."""
 
     def writes(self, tool: str) -> bool:
-        return tool not in {"get_order", "get_user", *self._pass_through}
+        return tool not in {"get_order", "get_user", *self.pass_through}
 
 
 def is_judging(messages: Sequence[BaseMessage]) -> bool:

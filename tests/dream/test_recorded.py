@@ -298,6 +298,22 @@ def _by_definition(traces: Sequence[Trajectory], of: Task, history: Sequence[tup
 # --- calls by what they mean ------------------------------------------------------------------------------------------
 
 
+def test_an_answer_that_shows_a_traces_own_words_is_not_given_after_others(buffer: ReplayBuffer) -> None:
+    """Free text does not count as a difference of writing calls: the policy read what it had not written."""
+    recorder = Recorded(TraceIndex(buffer, writes=["add_note"]))
+    own, user = render_call("add_note", {"text": "call back on Monday, please"}), render_call("get_user", {"id": 1})
+    for n in range(3):
+        words = f'"Größe {n}" is too small'
+        add = render_call("add_note", {"text": words})
+        buffer.add(trace(order_task(f"t{n}"), (add, "ok"), (ORDER, json.dumps([words])), (user, "a gold member"), DONE))
+    behind = [Step(observation="", action=own, next_observation="ok")]
+
+    def answer(call: str) -> Answer | None:
+        return recorder.respond(Episode(task=order_task("t0"), steps=behind, action=call))
+
+    assert (answer(ORDER), answer(user)) == (None, Answer("a gold member"))
+
+
 def test_conversations_answer_calls_too(buffer: ReplayBuffer, desk: Desk) -> None:
     buffer.add(trace(order_task(), (render_answer("Which order?"), "W-204"), (ORDER, PAID), (NOTE, "ok"), DONE))
     assert desk.decided(order_task("t2"), ORDER, NOTE) == [(PAID, "recorded"), ("ok", "recorded")]

@@ -21,7 +21,17 @@ from talkers import TALKERS
 
 from dreamgym_lg import DreamGym
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call, tool_schemas
-from dreamgym_lg.dream import Answer, Dream, Episode, ScriptedUser, UntilHandOver, Verdict
+from dreamgym_lg.dream import (
+    Answer,
+    Dream,
+    Episode,
+    Recorded,
+    RecordedUser,
+    ScriptedUser,
+    TraceIndex,
+    UntilHandOver,
+    Verdict,
+)
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -151,6 +161,18 @@ async def test_the_users_replies_are_the_next_inputs_of_the_same_thread(play: An
     assert segment.trainable == sum(len(tokens(message)) for message in policy.read[-1] if message.type == "ai") + len(
         tokens(AIMessage(DONE))
     )
+
+
+@pytest.mark.parametrize("play", [dreamed, real])
+async def test_a_recorded_user_hears_no_call_of_a_tool_that_really_runs(play: Any) -> None:
+    """Its record holds them, as production made them: the agent had left it with its first message behind one."""
+    steps = [Step(observation="", action=action, next_observation=heard) for action, heard in zip(ACTIONS, HEARD, strict=True)]
+    user, options = RecordedUser([Trajectory(task=TASK, steps=steps)]), {"pass_through": ["look_up"]}
+    index = TraceIndex(ReplayBuffer(":memory:"), writes=[], **options)
+    parts = {"dream": Dream([Recorded(index), Tools()], user, [Refunded()])} if play is dreamed else {"user": user}
+    episode = await play(desk(), Acts(actions=ACTIONS), **parts, **options)
+    assert [step.next_observation for step in episode.steps] == ["W-2", "Yes, please.", "done", ""] and episode.success
+    assert [act.kind for act in episode.acts] == ["passed through"]
 
 
 async def test_both_are_the_same_but_for_who_decides() -> None:

@@ -15,7 +15,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from dreamgym_lg.actions import parse_action
+from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.replay import RecordedPolicy, replay
@@ -201,6 +201,19 @@ def test_where_the_application_ended_it_the_policy_learns_no_words(tmp_path: Any
     policy = RecordedPolicy()
     replayed = asyncio.run(replay(SimulatedAgent(graph_of("thinking"), policy), trajectory, say=lambda a: asked.append(a) or a))
     assert replayed.misfit is None and asked == [trajectory.steps[0].action]
+
+
+@pytest.mark.parametrize(("tool", "replays"), [("hand_over", True), ("get_order", False)])
+def test_a_user_who_speaks_behind_a_tools_answer(tool: str, replays: bool, tmp_path: Any) -> None:
+    """A tool returned it, or the run failed there and the graph would ask its policy again."""
+    call = CALLED | {"function": CALLED["function"] | {"name": tool}}
+    messages = [TALK[2], {"role": "assistant", "tool_calls": [call]}, ANSWERED, *TALK[:-1]]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "reward": 1}))
+    (trajectory,) = load_traces(tmp_path / "traces.jsonl")
+    replayed = asyncio.run(replay(SimulatedAgent(graph_of("direct"), RecordedPolicy()), trajectory))
+    assert [step.action for step in trajectory.steps][1] == render_answer("A7: delivered", tool=tool)
+    assert (replayed.misfit is None) is replays
+    assert replays or "asks its policy again after a tool's answer that the user read" in str(replayed.misfit)
 
 
 def test_a_supervisor_whose_replies_no_trace_holds_is_named_as_a_cause(tmp_path: Any) -> None:

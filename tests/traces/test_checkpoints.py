@@ -39,6 +39,12 @@ def test_the_newest_state_of_every_thread(saved, steps, seen) -> None:
     assert saved.read_bytes() == before
 
 
+def test_a_copy_that_is_in_no_wal_mode(saved, tmp_path, steps, seen) -> None:
+    with sqlite3.connect(saved) as connection:
+        connection.execute("VACUUM INTO ?", [str(tmp_path / "copy.sqlite")])
+    assert [seen(each) for each in load_traces(tmp_path / "copy.sqlite")][1] == steps
+
+
 def test_the_threads_of_a_file_are_given_rewards(saved) -> None:
     assert [each.reward for each in load_traces(saved, reward={"a": 1, "b": 0.5})] == [0.5, 1.0]
     with pytest.raises(ConfigurationError, match="1 ids of no conversation in .*, e.g. 'c'"):

@@ -1,10 +1,14 @@
 """How a conversation becomes steps: who answers what, where it ends, and what is no conversation."""
 
 import json
+from typing import Literal
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import load_traces
 
@@ -47,6 +51,22 @@ def test_an_error_is_an_invalid_action(read) -> None:
     assert trajectory.steps[0].next_observation == "no such page"
 
 
+@pytest.mark.parametrize("arguments", [{"q": "one"}, {"q": "two"}, {}], ids=["refused", "failed", "unknown tool"])
+def test_an_error_in_the_words_of_langgraph_needs_no_status(arguments, read) -> None:
+    """OpenAI's form has none: a recorded success seemed to have made the calls that were refused."""
+
+    def look(q: Literal["two", 1]) -> str:
+        """Look."""
+        raise KeyError("no such page")
+
+    graph = StateGraph(MessagesState).add_node(ToolNode([look], handle_tool_errors=True)).set_entry_point("tools").compile()
+    called = {"name": "look" if arguments else "find", "args": arguments, "id": "1"}
+    refusal = graph.invoke({"messages": [AIMessage("", tool_calls=[called])]})["messages"][-1]
+    assert refusal.status == "error"
+    trajectory = read(USER, calls("1"), answer("1", refusal.text), calls("2"), answer("2", "Error: see [page 1]."), DONE)
+    assert [step.valid for step in trajectory.steps] == [False, True, True]
+
+
 def test_a_malformed_call_that_the_agent_ended_with_is_its_last_action(read) -> None:
     """Its text was dropped, and the episode passed for one that was cut short."""
     trajectory = read(USER, calls("1"), answer("1"), calls("2", arguments='{"q": 1'))
@@ -84,9 +104,21 @@ def test_a_user_who_goes_on_answers_the_agents_words(read, seen) -> None:
 
 def test_what_is_said_beside_a_tools_answer_is_seen_with_it(read, seen) -> None:
     note = {"role": "system", "content": "Two steps left."}
-    trajectory = read(USER, USER | {"content": "Soon."}, calls("1"), note, answer("1"), USER | {"content": "Well?"}, DONE)
+    trajectory = read(USER, USER | {"content": "Soon."}, calls("1"), note, answer("1"), DONE)
     assert trajectory.task.observation == trajectory.task.instruction == "Find it.\n\nSoon."
-    assert seen(trajectory)[0][2] == "a page\n\nTwo steps left.\n\nWell?"
+    assert seen(trajectory)[0][2] == "a page\n\nTwo steps left."
+
+
+def test_what_a_user_says_behind_a_tools_answer_is_no_part_of_it(read, seen) -> None:
+    well = USER | {"content": "Well?"}
+    trajectory = read(USER, calls("1"), answer("1"), well, calls("2"), answer("2"), DONE)
+    assert seen(trajectory)[:3] == [
+        ("Find it.", render_call("look", {"q": 1}), "a page"),
+        ("a page", render_answer("a page", tool="look"), "Well?"),
+        ("Well?", render_call("look", {"q": 1}), "a page"),
+    ]
+    last = read(USER, calls("1"), answer("1"), well).steps[-1]  # as behind any other answer
+    assert (last.action, last.next_observation, last.terminated) == (render_answer("a page", tool="look"), "Well?", True)
 
 
 def test_words_that_nobody_answers_are_no_step(read, seen) -> None:

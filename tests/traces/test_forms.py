@@ -634,6 +634,19 @@ def test_of_several_feedbacks_one_named_like_a_score_is_the_reward(write: Any) -
         assert read(stats, reward={"r": 1}).success, "no feedback needs to be chosen"
 
 
+def test_schemas_behind_the_messages_of_langfuses_handler_are_the_tools(write: Any) -> None:
+    schema = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
+    given, bound = [USER, CALLING, SHIPPED], {"role": "tool", "content": schema}
+    call = {"id": "1", "traceId": "t", "type": "GENERATION", "startTime": "2025-01-01T00:00:01Z", "output": DONE}
+    exported = {"id": "t", "input": [USER], "output": DONE, "observations": [call | {"input": [*given, bound]}]}
+    attributes = {"langfuse.observation.type": "generation", "langfuse.observation.output": json.dumps(DONE)}
+    spans = span(attributes | {"langfuse.observation.input": json.dumps([*given, bound])})
+    for row in (exported, spans):
+        (trajectory,) = load_traces(write(row))
+        assert [step.next_observation for step in trajectory.steps] == ["shipped", ""]
+        assert trajectory.task.tools == [schema]
+
+
 def test_metadata_are_the_applications_own(write: Any) -> None:
     noted = {"intent": "where", "thread_id": "41", "ls_provider": "x", "langgraph_step": 3, "__pregel": 1, "user_id": "7"}
     (run,) = reading(write, {**RUN, "extra": {"metadata": noted}, "success": True})

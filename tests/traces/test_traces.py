@@ -208,6 +208,19 @@ def test_rows_of_one_session_are_corrected_by_their_own_id(write) -> None:
         assert [success for success, *_ in stored(buffer)] == [False, False] and buffer.corrections() == 1
 
 
+@pytest.mark.parametrize("id", [{"id": "a"}, {"thread_id": "t"}])
+def test_the_last_row_of_a_conversation_has_its_outcome(id, write) -> None:
+    """Both were stored, and the old success went on judging."""
+    rows = [GOOD | id | {"score": score} for score in (1, 0, 1, 0)]
+    unscored = {"messages": [GOOD["messages"][0], {"role": "assistant", "content": "oh"}]}
+    for other in (BOOKED | id | {"score": 1}, unscored | id):
+        traces = load_traces(write(*rows, other, GOOD | id))
+        with ReplayBuffer(":memory:") as buffer:
+            for new in (2, 0):
+                assert buffer.extend(traces) == new and buffer.corrections() == 0 and traces.folded == 2
+            assert [success for success, *_ in stored(buffer)] == [False, "score" in other], "others of the id are kept"
+
+
 def test_like_conversations_of_other_outcomes_are_two_traces(write) -> None:
     both = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 0}, BOOKED | {"score": 1}, BOOKED | {"score": 0})
     corrected = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 1})
