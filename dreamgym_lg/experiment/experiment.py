@@ -91,12 +91,7 @@ class Experiment(Workspace):
         if not isinstance(model, str | Path) and not hasattr(model, "tokenizer"):
             raise ConfigurationError(f"{model!r} is no model: baselines go into baselines=[...]")
         self.open()
-        recorded, path = self.record(evaluation.START).get("path"), str(supervised.start_of(self, model))
-        if recorded not in (None, path):
-            raise ConfigurationError(
-                f"the policies in {self.out} begin with {recorded!r}, and {path!r} is given: take another folder"
-            )
-        self.keep_record(evaluation.START, {"path": path})
+        imitation.begin_with(self, model)
 
     def collect(self) -> None:
         """Store the world's tasks and collect real trajectories. Scripted policies and the start policy play train tasks."""
@@ -174,6 +169,8 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
+        if self.record(evaluation.START):
+            imitation.begin_with(self, model)  # a finished stage knows its model by name alone
         self._run_stage("base", imitation.train_base_policy, model=model)
 
     def train_filtered(self) -> None:

@@ -234,6 +234,28 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
+def test_the_initial_weights_of_policies_are_written_once(tmp_path: Path) -> None:
+    """A refused call, and the experience model's own start, replaced them: a proof then played another start."""
+
+    def start(seed: int = 0, **options: Any) -> LocalChatModel:
+        tokenizer = create_tokenizer(["open the door kick"], vocab_size=320)
+        model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=512, seed=seed)
+        return LocalChatModel(model=model, tokenizer=tokenizer, **options)
+
+    settings = replace(Doors.settings, base_steps=1, experience_steps=1, policy_tokens=16)
+    work = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None)
+    work.collect()
+    work.train_base(start())
+    version = (work.models / "start" / "version").read_text()
+    work.train_experience(start(seed=1))
+    work.prepare(start(), baselines=["sft"])
+    for other in (start(seed=1), start(stop=["!"])):
+        for call in (work.prepare, work.train_base):
+            with pytest.raises(ConfigurationError, match="given, with other weights or prompts: take another folder"):
+                call(other)
+    assert (work.models / "start" / "version").read_text() == version
+
+
 def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:
     """Its replies are cut off where the recorded ones go on: a game of long names looked unlearnable for that alone."""
     work.collect()
