@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
-from dreamgym_lg.experiment.experience_models import model_name, policy_version, saved_sampling
-from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, BestPolicy
+from dreamgym_lg.experiment.start import begin_with, start_weights
+from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, preference_pairs, sft_row
@@ -24,7 +24,6 @@ from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 BASELINES = ("sft", "sft-filtered", "dpo", "sft-drawn")
 """Names of the baselines (`Experiment.prepare`, `dreamgym train --baseline`)."""
@@ -33,8 +32,6 @@ PASSES, MIN_STEPS, MAX_STEPS = 12, 60, 600
 DPO_PASSES = 3
 EVALUATIONS = 3
 """Evaluations of a policy while it is trained, at equal distances. The best is kept."""
-PROMPTING = ("stop", "chat_template_kwargs")
-"""Sampling options (`saved_sampling`) that belong to a model, whatever trains it."""
 FILTER = 0.75
 """Share of the highest recorded reward that an episode of the filtered policy must reach."""
 
@@ -53,7 +50,7 @@ def train_filtered_policy(work: Workspace) -> None:
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
     if number:
-        imitate(work, "filtered", best, start_weights(work))
+        imitate(work, "filtered", best, begin_with(work))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
     work.keep_record(FILTERED, {"episodes": number})
@@ -62,44 +59,7 @@ def train_filtered_policy(work: Workspace) -> None:
 def train_drawn_policy(work: Workspace) -> None:
     """Train `models/drawn` on recorded successes and references of drawn tasks."""
     episodes = recorded_successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
-    imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), start_weights(work))
-
-
-def start_weights(work: Workspace) -> str | Path:
-    """The initial weights of the folder's policies, whether or not one is trained yet."""
-    return start_of(work, work.record(START).get("path"))
-
-
-def begin_with(work: Workspace, model: "StartModel" = None) -> str | Path:
-    """The initial weights of the folder's policies. The first call records them.
-
-    Raises `ConfigurationError` for another model than the recorded one.
-    """
-    if not (recorded := work.record(START)):
-        path = start_of(work, model)
-        work.keep_record(START, {"path": str(path), "name": model_name(model or path)})
-        return path
-    if model is not None and not is_start(work, model):
-        raise ConfigurationError(
-            f"the policies in {work.out} begin with {recorded.get('name', recorded['path'])!r}, and {model_name(model)!r} is "
-            "given, with other weights or prompts: take another folder"
-        )
-    return start_weights(work)
-
-
-def is_start(work: Workspace, model: "LocalChatModel | str | Path") -> bool:
-    """True if the recorded initial weights are this model's. An object is compared with the weights that one left."""
-    recorded = work.record(START)
-    path = Path(recorded["path"])
-    if isinstance(model, str | Path) or model.model is None or path.resolve() != (work.models / "start").resolve():
-        return policy_version(model) in {policy_version(path), policy_version(recorded.get("name", path))}
-    from dreamgym_lg.integrations.transformers.loading import load_model
-
-    sampling, template = saved_sampling(path), tokenizer_of(path).chat_template
-    if template != model.tokenizer.chat_template or any(sampling.get(name) != model.sampling[name] for name in PROMPTING):
-        return False
-    saved, own = load_model(path, device="cpu").state_dict(), model.model.state_dict()
-    return saved.keys() == own.keys() and all(saved[name].float().equal(own[name].cpu().float()) for name in saved)
+    imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), begin_with(work))
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:

@@ -238,6 +238,59 @@ def test_second_tries_are_imitated_from_the_start_weights(make: Make, tmp_path: 
     assert all(value.equal(imitated[name]) for name, value in trained.items())
 
 
+@pytest.fixture
+def few(make: Make, tmp_path: Path) -> Callable[..., Experiment]:
+    """An experiment of few steps in reality, whose start policy has collected episodes."""
+    small = {"base_steps": 2, "batch_size": 2, "evaluate_tasks": 0, "concurrency": 1, "policy_tokens": 9}
+    settings = Settings(episodes={"start": 6}, model=str(make().models / "base"), environment="real", **small)  # type: ignore[arg-type]
+    turns = Turns()
+    turns.asked = 2  # the first episode opens at once
+
+    def few(**options: Any) -> Experiment:
+        given = {"settings": settings, "create_learner": Counts, "engine": lambda _: turns, **options}
+        work = Experiment(Doors(), tmp_path / "few", **given)
+        work.collect()
+        return work
+
+    return few
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Other weights than those of the settings."""
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, seed=1), tokenizer, tmp_path / "other")
+    return tmp_path / "other"
+
+
+def test_training_begins_with_the_weights_of_the_baselines(few: Callable[..., Experiment], other: Path) -> None:
+    """A proof played the untrained and the imitating policy of one model, and the trained one of another."""
+    few().train_base()
+    with pytest.raises(ConfigurationError, match=r"begin with '.*base', and '.*other' is given, with other weights"):
+        few().train(other, 1, **{**NUMBERS, "environment": "real"})
+    few().train(few().settings.model, 1, **{**NUMBERS, "environment": "real"})
+    result = few().prove()
+    assert list(result["real"]) == ["start", "base", "trained"] and result["began"] == ""
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_baselines_begin_with_the_weights_that_training_was_given(
+    few: Callable[..., Experiment], other: Path, restarted: bool
+) -> None:
+    """They began with those of the settings, or none was trained; and `models/base`, the only copy, was overwritten."""
+    (work := few()).train(other, 1, **{**NUMBERS, "environment": "real"})
+    assert list(work.prove()["real"]) == ["start", "trained"]
+    work = few() if restarted else work
+    work.say = (said := list[str]()).append
+    result = work.prove(baselines=["sft"])
+    assert list(result["real"]) == ["start", "base", "trained"]
+    (line,) = (each for each in said if each.startswith("base policy: "))
+    assert line.endswith(f"it begins with {work.models / 'start'}")
+    kept, own = (work.policy_at(path).model.state_dict() for path in (work.models / "start", other))
+    assert all(value.equal(kept[name]) for name, value in own.items())
+    assert provenance(work, work.policy("trained"))["base_model"] == "other"
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
