@@ -18,7 +18,7 @@ from dreamgym_lg.experiment.experience_models import place_of_training
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, TRAINING, Settings
-from dreamgym_lg.experiment.start import begin_with, check_policy, record_start, start_weights
+from dreamgym_lg.experiment.start import begin_with, check_policy, is_stored, record_start, start_weights
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import CreateLearner, complete_settings, create_trl_learner, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Workspace
@@ -242,7 +242,7 @@ class Experiment(Workspace):
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
-                experiment's policy, or the baseline that wins the most validation tasks.
+                experiment's policy, or the baseline that wins the most validation tasks. The trained policy: training goes on.
             iterations: Total number of iterations. Default: the settings'.
             servers: Addresses of vLLM servers of the policy's model. They generate the replies, and get the new weights after
                 each update (`ServedEngine`). Default: replies are generated in this process.
@@ -265,6 +265,9 @@ class Experiment(Workspace):
         learner = self._create_learner(settings.get("learner", self.settings.learner), start, options)
         if start is not None:
             check_policy(self, start)  # a refused call must not write its settings
+            trained_here = start is self.start_policy and self.trained is not None
+            if self.training_began and is_stored(self, start, "trained") and not trained_here:
+                start = None  # the KL term and DPO compare with the weights that training began with
         if notice:
             self.say(notice)
         self.out.mkdir(parents=True, exist_ok=True)

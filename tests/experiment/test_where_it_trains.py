@@ -291,6 +291,28 @@ def test_baselines_begin_with_the_weights_that_training_was_given(
     assert provenance(work, work.policy("trained"))["base_model"] == "other"
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_trained_policy_goes_on_from_where_training_began(
+    few: Callable[..., Experiment], given: bool, loaded: bool
+) -> None:
+    """KL term and DPO compared with the trained policy, and that was recorded as the start."""
+    began = list[Path]()
+
+    def create_learner(policy: LocalChatModel, *arguments: Any, **options: Any) -> Counts:
+        began.append(Path(policy.name_or_path))
+        return Counts(policy, *arguments, **options)
+
+    numbers = {**NUMBERS, "environment": "real"}
+    (work := few(create_learner=create_learner)).train_base()
+    work.train(work.settings.model if given else None, 1, **numbers)
+    trained = work.models / "trained"
+    again = few(create_learner=create_learner)
+    again.train(again.policy_at(trained) if loaded else trained, 2, **numbers)
+    assert began == [Path(work.settings.model) if given else work.models / "base"] * 2 and len(played(again)) == 2
+    assert again.prove()["began"] == ("" if given else "base")
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
