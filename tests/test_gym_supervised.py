@@ -231,6 +231,9 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     gym, policy, recorded = make(without_writes(TRACES)), tiny(), TRACES[0]
     recorded = replace(recorded, steps=[replace(recorded.steps[0], words="W-0."), *recorded.steps[1:]])
     (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
+    policy.tokenizer.chat_template += "{% if quiet %}nothink{% endif %}"
+    prompted = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60, chat_template_kwargs={"quiet": True})
+    assert prompted and all("nothink" in policy.tokenizer.decode(each.segment.token_ids) for each in prompted)
     learned = list(compress(row.segment.token_ids, row.segment.sampled))
     script, draw = list(learned), Batch._draw
 

@@ -1,7 +1,7 @@
-"""The weights that all policies of a folder begin with, and those that its training begins with."""
+"""Initial weights of a folder's policies, and those that its training begins with."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import START, START_BASELINE, START_POLICY, start_baseline
@@ -21,6 +21,12 @@ PROMPTING = ("stop", "chat_template_kwargs")
 def start_weights(work: Workspace) -> str | Path:
     """The initial weights of the folder's policies, whether or not one is trained yet."""
     return start_of(work, work.record(START).get("path"))
+
+
+def start_sampling(work: Workspace) -> dict[str, Any]:
+    """The sampling options that every policy of the folder has from its start (`PROMPTING`). Without empty ones."""
+    saved = saved_sampling(start_weights(work))
+    return {name: saved[name] for name in PROMPTING if saved.get(name)}
 
 
 def begin_with(work: Workspace, model: "StartModel" = None) -> str | Path:
@@ -61,9 +67,9 @@ def is_stored(work: Workspace, policy: "LocalChatModel | str | Path", name: str)
 
 
 def check_policy(work: Workspace, policy: "LocalChatModel | str | Path") -> None:
-    """Raise `ConfigurationError` for a policy that training in this folder neither began with nor may begin with.
+    """Raise `ConfigurationError` for a policy that training in this folder may not begin with.
 
-    It may begin with the initial weights of the folder's other policies, or with one of these.
+    It begins with the initial weights of the folder's other policies, or with one of these; once begun, it keeps to its own.
     """
     given = work.record(START_POLICY)
     if not given and not work.training_began:

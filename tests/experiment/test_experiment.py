@@ -367,6 +367,31 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     assert after > before
 
 
+@pytest.mark.parametrize("batch_size", [4, 16], ids=["DPO", "weighted imitation"])
+@pytest.mark.parametrize("validated", [True, False])
+def test_baselines_are_prompted_and_stopped_as_their_start(tmp_path: Path, validated: bool, batch_size: int) -> None:
+    """They learned and played other prompts than it (Qwen3's thinking was on again), and were exported so."""
+    tokenizer = create_tokenizer(["open the door kick nothink"], vocab_size=320)
+    tokenizer.chat_template += "{% if quiet %}nothink {% endif %}"
+    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256)
+    own: dict[str, Any] = {"stop": ["!"], "chat_template_kwargs": {"quiet": True}}
+    settings = replace(Doors.settings, base_steps=1, batch_size=batch_size, policy_tokens=16, evaluate_tasks=2 * validated)
+    work = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None)
+    work.collect()
+    work.train_base(LocalChatModel(model=model, tokenizer=tokenizer, **own))
+    work.train_offline()
+    for name in ("base", "offline_rl"):
+        assert {key: work.policy(name).sampling[key] for key in own} == own
+    (recorded, *_), options = work.offline(), {"max_new_tokens": 16, "chat_template_kwargs": own["chat_template_kwargs"]}
+    work.play("here", work.policy("base"), work.tasks("test")[:1])
+    (played,) = work.replay_buffer.trajectories(run="here", segments=True)
+    (episode,) = imitation.with_segments(work, [recorded], work.models / "start")
+    (row,) = work.world.policy_rows([recorded], tokenizer, **options)
+    assert [*row.segment.token_ids] == [*episode.segments[0].token_ids]
+    for segment in (row.segment, played.segments[0]):
+        assert tokenizer.decode(segment.token_ids[: segment.sampled.index(1)]).endswith("nothink ")
+
+
 @pytest.mark.parametrize("more", [True, False], ids=["more traces", "the same"])
 def test_a_killed_imitation_keeps_its_evaluations_only_where_its_rows_are_the_same(
     more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
