@@ -231,6 +231,9 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     gym, policy, recorded = make(without_writes(TRACES)), tiny(), TRACES[0]
     recorded = replace(recorded, steps=[replace(recorded.steps[0], words="W-0."), *recorded.steps[1:]])
     (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
+    policy.tokenizer.chat_template += "{% if quiet %}nothink{% endif %}"
+    prompted = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60, chat_template_kwargs={"quiet": True})
+    assert prompted and all("nothink" in policy.tokenizer.decode(each.segment.token_ids) for each in prompted)
     learned = list(compress(row.segment.token_ids, row.segment.sampled))
     script, draw = list(learned), Batch._draw
 
@@ -273,7 +276,7 @@ def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callab
     shown = gym.world.as_dreamed(work.experience_data()[0])
     edited = supervised._edited(work, shown, None)
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
-    rows = supervised._rows(work, work.models / "start", shown, edited)
+    rows = supervised._rows(work, work.models / "experience-start", shown, edited)
     tokenizer = tiny().tokenizer
     replies = [tokenizer.decode(list(compress(row.segment.token_ids, row.segment.sampled))) for row in rows]
     judged = Counter(reply.rpartition("\n")[2].split("<")[0] for reply in replies if "valid, " not in reply)

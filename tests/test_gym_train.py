@@ -267,7 +267,7 @@ def test_adapters_are_trained_and_exported_as_they_are(make: Make, tmp_path: Pat
         make(progress=kill).train(tiny, 2, lora=True, **SETTINGS)
     gym = make()
     trained = gym.train(tiny, 2, lora=True, **SETTINGS)
-    saved = gym.experiment.policy("base").model.state_dict()
+    saved = gym.experiment.policy("start").model.state_dict()
     now = {name.replace(".base_layer", ""): value for name, value in trained.model.state_dict().items()}
     frozen = {name: value for name, value in now.items() if "lora_" not in name}
     assert saved.keys() <= frozen.keys() and all(torch.equal(saved[name], frozen[name]) for name in saved)

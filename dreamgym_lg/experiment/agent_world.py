@@ -213,7 +213,7 @@ class AgentWorld(World):
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, completed, strict=True)]
 
     def policy_rows(
-        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", **options: Any
     ) -> list[TrainingRow]:
         """The tokens that rollouts would record if the policy acted as in these episodes.
 
@@ -221,7 +221,7 @@ class AgentWorld(World):
         """
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 
-        return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
+        return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, **options)
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         if self._generator is not None:

@@ -34,9 +34,9 @@ _REAL_VALIDATION = "validate/real"
 ADVICE = "advice"
 """Record of the advice before training."""
 START = "stage/base/start"
-"""Record of the weights that the base policy began with."""
+"""Record of the path and name of the weights that all policies of a folder begin with."""
 START_POLICY = "stage/train/from"
-"""Record of the version and name of the `policy=` that training began with."""
+"""Record of the version, name and path of the `policy=` that training began with, where it was no baseline."""
 _SAMPLING = "stage/train/sampling"
 """Record of the mode that validation found best for the trained policy."""
 FILTERED = "stage/filtered/data"
@@ -44,7 +44,7 @@ FILTERED = "stage/filtered/data"
 OFFLINE_RL = "stage/offline_rl/data"
 """Record of how the policy of offline RL was trained. Empty where there was nothing to prefer."""
 START_BASELINE = "stage/train/baseline"
-"""Record of the baseline that training began with, where no policy was given."""
+"""Record of the baseline that training began with."""
 STAGES = ("collect", "experience", "user", "base", "filtered", "offline_rl", "drawn", "train", "prove")
 
 
@@ -233,12 +233,12 @@ def _proves_in_dream(work: Workspace) -> bool:
 
 
 def _training_start(work: Workspace) -> str:
-    """The baseline that training began with; empty if it was given a policy."""
+    """The baseline that training began with; empty if it was given another policy."""
     return "" if work.record(START_POLICY) else start_baseline(work)
 
 
 def _policies(work: Workspace) -> dict[str, str | Path]:
-    """Paths of a proof's policies, by stage. A policy that training was given is the stage `start`, not an imitation."""
+    """Paths of a proof's policies, by stage. All begin with the stage `start`."""
     paths: dict[str, str | Path] = {name: work.models / name for name in POLICIES if (work.models / name).exists()}
     if start := work.record(START):
         return {"start": start["path"], **paths}

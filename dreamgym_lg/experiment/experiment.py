@@ -14,10 +14,11 @@ from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.advice import Advice, advise
-from dreamgym_lg.experiment.experience_models import place_of_training, policy_version
+from dreamgym_lg.experiment.experience_models import place_of_training
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.rejection import RejectionLearner
 from dreamgym_lg.experiment.settings import START_KIND, TRAINING, Settings
+from dreamgym_lg.experiment.start import begin_with, check_policy, is_stored, record_start, start_weights
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import CreateLearner, complete_settings, create_trl_learner, served_by, train_policy
 from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Workspace
@@ -91,12 +92,7 @@ class Experiment(Workspace):
         if not isinstance(model, str | Path) and not hasattr(model, "tokenizer"):
             raise ConfigurationError(f"{model!r} is no model: baselines go into baselines=[...]")
         self.open()
-        recorded, path = self.record(evaluation.START).get("path"), str(supervised.start_of(self, model))
-        if recorded not in (None, path):
-            raise ConfigurationError(
-                f"the policies in {self.out} begin with {recorded!r}, and {path!r} is given: take another folder"
-            )
-        self.keep_record(evaluation.START, {"path": path})
+        begin_with(self, model)
 
     def collect(self) -> None:
         """Store the world's tasks and collect real trajectories. Scripted policies and the start policy play train tasks."""
@@ -120,7 +116,7 @@ class Experiment(Workspace):
         """Collect real episodes with the start policy before any training."""
         if not number or not (tasks := [task for task in self.tasks("train") if not task.drawn]):
             return
-        policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
+        policy = self.policy_at(start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
             batch = tasks[: number - done]
             check_played(self.play(OFFLINE, policy, batch, iteration=done // len(tasks), source="offline"))
@@ -174,6 +170,8 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
+        if self.record(evaluation.START):
+            begin_with(self, model)  # a finished stage knows its model by name alone
         self._run_stage("base", imitation.train_base_policy, model=model)
 
     def train_filtered(self) -> None:
@@ -244,7 +242,7 @@ class Experiment(Workspace):
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
-                experiment's policy, or the baseline that wins the most validation tasks.
+                experiment's policy, or the baseline that wins the most validation tasks. The trained policy: training goes on.
             iterations: Total number of iterations. Default: the settings'.
             servers: Addresses of vLLM servers of the policy's model. They generate the replies, and get the new weights after
                 each update (`ServedEngine`). Default: replies are generated in this process.
@@ -266,7 +264,10 @@ class Experiment(Workspace):
         start = policy if policy is not None else self.start_policy
         learner = self._create_learner(settings.get("learner", self.settings.learner), start, options)
         if start is not None:
-            self._check_policy(start)  # a refused call must not write its settings
+            check_policy(self, start)  # a refused call must not write its settings
+            trained_here = start is self.start_policy and self.trained is not None
+            if self.training_began and is_stored(self, start, "trained") and not trained_here:
+                start = None  # the KL term and DPO compare with the weights that training began with
         if notice:
             self.say(notice)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -297,13 +298,8 @@ class Experiment(Workspace):
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
             return self.policy("trained")
         start = self.base_policy()
-        if (policy := self.start_policy) is not None:
-            if not self.record(evaluation.START_POLICY):
-                figures = {"policy": policy_version(policy), "name": str(getattr(policy, "name_or_path", policy))}
-                self.keep_record(evaluation.START_POLICY, figures)
-        elif not self.training_began:
-            self.keep_record(evaluation.START_BASELINE, {"name": (name := evaluation.start_baseline(self))})
-            self.say(f"training begins with the {name} policy")
+        if not self.training_began and not self.record(evaluation.START_POLICY):
+            record_start(self, start, self.start_policy)
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
@@ -321,19 +317,6 @@ class Experiment(Workspace):
             raise ConfigurationError(
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
                 "buffer with traces"
-            )
-
-    def _check_policy(self, policy: "LocalChatModel | str | Path") -> None:
-        """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
-        base, trained = (policy_version(self.models / name) for name in (evaluation.start_baseline(self), "trained"))
-        recorded = self.record(evaluation.START_POLICY).get("policy")
-        if recorded is None and not self.training_began:
-            return
-        start, version = recorded or base, policy_version(policy)
-        if version not in (start, base, trained):
-            raise ConfigurationError(
-                f"{self.out} trains the policy {start!r}, and {version!r} is given: give the first one, or take another folder "
-                "(out=, --out)"
             )
 
     def trained_policy(self) -> "LocalChatModel | None":
@@ -360,6 +343,8 @@ class Experiment(Workspace):
         """
         policy = self.start_policy
         if policy is None:
+            if path := self.record(evaluation.START_POLICY).get("path"):
+                return self.policy_at(path)
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
             return self.policy(evaluation.start_baseline(self))
@@ -383,8 +368,13 @@ class Experiment(Workspace):
     def prove(self, baselines: Sequence[str] = ()) -> dict[str, Any]:
         """Evaluate every policy on held-out tasks, real and dreamed; write `result.json` (`evaluation.prove`).
 
-        Args: `baselines`, as for `prepare`; missing ones are trained first.
+        Args: `baselines`, as for `prepare`; missing ones are trained first, from the weights that a given policy began with.
         """
-        for stage in self._baselines(baselines):
-            stage()
+        given, stages = self.start_policy, self._baselines(baselines)
+        self.start_policy = None if self.training_began else given  # else no baseline is trained
+        try:
+            for stage in stages:
+                stage()
+        finally:
+            self.start_policy = given
         return evaluation.prove(self)

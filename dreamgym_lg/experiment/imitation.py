@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, START, BestPolicy
-from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, BestPolicy
+from dreamgym_lg.experiment.start import begin_with, start_sampling, start_weights
+from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import Groups, TrainingRow, advantage_weights, preference_pairs, sft_row
@@ -37,9 +38,8 @@ FILTER = 0.75
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success."""
-    episodes, start = recorded_successes(work), start_weights(work) if model is None else start_of(work, model)
-    work.keep_record(START, {"path": str(start)})
-    imitate(work, "base", episodes, start)
+    episodes = recorded_successes(work)
+    imitate(work, "base", episodes, begin_with(work, model))
 
 
 def train_filtered_policy(work: Workspace) -> None:
@@ -50,7 +50,7 @@ def train_filtered_policy(work: Workspace) -> None:
     best = best_episodes(work.offline())
     number = 0 if all(trajectory.success for trajectory in best) else len(best)
     if number:
-        imitate(work, "filtered", best, start_weights(work))
+        imitate(work, "filtered", best, begin_with(work))
     else:
         work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
     work.keep_record(FILTERED, {"episodes": number})
@@ -59,12 +59,7 @@ def train_filtered_policy(work: Workspace) -> None:
 def train_drawn_policy(work: Workspace) -> None:
     """Train `models/drawn` on recorded successes and references of drawn tasks."""
     episodes = recorded_successes(work) + [reference_episode(task) for task in work.tasks("train") if task.drawn]
-    imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), start_weights(work))
-
-
-def start_weights(work: Workspace) -> str | Path:
-    """The initial weights of the base policy, whether or not it is trained yet."""
-    return start_of(work, work.record(START).get("path"))
+    imitate(work, "drawn", Random(work.settings.seed).sample(episodes, len(episodes)), begin_with(work))
 
 
 def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -115,9 +110,10 @@ def _limit_pairs(work: Workspace, groups: Groups) -> tuple[Groups, int]:
 def with_segments(work: Workspace, episodes: Sequence[Trajectory], start: str | Path) -> list[Trajectory]:
     """The episodes with their tokens as segments. Episodes that do not replay are left out and reported."""
     tokenizer, tokenized, cause = tokenizer_of(start), list[Trajectory](), ""
+    options = {"max_new_tokens": work.settings.policy_tokens, **_rendering(work)}
     for each in episodes:
         try:
-            rows = work.world.policy_rows([each], tokenizer, max_new_tokens=work.settings.policy_tokens)
+            rows = work.world.policy_rows([each], tokenizer, **options)
         except ConfigurationError as error:
             cause = str(error)
         else:
@@ -127,6 +123,11 @@ def with_segments(work: Workspace, episodes: Sequence[Trajectory], start: str | 
             f"{len(episodes) - len(tokenized)} of {len(episodes)} episodes do not replay and are left out; the last: {cause}"
         )
     return tokenized
+
+
+def _rendering(work: Workspace) -> dict[str, Any]:
+    """The start's `chat_template_kwargs` for `World.policy_rows`, if any. A user's world may not take them."""
+    return {name: value for name, value in start_sampling(work).items() if name == "chat_template_kwargs"}
 
 
 def _train_dpo(work: Workspace, name: str, groups: Groups, pairs: int) -> None:
@@ -163,7 +164,7 @@ def imitate(
 
     def to_rows(subset: Sequence[Trajectory]) -> list[TrainingRow]:
         if not weights:
-            return work.world.policy_rows(subset, tokenizer_of(start), max_new_tokens=s.policy_tokens)
+            return work.world.policy_rows(subset, tokenizer_of(start), max_new_tokens=s.policy_tokens, **_rendering(work))
         return [sft_row(segment, weight_of[each.reward]) for each in subset for segment in each.segments]
 
     s, options, held_out_ids = work.settings, dict[str, Any](), set[str]()
@@ -181,6 +182,7 @@ def imitate(
     best = BestPolicy(work, _name_of_best(work, name))
     if evaluated:
         options["evaluate"] = partial(_evaluate, work, name, best, steps)
+    options["sampling"] = start_sampling(work) or None
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=steps, **options)
     _keep_best(work, name, best)
 
@@ -237,7 +239,9 @@ def _evaluate(work: Workspace, label: str, best: BestPolicy, steps: int, model: 
 
     if step % -(-steps // EVALUATIONS) and step != steps:
         return
-    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
+    policy = LocalChatModel(
+        model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens, **start_sampling(work)
+    )
     kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.dream())
     name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, dream=dream))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import START, start_baseline, validation_successes
-from dreamgym_lg.experiment.imitation import imitate, recorded_successes, start_weights, with_segments
+from dreamgym_lg.experiment.imitation import imitate, recorded_successes, with_segments
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.start import start_weights
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.learner import Groups
 from dreamgym_lg.types import Trajectory

@@ -16,7 +16,7 @@ CHANGED_LATER = {
     "iterations", "stop_after_uniform", "max_gap", "real_budget", "real_steps",
     "max_false_success",  # checked before training begins; `--force` lifts it together with `max_gap`
 }  # fmt: skip
-"""Settings that may change between two runs in the same folder, until training has ended."""
+"""Settings that may change between two runs in the same folder. The record of a training that has ended keeps its own."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "resample", "concurrency", "learning_rate", "beta", "lora",
     "real_every", "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only",
@@ -42,7 +42,7 @@ START_KIND = "start"
 class Settings:
     """The numbers of an experiment, fixed in its folder.
 
-    `CHANGEABLE` may change until training has begun, `CHANGED_LATER` until it has ended.
+    `CHANGEABLE` may change until training has begun, `CHANGED_LATER` also afterwards.
     """
 
     seed: int = 0

@@ -57,7 +57,7 @@ def train_experience_model(
     check_outcomes(work, "an experience model learns from them what to reward")
     _record_data(work)
     train, held_out = (work.world.as_dreamed(episodes) for episodes in work.experience_data())
-    start, edited = start_of(work, model), list[Trajectory]()
+    start, edited = start_of(work, model, f"{EXPERIENCE}-start"), list[Trajectory]()
     if any(map(ends_with_message, train)):
         edited = _edited(work, train, write_reasoning)
         _check_judged(work, train, edited)
@@ -98,7 +98,7 @@ def train_user_model(work: Workspace, model: "StartModel", goals: BaseChatModel 
             f"{work.out} has no recorded conversation of the split 'train' in which a user replied: give a replay buffer with "
             "such traces, or user=ModelUser(...) with a hosted model"
         )
-    start = start_of(work, model)
+    start = start_of(work, model, f"{USER}-start")
     rows, held_out_rows = (tokenized(start, [user.conversation(each) for each in episodes]) for episodes in (train, held_out))
     fine_tune(work, "user", start, USER, rows, steps=work.settings.user_steps, held_out=held_out_rows[: MAX_HELD_OUT // 4])
 
@@ -206,13 +206,13 @@ def tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]])
     return tokenize(tokenizer_of(start), list(filter(None, conversations))) if conversations else []
 
 
-def start_of(work: Workspace, model: "StartModel") -> str | Path:
-    """The folder or hub name of the weights that a training begins with."""
+def start_of(work: Workspace, model: "StartModel", name: str = "start") -> str | Path:
+    """The folder or hub name of the weights that a training begins with. Writes those of an object to `models/NAME`."""
     if model is None or isinstance(model, str | Path):
         return model or work.settings.model
     sampling = {"temperature": 1.0, "max_new_tokens": work.settings.policy_tokens}
-    model.model_copy(update=sampling).save(work.models / "start")
-    return work.models / "start"
+    model.model_copy(update=sampling).save(work.models / name)
+    return work.models / name
 
 
 def checkpoints_of(work: Workspace, to: str, start: str | Path, steps: int, segments: Iterable[Segment]) -> Path:

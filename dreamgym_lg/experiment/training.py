@@ -106,8 +106,6 @@ def train_policy(
     if work.settings.environment != "real":
         _announce_calls(work, work.dream())
         gate.check_truthful(work, resumed=work.training_began)
-    if not (work.models / "base").exists():
-        policy.save(work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
     _warn_of_shared_entities(work)
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:

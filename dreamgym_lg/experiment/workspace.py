@@ -115,16 +115,16 @@ class Workspace:
     def open(self, settings: Settings | None = None) -> None:
         """Make the folder, or check that it was made with this world and these settings. Args: `settings`, those to train with.
 
-        Raises `ConfigurationError` otherwise. Settings of training may change until it has begun; none may change once a
-        training with these settings has ended.
+        Raises `ConfigurationError` otherwise. Settings of training may change until it has begun. Those given for a training
+        that has ended are not written.
         """
         changeable: Collection[str] = CHANGED_LATER if self.training_began else CHANGEABLE
-        if settings is not None and self.training_ended(settings):
-            changeable = ()
+        if ended := settings is not None and self.training_ended(settings):
+            changeable = CHANGED_LATER - {"iterations"}  # fewer would have given another policy
         stored, current = read_settings(self.out), self.check_settings(settings, changeable)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
-        if stored is None or (settings is not None and stored != current):
+        if stored is None or (settings is not None and not ended and stored != current):
             write_whole(self.out / "settings.json", json.dumps(current, indent=2))
 
     def stored_settings(self) -> Settings | None:

@@ -6,7 +6,7 @@ Installed ones are found by the entry-point group `dreamgym_lg.worlds`, so that 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
@@ -119,17 +119,17 @@ class World(ABC):
         return ()
 
     def policy_rows(
-        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int, **rendering: Any
     ) -> list[TrainingRow]:
         """Trajectories as rows of supervised training of a policy. Default: from `conversation`.
 
-        Args: `max_new_tokens`, maximum tokens of a reply in rollouts.
+        Args: `max_new_tokens`, maximum tokens of a reply in rollouts; `rendering`, the policy's `chat_template_kwargs`, if any.
 
         Raises `ConfigurationError` if a recorded reply has more, which the policy could never give.
         """
         from dreamgym_lg.integrations.trl.rows import reply_lengths, tokenize
 
-        rows = tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
+        rows = tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded], **rendering)
         lengths = [length for row in rows for length in reply_lengths(row)]
         if (longest := max(lengths, default=0)) > max_new_tokens:
             cut = sum(length > max_new_tokens for length in lengths)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.experiment.evaluation import kept_policy
+from dreamgym_lg.experiment.evaluation import START, START_POLICY, kept_policy
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -79,9 +79,9 @@ def _training(work: Workspace, supervised: str) -> dict[str, Any]:
 def _base_model(work: Workspace) -> str:
     """The name of the model whose weights the training began with, supervised training included."""
     usual = (work.stored_settings() or work.settings).model
-    for stage, column in (("base", "model"), ("train", "name")):
-        if row := work.record(f"stage/{stage}/from"):
-            return _model_name(row[column] if row[column] != "None" else usual)
+    for record, column in ((START, "name"), ("stage/base/from", "model"), (START_POLICY, "name")):
+        if name := work.record(record).get(column):
+            return _model_name(name if name != "None" else usual)
     return _model_name(usual)
 
 

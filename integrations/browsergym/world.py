@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
@@ -93,13 +93,13 @@ class BrowserGymWorld(World):
         return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)
 
     def policy_rows(
-        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", **options: Any
     ) -> list[TrainingRow]:
         """Rows of the agent's rollouts, its policy calling a tool for each of these actions."""
         from dreamgym_lg.integrations.trl.rows import replayed_rows
 
         agent, say = partial(self.agent, real=False), partial(as_call, self.benchmark)
-        return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=say)
+        return replayed_rows(agent, recorded, tokenizer, **options, say=say)
 
     def _miniwob(self, limit: int, seed: int) -> list[Task]:
         names = self.names[:limit]

@@ -1,7 +1,7 @@
 """The rows of supervised training. Conversations and recorded episodes as tokens, with loss weights."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from typing import Any
@@ -30,14 +30,18 @@ Conversation = Sequence[MessageLikeRepresentation]
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, tools: Sequence[Any] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[Conversation],
+    *,
+    tools: Sequence[Any] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[TrainingRow]:
     """Conversations as training rows: the assistant's replies are learned, with their ends.
 
     Each reply stands behind the prompt that a policy would read there, so that any chat template will do. Where a template
     renders a reply otherwise in later prompts (Qwen3 drops what was thought), a conversation is several rows.
 
-    Args: `tools`, that the model is given, as `LocalChatModel.bind_tools` takes them.
+    Args: `tools`, that the model is given, as `LocalChatModel.bind_tools` takes them; `chat_template_kwargs`, of the policy.
     """
     end = reply_end(tokenizer)
     dialect = ToolDialect(tokenizer, {end})
@@ -46,7 +50,7 @@ def tokenize(
         messages, prefixes, recorder = convert_to_messages(conversation), PrefixCache(), TokenRecorder()
         for i, message in enumerate(messages):
             if isinstance(message, AIMessage):
-                request = Request((), owner=0, max_new_tokens=0)
+                request = Request((), owner=0, max_new_tokens=0, template_kwargs=chat_template_kwargs or {})
                 dialect.prepare(request, messages[:i], tools=tools, choice=None, response_format=None)
                 reply = encode_reply(tokenizer, prefixes, request, dialect.written(message, request), end)
                 recorder.record(TokenCall(None, reply.prompt_ids, reply.sampled_ids, reply.logprobs, 1.0))
@@ -119,16 +123,17 @@ def replayed_rows(
     recorded: Sequence[Trajectory],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    max_new_tokens: int,
     say: Callable[[str], str] = str,
+    **options: Any,
 ) -> list[TrainingRow]:
     """Supervised rows: the tokens of rollouts whose policy acts as in these episodes.
 
-    Episodes that do not replay are left out, and a warning says how many. Args: `say`, as of `replay`.
+    Episodes that do not replay are left out, and a warning says how many. Args: `say`, as of `replay`; `options`, the policy's
+    `max_new_tokens` and `chat_template_kwargs`.
 
     Raises `ConfigurationError` if nothing replays.
     """
-    agent = create_agent(LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens))
+    agent = create_agent(LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, **options))
 
     async def replay_all() -> list[Replayed]:
         return [await replay(agent, trajectory, say=say) for trajectory in recorded]

@@ -4,7 +4,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -176,6 +176,7 @@ def fine_tune(
     on_step: Callable[[int, float], None] | None = None,
     evaluate: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], None] | None = None,
     held_out: Sequence[TrainingRow] = (),
+    sampling: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> float:
     """Fine-tune the model at `start` on rows drawn in random order; returns the loss.
@@ -190,6 +191,7 @@ def fine_tune(
         on_step: As of `train_sft`.
         evaluate: `evaluate(model, tokenizer, step)`, called after every step.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
+        sampling: Options that the model is sampled with, saved beside it (`load_named_policy`).
         options: Of `train_sft`.
 
     Raises what `load_model` and `train_sft` raise.
@@ -218,7 +220,7 @@ def fine_tune(
         **options,
     )
     watched.restore(model)
-    save_model(model, tokenizer, to)
+    save_model(model, tokenizer, to, sampling)
     if (checkpoints := options.get("checkpoints")) is not None:
         shutil.rmtree(checkpoints, ignore_errors=True)
     return loss

@@ -128,6 +128,14 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     assert {each.source for each in gym.replay_buffer.trajectories(segments=True) if each.segments} == {"synthetic"}
     again = run(folder, monkeypatch, "init", "--to", "train.py")
     assert again.exit_code == 2 and "train.py exists" in again.output
+    real = text.replace("REAL = False", "REAL = True")
+    for call in ("reset your staging system here", "look into your staging system here"):
+        real = real.replace(f'raise NotImplementedError("{call}")', "return 1.0" if "look" in call else "pass")
+    (folder / "train.py").write_text(real)
+    monkeypatch.setattr(DreamGym, "prove", prove := create_autospec(DreamGym.prove))
+    monkeypatch.setattr(DreamGym, "export", create_autospec(DreamGym.export))
+    gym = runpy.run_path("train.py", run_name="__main__")["gym"]
+    assert prove.call_count == 1 and gym.experiment.settings.real_budget is None, "as the comment beside REAL says"
 
 
 @pytest.mark.slow

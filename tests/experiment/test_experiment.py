@@ -234,6 +234,28 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
+def test_the_initial_weights_of_policies_are_written_once(tmp_path: Path) -> None:
+    """A refused call, and the experience model's own start, replaced them: a proof then played another start."""
+
+    def start(seed: int = 0, **options: Any) -> LocalChatModel:
+        tokenizer = create_tokenizer(["open the door kick"], vocab_size=320)
+        model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=512, seed=seed)
+        return LocalChatModel(model=model, tokenizer=tokenizer, **options)
+
+    settings = replace(Doors.settings, base_steps=1, experience_steps=1, policy_tokens=16)
+    work = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None)
+    work.collect()
+    work.train_base(start())
+    version = (work.models / "start" / "version").read_text()
+    work.train_experience(start(seed=1))
+    work.prepare(start(), baselines=["sft"])
+    for other in (start(seed=1), start(stop=["!"])):
+        for call in (work.prepare, work.train_base):
+            with pytest.raises(ConfigurationError, match="given, with other weights or prompts: take another folder"):
+                call(other)
+    assert (work.models / "start" / "version").read_text() == version
+
+
 def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:
     """Its replies are cut off where the recorded ones go on: a game of long names looked unlearnable for that alone."""
     work.collect()
@@ -343,6 +365,31 @@ def test_offline_rl_prefers_the_better_episodes_and_goes_on_where_it_was_killed(
     policies = ("base" if how.startswith("DPO") else "start", "offline_rl")
     before, after = (likelihood(work, name, "open") - likelihood(work, name, "kick") for name in policies)
     assert after > before
+
+
+@pytest.mark.parametrize("batch_size", [4, 16], ids=["DPO", "weighted imitation"])
+@pytest.mark.parametrize("validated", [True, False])
+def test_baselines_are_prompted_and_stopped_as_their_start(tmp_path: Path, validated: bool, batch_size: int) -> None:
+    """They learned and played other prompts than it (Qwen3's thinking was on again), and were exported so."""
+    tokenizer = create_tokenizer(["open the door kick nothink"], vocab_size=320)
+    tokenizer.chat_template += "{% if quiet %}nothink {% endif %}"
+    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256)
+    own: dict[str, Any] = {"stop": ["!"], "chat_template_kwargs": {"quiet": True}}
+    settings = replace(Doors.settings, base_steps=1, batch_size=batch_size, policy_tokens=16, evaluate_tasks=2 * validated)
+    work = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None)
+    work.collect()
+    work.train_base(LocalChatModel(model=model, tokenizer=tokenizer, **own))
+    work.train_offline()
+    for name in ("base", "offline_rl"):
+        assert {key: work.policy(name).sampling[key] for key in own} == own
+    (recorded, *_), options = work.offline(), {"max_new_tokens": 16, "chat_template_kwargs": own["chat_template_kwargs"]}
+    work.play("here", work.policy("base"), work.tasks("test")[:1])
+    (played,) = work.replay_buffer.trajectories(run="here", segments=True)
+    (episode,) = imitation.with_segments(work, [recorded], work.models / "start")
+    (row,) = work.world.policy_rows([recorded], tokenizer, **options)
+    assert [*row.segment.token_ids] == [*episode.segments[0].token_ids]
+    for segment in (row.segment, played.segments[0]):
+        assert tokenizer.decode(segment.token_ids[: segment.sampled.index(1)]).endswith("nothink ")
 
 
 @pytest.mark.parametrize("more", [True, False], ids=["more traces", "the same"])

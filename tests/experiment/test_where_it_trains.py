@@ -258,13 +258,87 @@ def test_rollouts_sample_at_a_temperature_of_their_own_and_nothing_else_does(mak
     assert work.policy("trained").temperature == 1
 
 
+@pytest.fixture
+def few(make: Make, tmp_path: Path) -> Callable[..., Experiment]:
+    """An experiment of few steps in reality, whose start policy has collected episodes."""
+    small = {"base_steps": 2, "batch_size": 2, "evaluate_tasks": 0, "concurrency": 1, "policy_tokens": 9}
+    settings = Settings(episodes={"start": 6}, model=str(make().models / "base"), environment="real", **small)  # type: ignore[arg-type]
+    turns = Turns()
+    turns.asked = 2  # the first episode opens at once
+
+    def few(**options: Any) -> Experiment:
+        given = {"settings": settings, "create_learner": Counts, "engine": lambda _: turns, **options}
+        work = Experiment(Doors(), tmp_path / "few", **given)
+        work.collect()
+        return work
+
+    return few
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Other weights than those of the settings."""
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, seed=1), tokenizer, tmp_path / "other")
+    return tmp_path / "other"
+
+
+def test_training_begins_with_the_weights_of_the_baselines(few: Callable[..., Experiment], other: Path) -> None:
+    """A proof played the untrained and the imitating policy of one model, and the trained one of another."""
+    few().train_base()
+    with pytest.raises(ConfigurationError, match=r"begin with '.*base', and '.*other' is given, with other weights"):
+        few().train(other, 1, **{**NUMBERS, "environment": "real"})
+    few().train(few().settings.model, 1, **{**NUMBERS, "environment": "real"})
+    result = few().prove()
+    assert list(result["real"]) == ["start", "base", "trained"] and result["began"] == ""
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_baselines_begin_with_the_weights_that_training_was_given(
+    few: Callable[..., Experiment], other: Path, restarted: bool
+) -> None:
+    """They began with those of the settings, or none was trained; and `models/base`, the only copy, was overwritten."""
+    (work := few()).train(other, 1, **{**NUMBERS, "environment": "real"})
+    assert list(work.prove()["real"]) == ["start", "trained"]
+    work = few() if restarted else work
+    work.say = (said := list[str]()).append
+    result = work.prove(baselines=["sft"])
+    assert list(result["real"]) == ["start", "base", "trained"]
+    (line,) = (each for each in said if each.startswith("base policy: "))
+    assert line.endswith(f"it begins with {work.models / 'start'}")
+    kept, own = (work.policy_at(path).model.state_dict() for path in (work.models / "start", other))
+    assert all(value.equal(kept[name]) for name, value in own.items())
+    assert provenance(work, work.policy("trained"))["base_model"] == "other"
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_trained_policy_goes_on_from_where_training_began(
+    few: Callable[..., Experiment], given: bool, loaded: bool
+) -> None:
+    """KL term and DPO compared with the trained policy, and that was recorded as the start."""
+    began = list[Path]()
+
+    def create_learner(policy: LocalChatModel, *arguments: Any, **options: Any) -> Counts:
+        began.append(Path(policy.name_or_path))
+        return Counts(policy, *arguments, **options)
+
+    numbers = {**NUMBERS, "environment": "real"}
+    (work := few(create_learner=create_learner)).train_base()
+    work.train(work.settings.model if given else None, 1, **numbers)
+    trained = work.models / "trained"
+    again = few(create_learner=create_learner)
+    again.train(again.policy_at(trained) if loaded else trained, 2, **numbers)
+    assert began == [Path(work.settings.model) if given else work.models / "base"] * 2 and len(played(again)) == 2
+    assert again.prove()["began"] == ("" if given else "base")
+
+
 def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(make: Make) -> None:
     make().train(iterations=2, **NUMBERS)
     settings = (make().out / "settings.json").read_text()
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"num_task": 5}, r"unknown setting 'num_task'.*Did you mean 'num_tasks'\?.*learner_options={'num_task': ...}"),
         ({"iterations": 1}, "was made with iterations=2, and iterations=1 is given"),
-        ({"real_budget": 5}, "was made with real_budget=0, and real_budget=5 is given"),
     ]
     for options, message in refusals:
         with pytest.raises(ConfigurationError, match=message):
@@ -273,6 +347,12 @@ def test_an_ended_training_refuses_settings_and_goes_on_with_more_iterations(mak
     said: list[str] = []
     (work := make(say=said.append)).train(iterations=2, learner_options={"updates": 5}, **NUMBERS)
     assert len(played(work)) == 2 and "has ended, and these settings train nothing" in said.pop()
+    work.settings = replace(work.settings, real_budget=None)  # as `dreamgym init` says, for the proof
+    work.train(iterations=2, **NUMBERS)
+    assert len(played(work)) == 2 and "has ended, and these settings train nothing" in said.pop()
+    assert work.settings.real_budget is None and (work.out / "settings.json").read_text() == settings, (
+        "what it was trained with"
+    )
     work.train(iterations=3, learner_options={"updates": 5}, **NUMBERS)
     assert len(played(work)) == 3 and not any("has ended" in each for each in said)
 

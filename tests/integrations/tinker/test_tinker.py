@@ -176,8 +176,8 @@ def test_a_policy_on_tinker_is_trained_in_the_dream_and_exported(tmp_path: Path)
     trained = work.train("tinker:tiny", 2, **SETTINGS)
     assert "learner tinker: the weights of tinker:tiny are on Tinker" in lines
     models = tmp_path / "run" / "models"
-    kept = {name: json.loads((models / name / "tinker.json").read_text()) for name in ("base", "trained")}
-    assert kept["base"] == {"base_model": "tiny", "state": None, "sampler": None}
+    kept = {name: json.loads((models / name / "tinker.json").read_text()) for name in ("start", "trained")}
+    assert kept["start"] == {"base_model": "tiny", "state": None, "sampler": None}
     assert kept["trained"]["sampler"].endswith("/sampler_weights/iteration-2") and "/weights/" in kept["trained"]["state"]
     played = [e for e in work.replay_buffer.trajectories(segments=True) if e.run.endswith("train")]
     versions = {(e.iteration, s.policy_version) for e in played for s in e.segments}
