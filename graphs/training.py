@@ -122,7 +122,7 @@ class Training:
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
-        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration, vary=self._place(state) != "real")
+        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration, real=self._place(state) == "real")
         self.replay_buffer.add_tasks(tasks)
         self.replay_buffer.record_metrics(state["run"], iteration, self.curriculum.pop_metrics())
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
@@ -141,7 +141,8 @@ class Training:
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
             used = {each.task.id for each in episodes}
-            tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
+            real = self._place(state) == "real"
+            tasks = self.curriculum.sample_more(max(missing, 0), iteration=state["iteration"], used=used, real=real)
             left -= len(tasks)
         if played and not self._estimated and self._place(state) != "real":
             self._estimated = True

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.graphs.training import create_training_graph, run_training
@@ -102,6 +103,17 @@ def test_a_server_may_run_it_asynchronously(process: Any, steady: Any, tmp_path:
     one = process(tmp_path)
     asyncio.run(create_training_graph(one.training).compile().ainvoke(one.start, one.config))
     assert (one.nodes, one.record()) == (EVERY_NODE, steady.record())
+
+
+def test_a_real_iteration_beside_a_dream_plays_no_drawn_task(process: Any, tmp_path: Path) -> None:
+    """No real environment knows the entities of one, be it sampled first or in place of a uniform group."""
+    one = process(tmp_path, lambda _: "go north", real_every=2, real_steps=99, resample=2)
+    drawn = [replace(TASK, id=f"drawn{n}", observation="A closed door.", drawn={"steps": []}) for n in range(8)]
+    one.training.curriculum = Curriculum([replace(drawn[0], id="t0", drawn={}), *drawn])
+    one.training.reality = (None, one.dream.create_environment)
+    one.run(tmp_path)
+    played = [{each.task.id for each in one.buffer.trajectories(run="r", iteration=n)} for n in range(4)]
+    assert played[1] == played[3] == {"t0"} and min(len(played[0]), len(played[2])) == 4
 
 
 # --- what stops a run -----------------------------------------------------------------------------------------------
