@@ -24,6 +24,7 @@ from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Wor
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.replay.rows import trajectory_key
 from dreamgym_lg.rollout import check_played
 
 if TYPE_CHECKING:
@@ -112,8 +113,13 @@ class Experiment(Workspace):
                 return
             episodes = iter(self.world.collect(self.tasks("train"), scripted, seed=s.seed))
             offline = (replace(trajectory, run=self.run_name(OFFLINE)) for trajectory in episodes)
+            keys = set[object]()
             for done in range(0, total, 100):
-                self.replay_buffer.extend(islice(offline, 100))
+                batch = list(islice(offline, 100))
+                if len(keys | (new := set(map(trajectory_key, batch)))) < len(keys) + len(batch):
+                    raise ConfigurationError(f"{self.world.name}: collect() repeats a rollout_index of a task: number them")
+                keys |= new
+                self.replay_buffer.extend(batch)
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
     def _collect_by_start(self, number: int) -> None:
@@ -122,8 +128,8 @@ class Experiment(Workspace):
             return
         policy = self.policy_at(imitation.start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
-            batch = tasks[: number - done]
-            check_played(self.play(OFFLINE, policy, batch, iteration=done // len(tasks), source="offline"))
+            batch, iteration = tasks[: number - done], 1 + done // len(tasks)  # 0 holds those of scripted policies
+            check_played(self.play(OFFLINE, policy, batch, iteration=iteration, source="offline"))
             self.progress("collect real trajectories", done + len(batch), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:

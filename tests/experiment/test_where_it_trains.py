@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _warn_of_shared_entities
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title, claims
-from dreamgym_lg.types import StepResult, Trajectory
+from dreamgym_lg.types import Step, StepResult, Trajectory
 
 pytest.importorskip("trl")
 from tiny_models import create_model, create_tokenizer  # noqa: E402
@@ -172,6 +172,28 @@ def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make,
     assert [each.source for each in recorded] == ["offline"] * 6 and {each.success for each in recorded} == {True}
     assert len({each.task.id for each in recorded}) == 4 and count_real_steps(work)["evaluation"] == 0
     assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
+
+
+def test_scripted_policies_and_the_start_policy_collect_beside_each_other(make: Make, tmp_path: Path) -> None:
+    """The second kind of one task was taken for stored already, and lost."""
+
+    class Scripted(Doors):
+        numbered = True
+
+        def collect(self, tasks: Any, episodes: Any, *, seed: int) -> Iterator[Trajectory]:
+            step = Step(observation="A closed door.", action="kick", next_observation="What?", terminated=True)
+            for number in range(min(episodes["kicks"], 6)):
+                index = number // len(tasks) if self.numbered else 0
+                yield Trajectory(task=tasks[number % len(tasks)], steps=[step], rollout_index=index)
+
+    settings = Settings(episodes={"start": 6, "kicks": 300}, model=str(make().models / "base"), policy_tokens=9)
+    for _ in range(2):
+        (work := Experiment(Scripted(), tmp_path / "other", settings, engine=lambda _: Turns())).collect()
+    assert Counter(len(each.steps) == 1 and each.steps[0].action == "kick" for each in work.offline()) == {True: 6, False: 6}
+    work = Experiment(Scripted(), tmp_path / "third", settings, engine=lambda _: Turns())
+    work.world.numbered = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="tests/doors: .* repeats a rollout_index of a task"):
+        work.collect()
 
 
 def test_a_collection_that_cannot_be_played_is_no_finished_stage(make: Make, tmp_path: Path) -> None:
