@@ -47,7 +47,7 @@ from dreamgym_lg.metrics import (
 )
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.rollout import Agent, real_steps, rollout
+from dreamgym_lg.rollout import Agent, real_steps, rollout, superstep_limit
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
@@ -170,7 +170,7 @@ class Training:
             replay_buffer=self.replay_buffer,
             policy_version=str(state["iteration"]),
             experience_version=self.dream.version if self.dream and place != "real" else "",
-            recursion_limit=2 * self.max_steps + 5,
+            recursion_limit=superstep_limit(self.max_steps),
             on_episode=played.append,
         )
         return await compare_groups(self.dream, episodes, self.replay_buffer)

@@ -12,6 +12,7 @@ import pytest
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.metrics import describe
@@ -114,6 +115,20 @@ def test_a_real_iteration_beside_a_dream_plays_no_drawn_task(process: Any, tmp_p
     one.run(tmp_path)
     played = [{each.task.id for each in one.buffer.trajectories(run="r", iteration=n)} for n in range(4)]
     assert played[1] == played[3] == {"t0"} and min(len(played[0]), len(played[2])) == 4
+
+
+def test_an_agent_with_more_nodes_than_the_episode_graph_is_trained(process: Any, tmp_path: Path) -> None:
+    """It is evaluated with at least 200 supersteps; in training it had two for each step."""
+    one = process(tmp_path, lambda _: "go north")
+    graph = create_episode_graph(one.policy, max_steps=4)
+    for node in ("read", "plan", "check"):
+        graph.add_node(node, lambda state: {})
+    graph.edges -= {("policy", "environment")}
+    graph.add_edge("policy", "read").add_edge("read", "plan").add_edge("plan", "check").add_edge("check", "environment")
+    one.training.agent = graph.compile()
+    one.run(tmp_path)
+    assert {len(each.steps) for each in one.buffer.trajectories(run="r")} == {4}
+    assert all(row["failed_episodes"] == 0 for row in one.metrics())
 
 
 # --- what stops a run -----------------------------------------------------------------------------------------------
