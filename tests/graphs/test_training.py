@@ -349,6 +349,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "episodes": 6,
         "failed_episodes": 2,
         "unreadable_episodes": 0,
+        "unanswered_episodes": 0,
         "user_faults": 0,
         "first_error": "EnvironmentFailed: java died",
         "reward_mean": 0.25,
@@ -379,6 +380,8 @@ def test_an_unreadable_answer_is_no_success_and_in_no_other_mean() -> None:
     found = describe([[episode(1.0, success=True), unreadable, failed]])
     assert (found["train_success"], found["reward_mean"]) == (0.5, 1.0)
     assert (found["failed_episodes"], found["unreadable_episodes"]) == (2, 1)
+    found = describe([[unreadable, episode(error="Unanswered: nothing in the dream answers get_order {}")]])
+    assert (found["failed_episodes"], found["unreadable_episodes"], found["unanswered_episodes"]) == (2, 1, 1)
 
 
 def test_an_iteration_of_failures_can_be_described() -> None:
