@@ -440,7 +440,7 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     numbers = {**NUMBERS, "evaluate_tasks": 4, "real_budget": None, "max_false_success": 0.05 if gated else None}
     work.settings = replace(work.settings, **numbers)
     work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
-    work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
+    work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1", "validation": "real 4"})
     work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
     first, again = work.advise(), work.advise()
     began = policy_version(work.models / "base")
@@ -458,6 +458,16 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert (kept["verdict"], kept["why"], kept["learner"]) == (*first, "grpo") and kept["figures"] in line
     work.settings = replace(work.settings, environment="real")
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
+    for panel, changed in (
+        ("real 1", {"evaluate_tasks": 1}),
+        ("real 0", {"evaluate_tasks": 0}),
+        ("dreamed 4", {"real_budget": 0}),
+    ):
+        del said[:]
+        work.settings = replace(work.settings, **{"evaluate_tasks": 4, "real_budget": None, **changed})
+        assert work.advise().verdict == "train"
+        assert f"leaves out validation, as the baselines had other tasks (now {panel}, then real 4)" in said[0]
+        assert "validation tasks" not in said[1], "3 of 1 was an error, and 3 of 4 of other tasks says nothing"
 
 
 @pytest.mark.parametrize("start", [True, False], ids=["of the start policy", "of the groups"])
