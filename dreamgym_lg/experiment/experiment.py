@@ -67,11 +67,12 @@ class Experiment(Workspace):
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = imitation.BASELINES) -> None:
+    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] | None = None) -> None:
         """Run every stage before training: collect data, train the dream's local models and the baselines.
 
         Args: `model`, initial weights of the policies, as for `train_base`; `baselines`, names of those to train besides `sft`:
-        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`), `sft-drawn` (`train_drawn`).
+        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`), `sft-drawn` (`train_drawn`). Default: all; none of an
+        experiment that was given a policy.
         """
         stages = self._baselines(baselines)
         if model is not None:
@@ -209,13 +210,15 @@ class Experiment(Workspace):
             if todo:
                 train(self, **start)
 
-    def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
-        """The methods that train these baselines, in order. Raises `ConfigurationError` for an unknown name."""
+    def _baselines(self, names: Sequence[str] | None) -> list[Callable[[], None]]:
+        """The methods that train these baselines, in order; None: all. Raises `ConfigurationError` for an unknown name."""
+        if names and self.start_policy is not None:
+            raise ConfigurationError("policy= is given, and training begins with it, not with a baseline: leave out baselines=")
         methods = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
         stages = dict(zip(imitation.BASELINES, methods, strict=True))
-        if unknown := [name for name in names if name not in stages]:
+        if unknown := [name for name in names or () if name not in stages]:
             raise ConfigurationError.unknown("baseline", unknown[0], stages)
-        return [stage for name, stage in stages.items() if name in names]
+        return [stage for name, stage in stages.items() if names is None or name in names]
 
     def advise(self, learner: LearnerName | None = None) -> Advice:
         """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes.
