@@ -19,7 +19,6 @@ from dreamgym_lg.experiment.agent_arguments import check_tasks
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model, model_name, policy_version
 from dreamgym_lg.experiment.experiment import Experiment
-from dreamgym_lg.experiment.imitation import BASELINES
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
@@ -132,7 +131,7 @@ class DreamGym:
 
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
 
-    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = BASELINES) -> None:
+    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] | None = None) -> None:
         """`train_experience` if the dream needs it, `train_base` and the other `baselines` (`Experiment.prepare`)."""
         self.experiment.prepare(model, baselines=baselines)
 

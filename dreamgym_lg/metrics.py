@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import is_uniform, trainable_segments
-from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_user_fault
+from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_unanswered, is_user_fault
 
 Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
@@ -28,6 +28,7 @@ def describe(
     played = [trajectory for trajectory in episodes if trajectory.error is None]
     missing = sum(is_missing(trajectory.error) for trajectory in episodes)
     user_faults = sum(is_user_fault(trajectory.error) for trajectory in episodes)
+    unanswered = sum(is_unanswered(trajectory.error) for trajectory in episodes)
     steps = sum(len(trajectory.steps) for trajectory in played)
     synthetic = sum(group[0].task.origin == "synthetic" for group in groups)
     segments = [segment for trajectory in episodes for segment in trajectory.segments]
@@ -38,7 +39,8 @@ def describe(
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
-        "unreadable_episodes": len(episodes) - len(played) - missing - user_faults,
+        "unreadable_episodes": len(episodes) - len(played) - missing - user_faults - unanswered,
+        "unanswered_episodes": unanswered,
         "user_faults": user_faults,
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),

@@ -95,6 +95,11 @@ async def rollout(
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
 
+def superstep_limit(max_steps: int) -> int:
+    """The `recursion_limit` of episodes of `max_steps` actions. A world's own agent may have more nodes than two."""
+    return max(200, 2 * max_steps + 5)
+
+
 def _can_retry(trajectory: Trajectory) -> bool:
     """True for a failed episode that may succeed when it is played again unchanged."""
     permanent = (AccessBlocked.__name__, ConfigurationError.__name__, ContextExceeded.__name__)

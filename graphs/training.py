@@ -50,7 +50,7 @@ from dreamgym_lg.metrics import (
 )
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
-from dreamgym_lg.rollout import Agent, real_steps, rollout
+from dreamgym_lg.rollout import Agent, real_steps, rollout, superstep_limit
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
@@ -127,7 +127,7 @@ class Training:
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
-        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration, vary=self._place(state) != "real")
+        tasks = self.curriculum.sample(self.num_tasks, iteration=iteration, real=self._place(state) == "real")
         self.replay_buffer.add_tasks(tasks)
         self.replay_buffer.record_metrics(state["run"], iteration, self.curriculum.pop_metrics())
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
@@ -148,7 +148,8 @@ class Training:
                 return after
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
             used = {each.task.id for each in episodes}
-            tasks = self.curriculum.sample_more(missing, iteration=state["iteration"], used=used) if missing > 0 else []
+            real = self._place(state) == "real"
+            tasks = self.curriculum.sample_more(max(missing, 0), iteration=state["iteration"], used=used, real=real)
             left -= len(tasks)
         if played and not self._estimated and self._place(state) != "real":
             self._estimated = True
@@ -204,7 +205,7 @@ class Training:
             replay_buffer=self.replay_buffer,
             policy_version=str(state["iteration"]),
             experience_version=self.dream.version if self.dream and place != "real" else "",
-            recursion_limit=2 * self.max_steps + 5,
+            recursion_limit=superstep_limit(self.max_steps),
             on_episode=played.append,
         )
         return await compare_groups(self.dream, episodes, self.replay_buffer)

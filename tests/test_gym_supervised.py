@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from tiny_models import create_model, create_tokenizer
 
-from dreamgym_lg import DreamGym, Experiment, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg import DreamGym, Experiment, ReplayBuffer, Settings, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Model
 from dreamgym_lg.dream.judges import judge_conversations
@@ -30,7 +31,7 @@ from dreamgym_lg.experiment.advice import conclude, has_success, underrepresente
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
-from dreamgym_lg.experiment.training import create_curriculum
+from dreamgym_lg.experiment.training import _check_training, create_curriculum
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.rollout import rollout
@@ -473,6 +474,9 @@ def test_drawn_tasks_alone_leave_the_validation_split_and_the_real_tools_alone(m
     assert held_out[0] and held_out[0] == held_out[1], "as after a restart"
     sampled = create_curriculum(again.experiment, real=True).sample(20, iteration=0)
     assert sampled and not any(each.drawn for each in sampled)
+    only_drawn = SimpleNamespace(settings=Settings(environment="dream+real", real_steps=9), tasks=lambda split: [drawn])
+    with pytest.raises(ConfigurationError, match="environment='dream.real', and all training tasks are drawn ones"):
+        _check_training(only_drawn, None, real=False)  # type: ignore[arg-type]
 
 
 def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:

@@ -1,7 +1,7 @@
 """The commands `dreamgym demo`, `collect`, `train`, `eval`, `export`, and functions that open an experiment."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after whi
 Force = Annotated[bool, typer.Option("--force", help="Train in a dream that the gate refuses, and without max_gap.")]
 ReferencesOnly = Annotated[bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
-BASELINE_HELP = f"A policy that the dream has to beat: {BASELINE_NAMES}; may be repeated. Default: all."
+BASELINE_HELP = f"A policy that the dream has to beat: {BASELINE_NAMES}; may be repeated. Default: all; none with --policy."
 Baselines = Annotated[list[str] | None, typer.Option("--baseline", help=BASELINE_HELP)]
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
@@ -245,7 +245,9 @@ def train(
     A dream that rewards what it must not is refused, with the figure. With --reflection, prompts are improved; --out gets them.
     """
     if reflection is not None or learner == "gepa":
-        return _improve(world, policy, reflection, out, learner=learner, force=force)
+        others = chosen(seed=seed, iterations=iterations, environment=environment, real_steps=real_steps, lora=lora)
+        others |= chosen(model=model, references_only=references_only, baseline=baselines, servers=servers, report_to=report_to)
+        return _improve(world, policy, reflection, out, learner=learner, force=force, others=others)
     settings = chosen(iterations=iterations, learner=learner, environment=environment, real_steps=real_steps)
     settings |= chosen(references_only=references_only, lora=lora)
     with _opened(world, seed=seed, out=out, report_to=report_to, model=model, **settings) as work:
@@ -253,21 +255,31 @@ def train(
         if policy:
             place_of_training(policy, learner)  # report a wrong policy now, not after the other stages
         work.start_policy = policy or work.start_policy
-        work.prepare(baselines=baselines or BASELINES)
+        work.prepare(baselines=baselines)
         if work.start_policy is None and not work.training_began:
             work.advise()
         work.train(servers=servers or (), force=force, **options)
 
 
 def _improve(
-    name: str, policy: str | None, reflection: str | None, out: Path | None, *, learner: str | None, force: bool
+    name: str,
+    policy: str | None,
+    reflection: str | None,
+    out: Path | None,
+    *,
+    learner: str | None,
+    force: bool,
+    others: Collection[str] = (),
 ) -> None:
-    """Improve the prompts of an agent, and write them to a folder."""
+    """Improve the prompts of an agent, and write them to a folder. Args: `others`, names of further options, refused here."""
     from dreamgym_lg.production.export import check_free
 
     with errors_shown(resumes=True):
         if learner not in (None, "gepa"):
             raise ConfigurationError(f"--reflection improves prompts, and --learner {learner} trains weights: leave one away")
+        if others:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+            raise ConfigurationError(f"learner gepa improves prompts, and makes no use of {names}: leave that away")
         quiet_libraries(offline=False)
         gym = load_object(name) if is_object(name) else None
         if not isinstance(gym, DreamGym) or reflection is None:

@@ -110,22 +110,23 @@ class Curriculum:
             self._counts[f"refused_{reason}"] += 1
         return None
 
-    def sample(self, n: int, *, iteration: int, vary: bool = True) -> list[Task]:
-        """At most n distinct tasks. With `vary`, up to `synthetic_share` of them are variations."""
+    def sample(self, n: int, *, iteration: int, real: bool = False) -> list[Task]:
+        """At most n distinct tasks, up to `synthetic_share` of them variations. `real` ones are neither varied nor drawn."""
         rng = random.Random(f"{self._seed}/{iteration}")
-        proposals = [self.propose(rng) for _ in range(int(n * self._share) if vary else 0)]
+        proposals = [self.propose(rng) for _ in range(0 if real else int(n * self._share))]
         variations = {task.id: task for task in proposals if task is not None}
         self._tasks |= variations
         self._counts["generated_tasks"] += len(variations)
-        originals = [task for task in self._original if task.id not in variations]
+        originals = [task for task in self._original if task.id not in variations and not (real and task.drawn)]
         answered = [task for task in originals if task.id not in self._unanswered]
         if len(variations) + len(answered) < n:
             answered = originals
         return [*variations.values(), *rng.sample(answered, min(n - len(variations), len(answered)))]
 
-    def sample_more(self, n: int, *, iteration: int, used: Collection[str]) -> list[Task]:
-        """At most n further original tasks for an iteration. Args: `used`, ids of its tasks so far."""
-        rest = [task for task in self._original if task.id not in used and task.id not in self._unanswered]
+    def sample_more(self, n: int, *, iteration: int, used: Collection[str], real: bool = False) -> list[Task]:
+        """At most n further original tasks for an iteration; `real`, none that is drawn. Args: `used`, ids of its tasks."""
+        excluded = {*used, *self._unanswered}
+        rest = [task for task in self._original if task.id not in excluded and not (real and task.drawn)]
         return random.Random(f"{self._seed}/{iteration}/{len(used)}").sample(rest, min(n, len(rest)))
 
     def pop_metrics(self) -> dict[str, int]:

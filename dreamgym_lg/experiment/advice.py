@@ -11,7 +11,7 @@ from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
-from dreamgym_lg.experiment.evaluation import ADVICE, START, validation_successes
+from dreamgym_lg.experiment.evaluation import ADVICE, START, validation_panel, validation_successes
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import has_learning_signal
@@ -103,9 +103,17 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
 
 
 def _won_without_a_dream(work: Workspace, policy: "LocalChatModel", dream: Dream | None) -> dict[str, int]:
-    """Validation successes of each policy without a dream: the baselines and the untrained weights."""
+    """Validation successes of each policy without a dream: the baselines and the untrained weights.
+
+    Empty, which is reported, where the baselines were not all validated on the present tasks.
+    """
     s, tasks, real = work.settings, work.validation_tasks(), work.settings.real_budget != 0
     won = {name: number for name in BASELINES if (number := validation_successes(work, name)) is not None}
+    panels = {str(work.record(f"stage/{name}/best").get("validation")) for name in won}
+    if panels - {panel := validation_panel(work)}:
+        before = ", ".join(sorted(panels))
+        work.say(f"the advice leaves out validation, as the baselines had other tasks (now {panel}, then {before})")
+        return {}
     if not tasks or not (real or (dream is not None and not s.references_only)):
         return won
     path = work.record(START).get("path")

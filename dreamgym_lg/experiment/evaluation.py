@@ -152,6 +152,11 @@ class BestPolicy:
             self.work.keep_record(f"best/{self.name}", {"at": at, "successes": successes, "reward": reward})
 
 
+def validation_panel(work: Workspace) -> str:
+    """Place and number of the validation tasks that choose a baseline's weights, e.g. `real 32`."""
+    return f"{'real' if work.settings.real_budget != 0 else 'dreamed'} {len(work.validation_tasks())}"
+
+
 def validation_successes(work: Workspace, name: str) -> int | None:
     """Successes of the baseline `models/NAME` on the validation tasks, if they were played."""
     best = BestPolicy(work, work.record(f"stage/{name}/best").get("folder", "")).figures

@@ -25,6 +25,7 @@ from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN_OVERRIDES, USER, Wor
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.replay.rows import trajectory_key
 from dreamgym_lg.rollout import check_played
 
 if TYPE_CHECKING:
@@ -67,11 +68,12 @@ class Experiment(Workspace):
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] = imitation.BASELINES) -> None:
+    def prepare(self, model: "StartModel" = None, *, baselines: Sequence[str] | None = None) -> None:
         """Run every stage before training: collect data, train the dream's local models and the baselines.
 
         Args: `model`, initial weights of the policies, as for `train_base`; `baselines`, names of those to train besides `sft`:
-        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`), `sft-drawn` (`train_drawn`).
+        `sft-filtered` (`train_filtered`), `dpo` (`train_offline`), `sft-drawn` (`train_drawn`). Default: all; none of an
+        experiment that was given a policy.
         """
         stages = self._baselines(baselines)
         if model is not None:
@@ -108,8 +110,13 @@ class Experiment(Workspace):
                 return
             episodes = iter(self.world.collect(self.tasks("train"), scripted, seed=s.seed))
             offline = (replace(trajectory, run=self.run_name(OFFLINE)) for trajectory in episodes)
+            keys = set[object]()
             for done in range(0, total, 100):
-                self.replay_buffer.extend(islice(offline, 100))
+                batch = list(islice(offline, 100))
+                if len(keys | (new := set(map(trajectory_key, batch)))) < len(keys) + len(batch):
+                    raise ConfigurationError(f"{self.world.name}: collect() repeats a rollout_index of a task: number them")
+                keys |= new
+                self.replay_buffer.extend(batch)
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
     def _collect_by_start(self, number: int) -> None:
@@ -118,8 +125,8 @@ class Experiment(Workspace):
             return
         policy = self.policy_at(start_weights(self)) if self.start_policy is None else self.base_policy()
         for done in range(0, number, len(tasks)):
-            batch = tasks[: number - done]
-            check_played(self.play(OFFLINE, policy, batch, iteration=done // len(tasks), source="offline"))
+            batch, iteration = tasks[: number - done], 1 + done // len(tasks)  # 0 holds those of scripted policies
+            check_played(self.play(OFFLINE, policy, batch, iteration=iteration, source="offline"))
             self.progress("collect real trajectories", done + len(batch), number)
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
@@ -201,13 +208,15 @@ class Experiment(Workspace):
             if todo:
                 train(self, **start)
 
-    def _baselines(self, names: Sequence[str]) -> list[Callable[[], None]]:
-        """The methods that train these baselines, in order. Raises `ConfigurationError` for an unknown name."""
+    def _baselines(self, names: Sequence[str] | None) -> list[Callable[[], None]]:
+        """The methods that train these baselines, in order; None: all. Raises `ConfigurationError` for an unknown name."""
+        if names and self.start_policy is not None:
+            raise ConfigurationError("policy= is given, and training begins with it, not with a baseline: leave out baselines=")
         methods = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
         stages = dict(zip(imitation.BASELINES, methods, strict=True))
-        if unknown := [name for name in names if name not in stages]:
+        if unknown := [name for name in names or () if name not in stages]:
             raise ConfigurationError.unknown("baseline", unknown[0], stages)
-        return [stage for name, stage in stages.items() if name in names]
+        return [stage for name, stage in stages.items() if names is None or name in names]
 
     def advise(self, learner: LearnerName | None = None) -> Advice:
         """Say whether to train, collect more traces, or stop at imitation (`advice.advise`). Plays an iteration's episodes.

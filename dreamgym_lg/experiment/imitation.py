@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, BestPolicy
+from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, BestPolicy, validation_panel
 from dreamgym_lg.experiment.start import begin_with, start_sampling, start_weights
 from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner
@@ -205,8 +205,7 @@ def _name_of_best(work: Workspace, name: str) -> str:
         return str(recorded)
     for obsolete in work.models.glob(f"{name}-*"):
         shutil.rmtree(obsolete)
-    validation = f"{'real' if work.settings.real_budget != 0 else 'dreamed'} {len(work.validation_tasks())}"
-    work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}"), "validation": validation})
+    work.keep_record(record, {"folder": (new := f"{name}-{uuid4().hex[:8]}"), "validation": validation_panel(work)})
     return new
 
 

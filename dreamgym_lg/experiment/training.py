@@ -237,7 +237,13 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
-    if real or s.environment in WITH_REAL_PART or (s.real_budget != 0 and work.validation_tasks()):
+    real = real or s.environment in WITH_REAL_PART
+    if real and all(task.drawn for task in work.tasks("train")):
+        raise ConfigurationError(
+            f"environment={s.environment!r}, and all training tasks are drawn ones, whose entities no real environment knows: "
+            "give other tasks too, or environment='dream'"
+        )
+    if real or (s.real_budget != 0 and work.validation_tasks()):
         work.world.agent(policy, real=True)  # report a missing verify_real now, not after ten iterations
 
 

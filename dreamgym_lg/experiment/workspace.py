@@ -35,7 +35,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.files import write_whole
 from dreamgym_lg.progress import counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import Agent, rollout
+from dreamgym_lg.rollout import Agent, rollout, superstep_limit
 from dreamgym_lg.types import Source, Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ class Workspace:
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
             attempts=3,
-            recursion_limit=max(200, 2 * self.world.max_steps + 5),
+            recursion_limit=superstep_limit(self.world.max_steps),
             replay_buffer=self.replay_buffer,
             experience_version=dream.version if dream is not None else "",
             on_episode=lambda _: count(),

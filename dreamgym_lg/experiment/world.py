@@ -90,7 +90,10 @@ class World(ABC):
         return Dream([model], judges=[ModelJudge(model)])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
-        """Real offline trajectories of scripted policies. Args: `episodes`, number by name of the scripted policy."""
+        """Real offline trajectories of scripted policies; `rollout_index` numbers those of a task.
+
+        Args: `episodes`, number by name of the scripted policy.
+        """
         raise ConfigurationError(
             f"the world {self.name} has no scripted policies to collect trajectories with: let the start policy collect "
             "(Settings(episodes={'start': 50})), or import recorded traces (`load_traces`, `dreamgym import`)"

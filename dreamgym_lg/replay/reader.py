@@ -31,7 +31,7 @@ class Run(NamedTuple):
     failed: int
     """Those that could not be played (`is_missing`)."""
     errors: int
-    """Those, and episodes that an unreadable answer of the experience model ended: no successes."""
+    """Those, and episodes that ended for want of a readable answer of the dream: no successes."""
     last_iteration: int
     newest: int
     """Id of its newest episode."""

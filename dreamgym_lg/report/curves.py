@@ -42,15 +42,20 @@ INVALID, ENTROPY = ("invalid_action_share", "Invalid actions", 1), ("entropy", "
 
 
 class Evaluation(NamedTuple):
-    """Success of a policy on the same tasks, in reality and in the dream."""
+    """Success of a policy in reality and in the dream."""
 
     real: Rate | None
     dream: Rate | None
+    recorded: float | None = None
+    """Dreamed minus real success on the tasks that both played, where it is recorded."""
 
     @property
     def gap(self) -> str:
-        """Dreamed minus real success, as text."""
-        return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
+        """Dreamed minus real success on the same tasks, as text. A dash where not all were played in both places."""
+        gap = self.recorded
+        if gap is None and self.real and self.dream and self.real.episodes == self.dream.episodes:
+            gap = self.dream.value - self.real.value
+        return "–" if gap is None else f"{gap:+.2f}"
 
 
 def by_iteration(metrics: Sequence[Mapping[str, Any]]) -> History:
@@ -59,11 +64,11 @@ def by_iteration(metrics: Sequence[Mapping[str, Any]]) -> History:
     return dict(sorted(history.items()))
 
 
-def read_number(value: Any, most: float = math.inf) -> float | None:
-    """The value if it is a finite number in 0..most, else None."""
+def read_number(value: Any, most: float = math.inf, least: float = 0) -> float | None:
+    """The value if it is a finite number in least..most, else None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    return float(value) if math.isfinite(value) and 0 <= value <= most else None
+    return float(value) if math.isfinite(value) and least <= value <= most else None
 
 
 def read_rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
@@ -81,7 +86,10 @@ def read_series(history: History, key: str, most: float = math.inf) -> dict[int,
 
 
 def read_evaluations(history: History) -> dict[int, Evaluation]:
-    points = {i: Evaluation(read_rate(row, "eval_real_"), read_rate(row, "eval_dream_")) for i, row in history.items()}
+    points = {
+        i: Evaluation(read_rate(row, "eval_real_"), read_rate(row, "eval_dream_"), read_number(row.get("eval_gap"), 1, -1))
+        for i, row in history.items()
+    }
     return {iteration: each for iteration, each in points.items() if each.real or each.dream}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dreamgym_lg.actions import is_answer, readable
 from dreamgym_lg.dream.goals import has_user_turns
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.types import DECIDERS, is_missing, is_user_fault
+from dreamgym_lg.types import DECIDERS, is_missing, is_unanswered, is_user_fault
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,6 +29,7 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     templates.filters.update(text=text, **filters)
     templates.tests |= {
         "missing": is_missing,
+        "unanswered": is_unanswered,
         "user_fault": is_user_fault,
         "message": is_answer,
         "conversation": has_user_turns,

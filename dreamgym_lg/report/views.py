@@ -125,10 +125,11 @@ def alarms(history: History) -> list[tuple[int, str]]:
         current = dict(check_health(rows[:end]))
         sentences += [(iteration, text) for name, text in current.items() if name not in before]
         before = current
-        names = ("failed_episodes", "unreadable_episodes", "user_faults")
-        failed, unreadable, faults = (read_number(row.get(name)) or 0 for name in names)
-        causes = {"could not be played": failed - unreadable - faults}
+        names = ("failed_episodes", "unreadable_episodes", "unanswered_episodes", "user_faults")
+        failed, unreadable, unanswered, faults = (read_number(row.get(name)) or 0 for name in names)
+        causes = {"could not be played": failed - unreadable - unanswered - faults}
         causes["ended in an unreadable answer of the experience model"] = unreadable
+        causes["ended at a call that nothing in the dream answers"] = unanswered
         causes["ended by the dreamed user's fault, and taught nothing,"] = faults
         if counted := [f"{n:.0f} episode{'s' * (n != 1)} {cause}" for cause, n in causes.items() if n > 0]:
             sentences.append((iteration, f"{' and '.join(counted)}, the first: {row.get('first_error')}"))

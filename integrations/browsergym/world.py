@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ class BrowserGymWorld(World):
         if names is not None and benchmark != "miniwob":
             raise ConfigurationError(f"names={list(names)} for {benchmark}; only tasks of miniwob are named")
         self.name = self.benchmark = benchmark
+        if benchmark != "miniwob":  # whose tasks a number of seeds makes; the others' lists are fixed
+            self.settings = replace(self.settings, tasks=None)
         self.names = list(SHORT_TASKS if names is None else names)
         if benchmark == "miniwob":
             load_tasks(benchmark, names=self.names)  # an unknown one is named at once

@@ -37,6 +37,8 @@ class TextWorldExpressWorld(World):
     Args:
         game: One of `text.GAMES`.
         max_steps: Actions after which an episode is truncated.
+        rules: False for a dream that is not `assisted`: the experience model, not the game's rules, says which actions are
+            possible. `Score` judges in both.
 
     Raises `ConfigurationError` for an unknown game.
     """
@@ -54,15 +56,13 @@ class TextWorldExpressWorld(World):
         stop_after_uniform=0,  # groups that all fail alike are not done: later ones of other worlds differ again
     )
 
-    assisted = True
-
-    def __init__(self, game: str = "peckingorder", *, max_steps: int = 10) -> None:
+    def __init__(self, game: str = "peckingorder", *, max_steps: int = 10, rules: bool = True) -> None:
         if game not in GAMES:
             raise ConfigurationError.unknown("game", game, GAMES)
-        self.game, self.max_steps = game, max_steps
+        self.game, self.max_steps, self.assisted = game, max_steps, rules
         self.name = f"textworld_express/{game}"
         self.settings = replace(self.settings, **_OWN.get(game, {}))
-        self.arguments = {"max_steps": max_steps}
+        self.arguments = {"max_steps": max_steps} | ({} if rules else {"rules": False})  # as older folders name none
         self._made: dict[range, list[Task]] = {}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
@@ -77,7 +77,8 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps)
 
     def create_dream(self, model: Model) -> Dream:
-        return Dream([Rules(partial(check_action, self.game)), model], judges=[Score()])
+        rules = [Rules(partial(check_action, self.game))] if self.assisted else []
+        return Dream([*rules, model], judges=[Score()])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         with closing(self.create_environment()) as environment:

@@ -162,6 +162,16 @@ def test_fewer_tasks_than_asked_for_are_all_of_them() -> None:
     assert sorted(ids(Curriculum(TASKS[:3]).sample(8, iteration=0))) == ["t0", "t1", "t2"]
 
 
+def test_real_iterations_have_neither_variations_nor_drawn_tasks() -> None:
+    """No real environment knows the entities of a drawn task. An iteration of `dream+real` played them there."""
+    drawn = [replace(task, origin="synthetic", drawn={"steps": []}) for task in TASKS[3:]]
+    made = Curriculum([*TASKS[:3], *drawn], task_generator=vary, synthetic_share=0.5)
+    made.update(group(TASKS[0], [0.0, 1.0]))
+    assert sorted(ids(made.sample(8, iteration=1, real=True))) == ["t0", "t1", "t2"]
+    assert sorted(ids(made.sample_more(8, iteration=1, used={"t0"}, real=True))) == ["t1", "t2"]
+    assert len(made.sample(8, iteration=1)) == 8 == len(made.sample_more(8, iteration=1, used={"t0"}))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_only_tasks_of_the_last_iteration_are_varied(seed: int) -> None:
     """A run of 40 iterations in which every group has some variance, and the first ones the highest."""

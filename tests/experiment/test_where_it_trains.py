@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import cycle
@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
 from dreamgym_lg.production.provenance import model_card, provenance
 from dreamgym_lg.report.proof import _title, claims
-from dreamgym_lg.types import StepResult, Trajectory
+from dreamgym_lg.types import Step, StepResult, Trajectory
 
 pytest.importorskip("trl")
 from tiny_models import create_model, create_tokenizer  # noqa: E402
@@ -173,6 +173,28 @@ def test_the_start_policy_collects_where_a_world_has_no_scripted_one(make: Make,
     assert [each.source for each in recorded] == ["offline"] * 6 and {each.success for each in recorded} == {True}
     assert len({each.task.id for each in recorded}) == 4 and count_real_steps(work)["evaluation"] == 0
     assert count_real_steps(work)["offline"] >= 6, "what its own rules refuse is no real step"
+
+
+def test_scripted_policies_and_the_start_policy_collect_beside_each_other(make: Make, tmp_path: Path) -> None:
+    """The second kind of one task was taken for stored already, and lost."""
+
+    class Scripted(Doors):
+        numbered = True
+
+        def collect(self, tasks: Any, episodes: Any, *, seed: int) -> Iterator[Trajectory]:
+            step = Step(observation="A closed door.", action="kick", next_observation="What?", terminated=True)
+            for number in range(min(episodes["kicks"], 6)):
+                index = number // len(tasks) if self.numbered else 0
+                yield Trajectory(task=tasks[number % len(tasks)], steps=[step], rollout_index=index)
+
+    settings = Settings(episodes={"start": 6, "kicks": 300}, model=str(make().models / "base"), policy_tokens=9)
+    for _ in range(2):
+        (work := Experiment(Scripted(), tmp_path / "other", settings, engine=lambda _: Turns())).collect()
+    assert Counter(len(each.steps) == 1 and each.steps[0].action == "kick" for each in work.offline()) == {True: 6, False: 6}
+    work = Experiment(Scripted(), tmp_path / "third", settings, engine=lambda _: Turns())
+    work.world.numbered = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="tests/doors: .* repeats a rollout_index of a task"):
+        work.collect()
 
 
 def test_a_collection_that_cannot_be_played_is_no_finished_stage(make: Make, tmp_path: Path) -> None:
@@ -550,7 +572,7 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     numbers = {**NUMBERS, "evaluate_tasks": 4, "real_budget": None, "max_false_success": 0.05 if gated else None}
     work.settings = replace(work.settings, **numbers)
     work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
-    work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1"})
+    work.replay_buffer.record_metrics(work.run_name("stage/base/best"), 0, {"folder": "base-1", "validation": "real 4"})
     work.replay_buffer.record_metrics(work.run_name("best/base-1"), 0, {"successes": 3, "reward": 0.75})
     first, again = work.advise(), work.advise()
     began = policy_version(work.models / "base")
@@ -568,6 +590,16 @@ def test_advice_says_what_was_measured_before_a_training(make: Make, gated: bool
     assert (kept["verdict"], kept["why"], kept["learner"]) == (*first, "grpo") and kept["figures"] in line
     work.settings = replace(work.settings, environment="real")
     assert work.advise() == ("train", "train() may add to it, and prove() tells whether it did"), "without a dream"
+    for panel, changed in (
+        ("real 1", {"evaluate_tasks": 1}),
+        ("real 0", {"evaluate_tasks": 0}),
+        ("dreamed 4", {"real_budget": 0}),
+    ):
+        del said[:]
+        work.settings = replace(work.settings, **{"evaluate_tasks": 4, "real_budget": None, **changed})
+        assert work.advise().verdict == "train"
+        assert f"leaves out validation, as the baselines had other tasks (now {panel}, then real 4)" in said[0]
+        assert "validation tasks" not in said[1], "3 of 1 was an error, and 3 of 4 of other tasks says nothing"
 
 
 @pytest.mark.parametrize("start", [True, False], ids=["of the start policy", "of the groups"])

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.metrics import describe
@@ -102,6 +104,31 @@ def test_a_server_may_run_it_asynchronously(process: Any, steady: Any, tmp_path:
     one = process(tmp_path)
     asyncio.run(create_training_graph(one.training).compile().ainvoke(one.start, one.config))
     assert (one.nodes, one.record()) == (EVERY_NODE, steady.record())
+
+
+def test_a_real_iteration_beside_a_dream_plays_no_drawn_task(process: Any, tmp_path: Path) -> None:
+    """No real environment knows the entities of one, be it sampled first or in place of a uniform group."""
+    one = process(tmp_path, lambda _: "go north", real_every=2, real_steps=99, resample=2)
+    drawn = [replace(TASK, id=f"drawn{n}", observation="A closed door.", drawn={"steps": []}) for n in range(8)]
+    one.training.curriculum = Curriculum([replace(drawn[0], id="t0", drawn={}), *drawn])
+    one.training.reality = (None, one.dream.create_environment)
+    one.run(tmp_path)
+    played = [{each.task.id for each in one.buffer.trajectories(run="r", iteration=n)} for n in range(4)]
+    assert played[1] == played[3] == {"t0"} and min(len(played[0]), len(played[2])) == 4
+
+
+def test_an_agent_with_more_nodes_than_the_episode_graph_is_trained(process: Any, tmp_path: Path) -> None:
+    """It is evaluated with at least 200 supersteps; in training it had two for each step."""
+    one = process(tmp_path, lambda _: "go north")
+    graph = create_episode_graph(one.policy, max_steps=4)
+    for node in ("read", "plan", "check"):
+        graph.add_node(node, lambda state: {})
+    graph.edges -= {("policy", "environment")}
+    graph.add_edge("policy", "read").add_edge("read", "plan").add_edge("plan", "check").add_edge("check", "environment")
+    one.training.agent = graph.compile()
+    one.run(tmp_path)
+    assert {len(each.steps) for each in one.buffer.trajectories(run="r")} == {4}
+    assert all(row["failed_episodes"] == 0 for row in one.metrics())
 
 
 # --- what stops a run -----------------------------------------------------------------------------------------------
@@ -350,6 +377,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "episodes": 6,
         "failed_episodes": 2,
         "unreadable_episodes": 0,
+        "unanswered_episodes": 0,
         "user_faults": 0,
         "first_error": "EnvironmentFailed: java died",
         "reward_mean": 0.25,
@@ -381,6 +409,8 @@ def test_an_unreadable_answer_is_no_success_and_in_no_other_mean() -> None:
     found = describe([[episode(1.0, success=True), unreadable, failed]])
     assert (found["train_success"], found["reward_mean"]) == (0.5, 1.0)
     assert (found["failed_episodes"], found["unreadable_episodes"]) == (2, 1)
+    found = describe([[unreadable, episode(error="Unanswered: nothing in the dream answers get_order {}")]])
+    assert (found["failed_episodes"], found["unreadable_episodes"], found["unanswered_episodes"]) == (2, 1, 1)
 
 
 def test_an_iteration_of_failures_can_be_described() -> None:

@@ -83,6 +83,15 @@ def test_evaluations_during_training_with_their_gap(tmp_path):
     assert not [row for row in page.rows if row[0] == "30"]
 
 
+def test_the_gap_is_that_of_the_tasks_played_in_both_places(tmp_path):
+    """With `real_budget` the dream plays all validation tasks, and reality the first few."""
+    counts = {"eval_real_successes": 4, "eval_real_episodes": 4, "eval_dream_successes": 8, "eval_dream_episodes": 32}
+    metrics = [{"iteration": 1, **counts, "eval_gap": -0.25}, {"iteration": 2, **counts, "eval_gap": "much"}]
+    page = Page(render(tmp_path, metrics=metrics))
+
+    assert [page.row(iteration)[-1] for iteration in "12"] == ["-0.25", "–"]
+
+
 def test_success_stands_beside_the_real_steps_spent_by_then(tmp_path):
     rates = {"eval_real_successes": 8, "eval_real_episodes": 40}
     metrics = [{"iteration": 0}, {"iteration": 1, "real_steps": 700, **rates}, {"iteration": 2}]

@@ -113,7 +113,10 @@ def test_an_unreadable_answer_is_no_success_as_in_an_evaluation(client: TestClie
     assert "unreadable dream – 1 0 10 evaluate dream 0.50 2 0 9" in shown(client, "/")
     assert "dream: 0.50 success · 2 episodes" in shown(client, "/run?run=evaluate")
     assert "no success (unreadable answer)" in shown(client, "/episode?id=8")
-    assert (found(client, outcome="no success"), found(client, outcome="failed")) == ([10, 8, 4, 2], [7, 6])
+    with ReplayBuffer(database) as buffer:
+        buffer.add(dreamed("unanswered", 0, error="Unanswered: nothing in the dream answers get_order {}"))
+    assert "no success (no answer in the dream)" in shown(client, "/episode?id=11")
+    assert (found(client, outcome="no success"), found(client, outcome="failed")) == ([11, 10, 8, 4, 2], [7, 6])
 
 
 def test_a_run_has_alarms_evaluations_and_curriculum(client: TestClient) -> None:
@@ -135,6 +138,9 @@ def test_an_alarm_tells_unreadable_answers_from_what_could_not_be_played() -> No
         (1, f"1 episode {unreadable}, {first}"),
     ]
     assert alarms({0: {"stopped_early": 1, "end_cause": "max_gap"}}) == [(0, "the run ended early: max_gap")]
+    row = {"failed_episodes": 2, "unanswered_episodes": 1, "first_error": "Unanswered: x"}
+    ended = "1 episode could not be played and 1 episode ended at a call that nothing in the dream answers"
+    assert alarms({0: row}) == [(0, f"{ended}, the first: Unanswered: x")]
 
 
 def test_the_address_of_the_curves_changes_with_the_figures(client: TestClient, database: Path) -> None:

@@ -15,6 +15,7 @@ from browser_parts import needs_webarena
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.browsergym import data
 from dreamgym_lg.integrations.browsergym.data import SITES, check_sites, load_tasks
+from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
 
 
 def test_miniwob() -> None:
@@ -36,6 +37,15 @@ def test_webarena_and_webarena_lite() -> None:
     assert all(0 <= task.metadata["webarena_id"] < 812 for task in lite)
     keys = {key for task in [*tasks, *lite] for key in task.metadata}
     assert keys == {"task", "sites", "start_url", "template", "webarena_id"}, "no answer is part of a task"
+
+
+def test_the_worlds_of_webarena_have_all_tasks_by_default() -> None:
+    """A limit for the seeds of MiniWoB++ cut their lists, at whose end Lite's own tasks stand."""
+    needs_webarena()
+    for name, test in (("webarena", 111), ("webarenalite", 165)):
+        world = BrowserGymWorld(name)  # type: ignore[arg-type]
+        assert len(world.tasks("test", limit=world.settings.tasks)) == test
+    assert BrowserGymWorld().settings.tasks == 640
 
 
 @pytest.mark.parametrize(

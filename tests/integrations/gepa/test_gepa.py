@@ -336,6 +336,10 @@ def test_the_command_line_improves_prompts_and_langgraph_json_names_the_agent_wi
         (["peckingorder", "--reflection", "x"], lacks),
         ([f"{file}:gym", "--learner", "gepa"], lacks),
         ([f"{file}:gym", "--reflection", "x", "--learner", "grpo"], "--learner grpo trains weights: leave one away"),
+        (
+            [f"{file}:gym", "--reflection", "x", "--iterations", "5", "--seed", "3", "--references-only", "--baseline", "dpo"],
+            "makes no use of --seed, --iterations, --references-only, --baseline: leave that away",
+        ),
         ([f"{file}:gym", "--policy", "openai:gpt-5.4-mini"], "its weights are elsewhere: give reflection="),
     ):
         refused = CliRunner().invoke(app, ["train", *wrong])

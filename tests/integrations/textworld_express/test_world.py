@@ -71,6 +71,16 @@ def test_a_dreamed_game_pays_an_action_once(scripted: Any) -> None:
     assert dream.step("take elephant").info["decided_by"] == "rules"
 
 
+def test_a_dream_may_do_without_the_rules(scripted: Any) -> None:
+    model = Model(scripted(reply=lambda _: "valid, fine\nreward 0, continues\nYou take it."))
+    alone, helped = TextWorldExpressWorld("twc", rules=False), TextWorldExpressWorld("twc")
+    dream = alone.create_dream(model).create_environment()
+    dream.reset(alone.tasks("train", limit=9)[0])
+    assert dream.step("take elephant").info["decided_by"] == "model"
+    assert (alone.assisted, helped.assisted) == (False, True) and "rules" not in helped.arguments
+    assert not load_world("twc", **alone.arguments).assisted, "a folder fixes it"
+
+
 def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
     world = TextWorldExpressWorld("twc")
     tasks = world.tasks("train", limit=30)

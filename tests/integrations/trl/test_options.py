@@ -1,5 +1,6 @@
 """What a learner cannot be given is refused by name, with what to do instead."""
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_options_have_trls_names_and_defaults(tokenizer: PreTrainedTokenizerFast
     assert {name: getattr(learner._trainer.options, name) for name in options} == options
     first = learner.update(groups_of(model, 0))["learning_rate"]
     assert [first, *(learner.update(groups_of(model, i))["learning_rate"] for i in (1, 2))] == [0.0, 0.005, 0.01]
+
+
+def test_arguments_of_training_on_the_page_are_taken(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "gpu.md").read_text()
+    table = page[page.index("| argument of `gym.train` |") : page.index("## The engine's probabilities")]
+    given = dict[str, Any]()
+    for arguments in re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE):
+        given |= eval(f"dict({arguments})")
+        options = given.pop("learner_options", {})
+        learner_of(model_of(tokenizer), tokenizer, tmp_path / str(len(options)), **options)
+    assert given == {"beta": 0} and Settings(**given)
 
 
 def test_options_given_to_a_resumed_training_hold(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
