@@ -96,13 +96,15 @@ def _enumerate(recordings: Recordings, min_lower: float, on_progress: OnProgress
         elif not wrong <= looked_up:
             looked_up |= wrong
         else:
-            return _enumerated(recordings, left_out, looked_up), replay
+            text, replay.without_rule = _enumerated(recordings, left_out, looked_up)
+            return text, replay
 
 
-def _enumerated(recordings: Recordings, left_out: Collection[Kind], looked_up: Collection[str]) -> str:
+def _enumerated(recordings: Recordings, left_out: Collection[Kind], looked_up: Collection[str]) -> tuple[str, set[str]]:
+    """A module of rules, and the writing tools for which none was found."""
     recordings = recordings.without_refusals(left_out)
     rules = find_rules(recordings.records, recordings.called_writes, looked_up=looked_up)
-    return write_source(recordings, write_rules(rules))
+    return write_source(recordings, write_rules(rules)), {tool for tool, rule in rules.items() if rule is None}
 
 
 def _replay_rules(
@@ -117,7 +119,7 @@ def _replay_rules(
         folds = list(recordings.folds(MANY_FOLDS))
     replay, advance = Replay(recordings), counter(on_progress, "compile: replay", len(folds))
     for rest, held_out in folds:
-        source = load_module(_enumerated(rest, left_out, looked_up), Path("world.py"))
+        source = load_module(_enumerated(rest, left_out, looked_up)[0], Path("world.py"))
         documents = {place: text for trace in rest.traces for place, text in rest.first_documents(trace).items()}
         for trace in held_out:
             state = State(documents)
@@ -131,7 +133,7 @@ def _written(
 ) -> tuple[str, Replay]:
     """The best module, enumerated or a chat model's, and its replay of held-out traces."""
     rest, held_out = next(recordings.folds())
-    best = text = _enumerated(rest, find_unlearnable(rest.records, rest.called_writes), ())
+    best = text = _enumerated(rest, find_unlearnable(rest.records, rest.called_writes), ())[0]
     failures, fewest = _failures(text, rest)
     say(writer.estimate(rest, rounds, text, failures) if failures else "the rules found without a model replay: none is asked")
     advance = counter(on_progress, "compile: write", rounds)

@@ -45,6 +45,8 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
         text = generalize(errors, scopes, arithmetic=arithmetic) if len(errors) == len(nodes) else None
         return None if text is None else Refuse(text)
     candidates = _atoms(nodes[0], scopes[0], arithmetic)
+    if len(nodes) == 1 and isinstance(nodes[0], Mapping):  # one document is no constant: its fields come from somewhere
+        candidates = [each for each in candidates if not isinstance(each, Const)]
     for node, scope in zip(nodes[1:], scopes[1:], strict=True):
         candidates = [each for each in candidates if _has_value(each, node, scope)]
     if candidates:
@@ -185,7 +187,10 @@ def _numbers(word: str, scope: Scope, arithmetic: bool) -> Iterable[tuple[str, V
 
 
 def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
-    """Sort key, simplest first: a constant shared by several examples, arguments, documents, arithmetic, texts."""
+    """Sort key, simplest first: a constant shared by several examples, arguments, documents, arithmetic, texts.
+
+    A text of one example that names an argument comes before the constant: its id is not the next call's.
+    """
     match expression:
         case Build() | Extend() | Put() | Refuse():
             return (5, 0, "")
@@ -201,7 +206,12 @@ def _rank(expression: Expression, examples: int) -> tuple[float, int, str]:
             return (3.7, 0, str(expression))
         case Text(pieces):
             values = [_rank_in_text(piece) for piece in pieces if not isinstance(piece, str)]
-            return (4, len(values), f"{sum(rank for rank, _ in values):03} {pieces}")
+            names_argument = any(isinstance(piece, Ref) and piece.root == "args" for piece in pieces)
+            return (
+                2.9 if examples == 1 and names_argument else 4,
+                len(values),
+                f"{sum(rank for rank, _ in values):03} {pieces}",
+            )
 
 
 def _rank_in_text(value: Value) -> tuple[int, str]:

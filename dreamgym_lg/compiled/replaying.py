@@ -1,7 +1,7 @@
 """Counts how exactly a world answers recorded calls, and decides which tools are admitted."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dreamgym_lg.compiled.examples import find_ids, id_arguments, kind_of
@@ -45,6 +45,8 @@ class ToolReplay:
     gap: str = ""
     """The first refused call that is not unknowable, and its recorded answer."""
     admitted: bool = False
+    lacks_rule: bool = False
+    """True if rules were found in parts of the traces, and none in all of them."""
     errors: int = 0
     """Recorded calls that ended in an error, of the kinds that replay; the other figures count them like any call."""
     left_out: int = 0
@@ -78,7 +80,7 @@ class ToolReplay:
     def admit(self, min_lower: float) -> None:
         """Admit the tool if `MIN_EXACT` of its answers are exact. A writing one needs `min_lower` too."""
         exact = self.exact >= MIN_EXACT * (self.exact + self.wrong)
-        self.admitted = exact and (not self.writes or self.lower >= min_lower)
+        self.admitted = exact and not self.lacks_rule and (not self.writes or self.lower >= min_lower)
 
     @property
     def admission(self) -> str:
@@ -94,6 +96,8 @@ class ToolReplay:
             return f"{self.wrong} of {self.exact + self.wrong} answers to left-out traces were wrong"
         if not self.exact:
             return f"no rule answers any of its {self.refused} calls in left-out traces"
+        if self.lacks_rule:
+            return f"rules from parts of the traces answered {self.exact} left-out calls exactly, but none fits all traces"
         return f"it answered {self.exact} calls of left-out traces exactly, too few to be sure of a tool that writes"
 
 
@@ -105,6 +109,8 @@ class Replay:
         self.ids = find_ids(recordings.records, self.writes)
         self.kinds: dict[Kind, ToolReplay] = {}
         """Figures by tool and kind of the recorded answer."""
+        self.without_rule: Collection[str] = ()
+        """Writing tools without a rule in the module that was made from all traces."""
 
     def add(self, trace: Trace, answers: Sequence[str | Refusal | None]) -> None:
         """Count a world's answers to the calls of a trace; None is a refusal."""
@@ -144,6 +150,7 @@ class Replay:
         for (tool, kind), each in sorted(self.kinds.items(), key=lambda pair: pair[0][1] is not None):
             tools.setdefault(tool, ToolReplay(tool, each.writes)).add(each, learned=(tool, kind) not in unlearned)
         for each in tools.values():
+            each.lacks_rule = each.tool in self.without_rule
             each.admit(min_lower)
         return sorted(tools.values(), key=lambda each: (each.writes, each.tool))
 

@@ -106,6 +106,8 @@ def learn(
     if best is None:
         return MIXED
     parts = [[number for number, value in enumerate(best[2]) if value is side] for side in (True, False)]
+    if isinstance(best[1].right, tuple) and 1 in map(len, parts):
+        others += [(condition, best[2][number]) for number in min(parts, key=len) for condition in _own(scopes, number, ids)]
     learn_part = partial(learn, ids=ids, arithmetic=arithmetic, depth=depth - 1)
     yes, no = (learn_part([scopes[n] for n in part], [labels[n] for n in part]) for part in parts)
     return Branch(best[1], yes, no, tuple(others))
@@ -151,6 +153,19 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
     if arithmetic:
         numbers = [ref for ref in scalar_refs if all(is_number(scope.nodes.get(ref)) for scope in scopes)]
         yield from _arithmetic_conditions([ref for ref in numbers if ref not in ids])
+
+
+def _own(scopes: Sequence[Scope], number: int, ids: Collection[Ref]) -> Iterator[Condition]:
+    """Conditions that hold for one example alone: it has a text or flag that no other has.
+
+    A limit that separates one example may have nothing to do with it. These have to agree with the limit.
+    """
+    entities = [scopes[number].nodes.get(ref) for ref in ids]
+    for ref, node in scopes[number].nodes.items():
+        if ref.root == MENTIONED or len(ref.path) > MAX_PATH or not isinstance(node, (str, bool)) or node in entities:
+            continue
+        if [scope.nodes.get(ref) for scope in scopes].count(node) == 1:
+            yield Condition("equals", ref, canonical(node))
 
 
 def _arithmetic_conditions(numbers: Sequence[Ref]) -> Iterator[Condition]:
