@@ -71,9 +71,13 @@ def check_trainable(episodes: Sequence[Trajectory]) -> None:
             f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
             "Mend that; then the same call plays them again"
         )
-    actions = [step.action for episode in episodes for step in episode.steps][:3]
+    played = [episode for episode in episodes if episode.error is None]
+    actions = [step.action for episode in played for step in episode.steps][:3]
+    failed = (
+        f"{len(episodes) - len(played)} of {len(episodes)} episodes failed ({errors[0]}); of the others, " if errors else ""
+    )
     raise NothingToTrain(
-        f"not one action of {len(episodes)} episodes was valid (the first: {actions!r}), so no reward can be earned. "
+        f"{failed}not one action of {len(played)} episodes was valid (the first: {actions!r}), so no reward can be earned. "
         "Fine-tune the policy on a few demonstrations first, and check that its prompt says which actions exist"
     )
 

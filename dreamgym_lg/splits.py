@@ -21,6 +21,8 @@ _WORD = re.compile(r"\w(?:(?:[\w.@/:+-]|,(?=\d{3}(?!\d)))*\w)?")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _PHRASE = re.compile(r"(?<![\w@./-])[^\W\d_][\w-]*(?: [^\W\d_][\w-]*)*(?![\w@/-]|\.\w)")
 _QUOTE = re.compile(r'["“]([^"“”\n]{2,60})["”]')
+_DATE = re.compile(r"(?:19|20)\d\d(?:0\d|1[0-2])[0-3]\d")
+"""A date as `_normal` writes it."""
 _SENTENCE_START = re.compile(r"(?:^|[.!?:;\n])[\s\"'“‘(*-]*$")
 
 
@@ -93,13 +95,18 @@ def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) 
 def sharing(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, str]:
     """The text that each task shares with the others: an uncommon entity, or all words.
 
-    By the ids of tasks that share something. A seed's world names nothing.
+    By the ids of tasks that share something. A date, or a name of one word (a city, a surname), is shared by tasks about
+    different things and does not count. A seed's world names nothing.
     """
     tasks, others = ([task for task in each if task.seed is None] for each in (tasks, others))
     keys = _tying_keys([*tasks, *others])
-    keys_of_others = frozenset[Hashable]().union(*keys[len(tasks) :])
+    keys_of_others = frozenset(key for own in keys[len(tasks) :] for key in own if _identifies(key))
     shared = {task.id: own & keys_of_others for task, own in zip(tasks, keys, strict=False)}
     return {id: min(" ".join(key) if isinstance(key, tuple) else str(key) for key in own) for id, own in shared.items() if own}
+
+
+def _identifies(key: Hashable) -> bool:
+    return not isinstance(key, str) or (not _DATE.fullmatch(key) and re.search(r"[\d@ ]", key) is not None)
 
 
 def _normal(word: str) -> str:

@@ -182,5 +182,7 @@ def test_tasks_that_name_what_a_held_out_one_names_are_found() -> None:
     assert sharing(tasks_of(["Hello!"]), tasks_of(["hello"])) == {"t0": "hello"}
     many = tasks_of(f"Send K-{number} to Rome City" for number in range(100, 160))
     assert sharing(many[:50], many[50:]) == {}, "what most of them name ties nothing"
+    dated, later = ["Send K-1 to Bern on 2026-03-24."], ["Send K-2 to Bern on 2026-03-24, Ms. Adler."]
+    assert sharing(tasks_of(dated), tasks_of([*later, "Is Adler there?"])) == {}, "a city, a day and a surname are no entity"
     one, same, other = (tasks_of(["Hello!"], goal={"goal": goal}) for goal in ("A refund.", "A refund.", "My bill."))
     assert sharing(one, same) and not sharing(one, other), "a conversation is told by its goal too"

@@ -247,6 +247,7 @@ def init(
             **{"#options": "# " * (not options), "options": ", **OPTIONS" * bool(options)},
             played=", ".join(f"{name}={json.dumps(value)}" for name, value in options.items()) or "pass_through=[]",
             **{"#user": "# " * (not has_user), "user": ", user=user" * has_user},
+            user_real=", user_real=ScriptedUser(reply_real)" * has_user,
             **{"#model_user": "# " * (not has_user or not experience_model)},
         )
         with writing(to):

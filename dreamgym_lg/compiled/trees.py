@@ -156,9 +156,9 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
 
 
 def _own(scopes: Sequence[Scope], number: int, ids: Collection[Ref]) -> Iterator[Condition]:
-    """Conditions that hold for one example alone: it has a text or flag that no other has.
+    """Conditions that hold for one example alone, by a text or flag of its own.
 
-    A limit that separates one example may have nothing to do with it. These have to agree with the limit.
+    They have to agree with a limit that separates this example: the limit may have nothing to do with it.
     """
     entities = [scopes[number].nodes.get(ref) for ref in ids]
     for ref, node in scopes[number].nodes.items():

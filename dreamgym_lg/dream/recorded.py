@@ -143,7 +143,7 @@ class References:
         ]
 
     def differ_in_free_text(self, episode: Episode, references: Sequence[Success]) -> bool:
-        """True if the episode made the writing calls of one of these successes, with other free texts."""
+        """True for the writing calls of one of these successes with other free texts."""
         done, texts = unordered(effects_of(self.index, episode)), self.index.free_texts(episode.steps)
         return any(each.effects == done and each.texts != texts for each in references)
 

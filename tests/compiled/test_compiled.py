@@ -201,6 +201,46 @@ def test_the_end_state_judges_calls_in_whatever_order_and_words(compiled: Any, b
     world.close()
 
 
+@walled
+def test_calls_and_free_texts_that_no_document_shows_are_the_next_judges(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    """An alert was not needed for a final success, and another wording of a note was a final failure."""
+    notes = ["arrived late and was already broken", "wrong colour and also much too small", "the courier lost it on the way"]
+
+    def calls(number: int, note: str) -> list[tuple[str, dict[str, Any], str]]:
+        order = {"id": f"K{number}", "status": "open", "note": ""}
+        cancelled = {**order, "status": "cancelled", "note": note}
+        return [
+            ("get_order", {"id": order["id"]}, json.dumps(order)),
+            ("cancel", {"id": order["id"], "note": note}, "It is cancelled."),
+            ("get_order", {"id": order["id"]}, json.dumps(cancelled)),
+            ("alert", {"team": "warehouse"}, "The team is alerted."),
+        ]
+
+    def steps(made: Iterable[tuple[str, dict[str, Any], str]]) -> list[Step]:
+        return [Step(observation="", action=render_call(tool, args), next_observation=text) for tool, args, text in made]
+
+    done, replay_buffer = render_answer("Done."), ReplayBuffer(":memory:")
+    for number in range(100, 124):
+        task = Task(id=f"t{number}", instruction=f"Cancel K{number}.", environment="desk")
+        last = Step(observation="", action=done, next_observation="", reward=1, terminated=True)
+        recorded = [*steps(calls(number, f"{notes[number % 3]} {number}")), last]
+        replay_buffer.add(Trajectory(task=task, steps=recorded, success=True, run="traces"))
+    compile_world(replay_buffer, tmp_path / "world", writes=["cancel", "alert"], on_progress=lambda *_: None)
+    references = References(TraceIndex(replay_buffer, writes=["cancel", "alert"]))
+    task = next(iter(replay_buffer.tasks()))
+    number = int(task.id[1:])
+    with contextlib.closing(Compiled(tmp_path / "world")) as world:
+
+        def verdict(made: Iterable[tuple[str, dict[str, Any], str]]) -> Any:
+            return EndState(world, references).judge(Episode(task=task, steps=steps(made), action=done), None)
+
+        recorded_note = f"{notes[number % 3]} {number}"
+        assert verdict(calls(number, recorded_note)).success
+        assert verdict(calls(number, recorded_note)[:3]) is None, "no alert"
+        assert verdict(calls(number, f"it never came, for order {number}")) is None, "another wording"
+        assert not verdict(calls(number, recorded_note)[:1]).success
+
+
 def test_a_world_of_an_earlier_version_still_answers(tmp_path: Path) -> None:
     text = "from runtime import State\nREADS, JSON, SPREADS, KEEPS = {'find': ()}, {}, {'open': ['find']}, {'open': ['get']}\n"
     source = runtime.load_module(text, tmp_path / "world.py")
@@ -751,6 +791,55 @@ def test_a_tool_that_was_wrong_about_what_nobody_looked_up_answers_only_about_wh
         assert world.answer("new", [], "close", {"ticket": "T9"}) is None
         error = [["get_ticket", {"ticket": "T9"}, '{"error": "no ticket T9"}']]
         assert world.answer("new", error, "close", {"ticket": "T9"}) is None, "no recorded call was about such a one"
+
+
+def test_a_limit_that_separates_one_example_decides_only_where_nothing_else_does() -> None:
+    """The one closed tour was also the heaviest."""
+
+    def van(name: str, tour: str, load: float) -> Scope:
+        return Scope({"van": name}, {"show": {"van": name, "tour": tour, "load": load}})
+
+    scopes = [van(f"V{n}", "open", n) for n in range(15)] + [van("V99", "closed", 90)]
+    tree = learn(scopes, [0] * 15 + [1], ids=[Ref("args", ("van",))])
+    cases = [("open", 7), ("closed", 95), ("closed", 7), ("open", 95)]
+    assert [decide(tree, van("V7", *case)) for case in cases] == [0, 1, MIXED, MIXED]
+
+
+def test_one_example_shows_no_constant_with_its_own_ids() -> None:
+    def order(number: int, status: str) -> dict[str, Any]:
+        return {"id": f"K{number}", "status": status, "price": number}
+
+    traces = []
+    for number in range(20):
+        arguments = {"id": f"K{number}"}
+        calls = [CallRecord("get", arguments, order(number, "open" if number else "closed"))]
+        calls.append(CallRecord("close", arguments, "Done." if number else "Refused: K0 is closed already."))
+        traces.append([*calls, *([CallRecord("get", arguments, order(1, "closed"))] if number == 1 else [])])
+    rule = find_rules(traces, ["close"])["close"]
+    assert rule is not None and "'K1'" not in str(rule.cases) and '"K1"' not in str(rule.cases)
+    assert "Refused: K0" not in str(rule.cases), "the refusal names the order of the call"
+
+
+def test_a_tool_without_a_rule_from_all_traces_is_not_admitted(
+    buffer: ReplayBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules of four fifths of the traces vouched for a module that has none."""
+    from dreamgym_lg.compiled import compile as compiling
+
+    def find(traces: Any, writes: Any, **options: Any) -> Any:
+        return {**find_rules(traces, writes, **options), **({"refund": None} if len(traces) == len(TRAJECTORIES) else {})}
+
+    monkeypatch.setattr(compiling, "find_rules", find)
+    report = {each.tool: each for each in compile_world(buffer, tmp_path / "world", writes=WRITES)}
+    assert report["refund"].exact and not report["refund"].admitted and "none fits all traces" in report["refund"].refusal
+
+
+def test_a_text_names_its_ids_and_a_call_makes_it_unknown() -> None:
+    state = State({("list_orders", '{"customer": "anna"}'): json.dumps("K100: open\nK101: open")})
+    assert state.mentions("K101") and not state.mentions("K10")
+    state.forget("K100")
+    with pytest.raises(Unknown):
+        state.read("list_orders", customer="anna")
 
 
 def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:

@@ -1,5 +1,6 @@
 """A tool that ends in an error refuses the call. A world learns the errors that its rules explain, and no others."""
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -243,6 +244,18 @@ async def test_a_refusal_is_served_as_a_tool_error(world: Compiled) -> None:
         results = [await client.call_tool("refund", {"order_id": f"K{number}"}) for _ in range(2)]
     assert [result.isError for result in results] == [False, True]
     assert "is refunded" in results[1].content[0].text and "does not know" not in results[1].content[0].text
+
+
+@walled
+async def test_parallel_calls_of_a_session_change_the_state_one_after_the_other(world: Compiled) -> None:
+    memory = pytest.importorskip("mcp.shared.memory")
+    from dreamgym_lg.compiled.mcp_server import create_server
+
+    number = next(n for n in range(1000, 1000 + EPISODES) if _order(n)["status"] == "open")
+    async with memory.create_connected_server_and_client_session(create_server(world)) as client:
+        calls = (client.call_tool("refund", {"order_id": f"K{number}"}) for _ in range(3))
+        results = await asyncio.gather(*calls)
+    assert sorted(result.isError for result in results) == [False, True, True], "refunded once"
 
 
 @walled

@@ -185,6 +185,13 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make, monkeypatch: p
     assert work.fidelity().false_success != found.false_success
 
 
+def test_a_check_of_the_users_own_is_said_to_be_measured_by_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Desk, "judged_by_dream", False)
+    said = list[str]()
+    gate.check_truthful(make(truthful, ENOUGH, said=said))
+    assert "the gate measures nothing: a check of your own (verify_dream=) judges" in said[-1]
+
+
 def test_corrected_outcomes_are_measured_again(make: Make) -> None:
     """Also where a training goes on: recorded successes judge, and another one would be taken for what was measured."""
     work = make(truthful, ENOUGH)
