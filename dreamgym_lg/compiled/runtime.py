@@ -154,7 +154,10 @@ def walk(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 def contains(document: str, name: str) -> bool:
-    """True if a document contains this value (both in JSON), a text as a whole word. 50 does not contain 5."""
+    """True if a document contains this value (both in JSON). 50 does not contain 5.
+
+    A document that is a text contains its words.
+    """
     if document[0] == name[0] == '"' and name[1:-1] in document:
         return re.search(rf"(?<!\w){re.escape(json.loads(name))}(?!\w)", json.loads(document)) is not None
     if name not in document or name[0] in '"[{':

@@ -366,7 +366,7 @@ def check_dreamed(work: Workspace, episodes: list[Trajectory]) -> list[Trajector
 def say_unreadable(work: Workspace, episodes: Sequence[Trajectory]) -> None:
     """Report episodes that could not be played to their end."""
     if failed := [str(episode.error) for episode in episodes if episode.error]:
-        kind = "dreamed" if episodes[0].source == "synthetic" else "real"
+        kind = "real" if episodes[0].source == "real" else "dreamed"
         work.say(
             f"{len(failed)} of {len(episodes)} {kind} episodes could not be played to their end, and count as no success; the "
             f"first: {failed[0]}"

@@ -76,6 +76,8 @@ class Experiment(Workspace):
         experiment that was given a policy.
         """
         stages = self._baselines(baselines)
+        if baselines and self.start_policy is not None:
+            raise ConfigurationError("policy= is given, and training begins with it, not with a baseline: leave out baselines=")
         if model is not None:
             self._begin_with(model)
         self.collect()
@@ -210,8 +212,6 @@ class Experiment(Workspace):
 
     def _baselines(self, names: Sequence[str] | None) -> list[Callable[[], None]]:
         """The methods that train these baselines, in order; None: all. Raises `ConfigurationError` for an unknown name."""
-        if names and self.start_policy is not None:
-            raise ConfigurationError("policy= is given, and training begins with it, not with a baseline: leave out baselines=")
         methods = self.train_base, self.train_filtered, self.train_offline, self.train_drawn
         stages = dict(zip(imitation.BASELINES, methods, strict=True))
         if unknown := [name for name in names or () if name not in stages]:

@@ -13,6 +13,7 @@ from tiny_models import create_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers import loading
 from dreamgym_lg.integrations.transformers.batch import Decoder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
@@ -101,8 +102,20 @@ def test_loading_options_do_what_they_say(folder: Path) -> None:
         LocalChatModel.from_path(folder, attn_implementation="nonsense")
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("auto", "bfloat16"), ("float32", "float32"), (torch.float32, "float32")])
-def test_a_checkpoint_keeps_its_dtype_unless_another_is_asked_for(folder: Path, dtype: Any, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "computes", "expected"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("float32", True, "float32"),
+        (torch.float32, True, "float32"),
+        ("bfloat16", False, "bfloat16"),
+    ],
+)
+def test_a_checkpoint_keeps_its_dtype_unless_another_is_asked_for_or_the_cpu_lacks_it(
+    folder: Path, dtype: Any, computes: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "computes_bfloat16", lambda: computes)
     model: Any = LocalChatModel.from_path(folder, dtype=dtype).model
     assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, expected)}
 

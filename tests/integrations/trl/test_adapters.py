@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.training import create_trl_learner
+from dreamgym_lg.integrations.transformers import loading
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.loading import load_model
 from dreamgym_lg.integrations.trl.adapters import adapt, wants_adapters
@@ -44,6 +45,12 @@ def greedy(policy: LocalChatModel) -> list[list[int]]:
 @torch.no_grad()
 def log_probs(model: Any) -> torch.Tensor:
     return torch.log_softmax(model.eval()(torch.arange(2, 42)[None]).logits.float(), dim=-1)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights keep this dtype on any CPU, as on one with instructions for it."""
+    monkeypatch.setattr(loading, "computes_bfloat16", lambda: True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -153,7 +153,7 @@ def test_the_number_of_passes_does_not_matter(
     assert max(off(each, found[1]) for each in found.values()) < 1e-6
     metrics = [torch.load(tmp_path / str(n) / "training.pt")["metrics"] for n in sizes]
     for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", *(["kl"] if beta else [])):
-        assert [each[name] for each in metrics] == pytest.approx([metrics[0][name]] * 4, rel=1e-6), name
+        assert [each[name] for each in metrics] == pytest.approx([metrics[0][name]] * 4, rel=1e-5), name
 
 
 def test_tokens_of_another_engine_are_weighed_by_truncated_ratios(
