@@ -129,7 +129,7 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
             place, number = f" (run {run!r})", f"only these {len(missing)}"
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes{place} could not be played, and there is no verdict without them; the "
-            f"first causes: {causes}. {advice}; then {again} plays {number} again"
+            f"first causes: {causes.rstrip('.')}. {advice}; then {again} plays {number} again"
         )
     return episodes
 

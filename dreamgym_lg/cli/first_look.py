@@ -32,7 +32,9 @@ from dreamgym_lg.traces import Rejected, lacking_rewards, load_traces
 from dreamgym_lg.types import DECIDERS, Trajectory, is_unanswered
 
 Experience = Annotated[str | None, typer.Option(help=f"Answers what no trace knows, and judges, e.g. {EXAMPLE_MODEL}.")]
-Policy = Annotated[str | None, typer.Option(help=f"The chat model that acts, e.g. {EXAMPLE_MODEL}. Default: the agent's own.")]
+Policy = Annotated[
+    str | None, typer.Option(help=f"The model that acts: {EXAMPLE_MODEL}, or local weights. Default: the agent's own.")
+]
 Source = Annotated[Path, typer.Argument(metavar="TRACES", help="A file that `dreamgym import` reads, or its replay buffer.")]
 LIMIT = 20
 """Maximum episodes of each kind that the gate is measured on."""
