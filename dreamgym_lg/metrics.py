@@ -67,10 +67,10 @@ def check_trainable(episodes: Sequence[Trajectory]) -> None:
         return
     errors = sorted({episode.error for episode in episodes if episode.error})
     if all(episode.error for episode in episodes):
-        raise NothingToTrain(
-            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
-            "Mend that; then the same call plays them again"
-        )
+        again = "the same call plays them again"
+        if not any(is_missing(error) for error in errors):  # outcomes of the dream, which are kept
+            again = "train in a new folder, because these episodes are kept"
+        raise NothingToTrain(f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. Mend that; then {again}")
     played = [episode for episode in episodes if episode.error is None]
     actions = [step.action for episode in played for step in episode.steps][:3]
     failed = (

@@ -15,7 +15,7 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph, run_training
 from dreamgym_lg.integrations.text_games.game import Rules, Score
-from dreamgym_lg.metrics import describe
+from dreamgym_lg.metrics import check_trainable, describe
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -155,6 +155,16 @@ def test_when_every_episode_failed_the_causes_are_named(process: Any, tmp_path: 
     one = process(tmp_path, reply)
     with pytest.raises(NothingToTrain, match="all 6 episodes failed; causes: TimeoutError: the server is busy"):
         one.run(tmp_path)
+
+
+def test_nothing_to_train_names_failures_apart_and_says_what_plays_again() -> None:
+    task = Task(id="t", instruction="Open it.", environment="doors")
+    left = Trajectory(task=task, error="PredictionFailed: the agent has left the record")
+    with pytest.raises(NothingToTrain, match="left the record. Mend that; then train in a new folder"):
+        check_trainable([left, left])
+    step = Step(observation="", action="sing", next_observation="", valid=False)
+    with pytest.raises(NothingToTrain, match=r"1 of 2 episodes failed \(Pred.*\); of the others, not one action of 1 .*'sing'"):
+        check_trainable([left, Trajectory(task=task, steps=[step])])
 
 
 def test_one_failed_episode_is_not_taken_for_the_cause_of_senseless_actions(process: Any, tmp_path: Path) -> None:
