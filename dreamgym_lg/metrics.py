@@ -116,7 +116,7 @@ def find_breakage(earlier: Sequence[Row], now: Row) -> str:
     """
     first = next((row for row in earlier if ("real_steps" in row) == ("real_steps" in now)), now)
     for name, text in BROKEN:
-        share, before = (float(row.get(name) or 0) for row in (now, first))
+        share, before = (float(row.get(name) or 0) for row in (now, first if name in first else now))
         if share > max(0.5, 2 * before):
             return f"{text.format(share)} (in the first iteration {before:.0%})"
     return ""

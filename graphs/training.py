@@ -144,7 +144,7 @@ class Training:
         while tasks:
             episodes += run_lasting(self._play(state, tasks, played))
             groups = [episodes[i : i + self.num_generations] for i in range(0, len(episodes), self.num_generations)]
-            if after := self._find_breakage(state, groups):
+            if not mostly_failed(episodes) and (after := self._find_breakage(state, groups)):
                 return after
             missing = min(len(state["task_ids"]) - sum(map(has_learning_signal, groups)), left)
             used = {each.task.id for each in episodes}
@@ -408,7 +408,7 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
             values = None
         elif iterations > saved.values.get("iterations", iterations):
             # more iterations were requested: the causes of an early end no longer count
-            values |= {"uniform_iterations": 0, "gap": 0.0, "broken": ""}
+            values |= {"uniform_iterations": 0, "gap": 0.0}
         control = RunControl()
         with _draining(control):
             try:

@@ -133,15 +133,17 @@ def _written(
 ) -> tuple[str, Replay]:
     """The best module, enumerated or a chat model's, and its replay of held-out traces."""
     rest, held_out = next(recordings.folds())
-    best = text = _enumerated(rest, find_unlearnable(rest.records, rest.called_writes), ())[0]
-    failures, fewest = _failures(text, rest)
+    left_out = find_unlearnable(rest.records, rest.called_writes)
+    best = text = _enumerated(rest, left_out, ())[0]
+    learned = rest.without_refusals(left_out)
+    failures, fewest = _failures(text, learned)
     say(writer.estimate(rest, rounds, text, failures) if failures else "the rules found without a model replay: none is asked")
     advance = counter(on_progress, "compile: write", rounds)
     for _ in range(rounds):
         if not failures:
             break
         text = write_source(rest, writer.write(rest, text, failures))
-        failures, score = _failures(text, rest)
+        failures, score = _failures(text, learned)
         if score < fewest:
             best, fewest = text, score
         advance()

@@ -158,8 +158,9 @@ def contains(document: str, name: str) -> bool:
 
     A document that is a text contains its words.
     """
-    if document[0] == name[0] == '"' and name[1:-1] in document:
-        return re.search(rf"(?<!\w){re.escape(json.loads(name))}(?!\w)", json.loads(document)) is not None
+    if document[0] == name[0] == '"' and len(name) > 2 and name[1:-1] in document:
+        word = re.escape(json.loads(name))  # K1 is no part of K1-2, nor anna of anna@x.com
+        return re.search(rf"(?<!\w)(?<!\w[@./-]){word}(?!\w|[@./-]\w)", json.loads(document)) is not None
     if name not in document or name[0] in '"[{':
         return name in document
     return re.search(rf"(?<![^\[:, ]){re.escape(name)}(?![^,\]}}])", document) is not None

@@ -166,7 +166,7 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
     stated = facts(message)
     messages = [message, *(message_text(step.action) for step in episode.steps if is_answer(step.action))]
     if missing := frozenset.intersection(*(each.facts for each in successes)) - facts(*messages) - numbers(*messages):
-        return f"the message lacks {', '.join(sorted(missing))}, which each recorded success told"
+        return f"no message has {', '.join(sorted(missing))}, which each recorded success told"
     seen = [described(episode.task), first_observation(episode.task), *recorded]
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
     shown = facts(*seen).union(*map(words, seen), *map(_YEAR_OF_DATE.findall, seen))  # 72.00 may be shown as 72
@@ -182,7 +182,7 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
 
 def _text_fault(texts: Sequence[str], successes: Sequence[Success]) -> str:
     """The ids and amounts that these free texts lack, and those of all successes have."""
-    missing = frozenset.intersection(*(facts(*each.texts) for each in successes)) - facts(*texts)
+    missing = frozenset.intersection(*(facts(*each.texts) for each in successes)) - facts(*texts) - numbers(*texts)
     return f"its writing calls lack {', '.join(sorted(missing))}, which each recorded success wrote" if missing else ""
 
 

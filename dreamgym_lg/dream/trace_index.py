@@ -139,13 +139,7 @@ class TraceIndex:
         """The (tool, argument) pairs whose schemas list the allowed values."""
         own = [schema["function"] for schema in tool_schemas(self.tools)]
         functions = [*own, *(function for each in recorded for function in schemas(each.task))]
-        properties = ((f["name"], f.get("parameters", {}).get("properties", {})) for f in functions)
-        fields = ((tool, name, field) for tool, of_tool in properties for name, field in of_tool.items() if field is not True)
-        return {
-            (tool, name)
-            for tool, name, field in fields
-            if any({"enum", "const"} & {*each} for each in (field, *field.get("anyOf", ())))  # Literal[...] | None
-        }
+        return {(each["name"], name) for each in functions for name, field in _properties(each).items() if _lists_values(field)}
 
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
@@ -250,6 +244,19 @@ class TraceIndex:
         own, same_instruction = (self.successes.get(key, []) for key in keys)
         others = [each for each in same_instruction if each.task_id != task.id and each.turns < 2]
         return own or others if own_traces else others
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments' schemas of a function; none where a trace has something else there."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _lists_values(field: Any) -> bool:
+    """True for a schema that lists its values, also in `Literal[...] | None`."""
+    forms = [field, *((field.get("anyOf") or field.get("oneOf") or ()) if isinstance(field, Mapping) else ())]
+    return any("enum" in each or "const" in each for each in forms if isinstance(each, Mapping))
 
 
 def unnamed_values(call: Call, before: str) -> dict[str, str]:

@@ -306,11 +306,13 @@ class Experiment(Workspace):
             more, trained = "more iterations= go on", f"trained policy: {self.models / 'trained'}"
             self.say(f"the training in {self.out} has ended, and these settings train nothing; {more}. {trained}")
             return self.policy("trained")
-        start = self.base_policy()
-        if not self.training_began and not self.record(evaluation.START_POLICY):
-            record_start(self, start, self.start_policy)
+        start, begun = self.base_policy(), self.training_began or bool(self.record(evaluation.START_POLICY))
+        begin = partial(record_start, self, start, self.start_policy)
         start = served_by(self, start, servers) if servers else start
-        return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
+        seconds = self.seconds("train") or 0
+        return train_policy(
+            self, start, learner, report_to=self.report_to, before=seconds, begin=(lambda: None) if begun else begin
+        )
 
     @property
     def _lacks_user(self) -> bool:

@@ -111,10 +111,8 @@ def check_truthful(work: Workspace, *, resumed: bool = False) -> None:
     limit = work.settings.max_false_success
     dreamt = work.world.judged_by_dream and not work.settings.references_only
     if limit is None or not (dreamt or model_user(work.world.user) is not None):
-        if not work.world.judged_by_dream and not resumed:
-            work.say(
-                "the gate measures nothing: a check of your own (verify_dream=) judges, and no recorded episode can test it"
-            )
+        if limit is not None and not work.world.judged_by_dream and not resumed:
+            work.say("the gate measures nothing: a check of your own judges dreamed episodes, and no recorded one can test it")
         return
     if dreamt:
         check_outcomes(work, "the gate measures the dream's verdicts by theirs")

@@ -97,9 +97,18 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
 
 
 def train_policy(
-    work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
+    work: Workspace,
+    policy: "LocalChatModel",
+    create_learner: CreateLearner,
+    *,
+    report_to: Sequence[str],
+    before: float,
+    begin: Callable[[], None],
 ) -> "LocalChatModel":
-    """Run the training graph to its end, and save the policy. Args: `before`, seconds of earlier, shorter trainings."""
+    """Run the training graph to its end, and save the policy.
+
+    Args: `before`, seconds of earlier, shorter trainings; `begin`, called when nothing refuses the training.
+    """
     from dreamgym_lg.graphs.training import run_training
 
     start, total = time.perf_counter(), work.settings.iterations
@@ -108,6 +117,7 @@ def train_policy(
         gate.check_truthful(work, resumed=work.training_began)
     _check_training(work, policy, real=work.settings.environment == "real")
     _warn_of_shared_entities(work)
+    begin()
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training = create_training(work, policy, create_learner, real=real)
@@ -238,7 +248,8 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
     real = real or s.environment in WITH_REAL_PART
-    if real and all(task.drawn for task in work.tasks("train")):
+    tasks = gate.trainable_tasks(work) if s.environment == "dream+real" else work.tasks("train")
+    if real and all(task.drawn for task in tasks):
         raise ConfigurationError(
             f"environment={s.environment!r}, and all training tasks are drawn ones, whose entities no real environment knows: "
             "give other tasks too, or environment='dream'"

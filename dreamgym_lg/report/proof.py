@@ -5,7 +5,7 @@ baseline whose interval includes 0 is called not proven.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,19 +72,16 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     """
     records = _records(result, mode)
     rates = {policy: rate for policy, record in records.items() if (rate := read_rate(record))}
-    if "base" not in rates or policy not in rates:
-        return Claim("not proven", f"imitation of your traces and the {policy} policy were not both played")
-    for baseline, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
-        if (data := result.get(baseline)) is None or (data and baseline not in rates):
-            return Claim("not proven", f"{name} the same data was not played")
-    if result.get("drawn") and "drawn" not in rates:
-        return Claim("not proven", "imitation of the drawn tasks was not played")
+    if lack := _not_played(result, rates, policy, before):
+        return Claim("not proven", lack)
+    shared = result.get("shared_entities") or {}
+    values = {name: _success_on_others(records[name], shared, rate) for name, rate in rates.items()}
     earlier = BASELINES[: POLICIES.index(policy)]
-    imitation = max((name for name in earlier if name in rates), key=lambda name: rates[name].value)
-    best = "start" if "start" in rates and rates["start"].value > rates[imitation].value else imitation
+    imitation = max((name for name in earlier if name in rates), key=values.__getitem__)
+    best = "start" if "start" in rates and values["start"] > values[imitation] else imitation
     best = before or best
     new, old = (records[name].get("outcomes") or {} for name in (policy, best))
-    shared, common = result.get("shared_entities") or {}, [task for task in new if task in old]
+    common = [task for task in new if task in old]
     pairs = [(bool(new[task]), bool(old[task])) for task in common if task not in shared]
     # no example: model cards have no text of the traces
     left_out = f"{len(common) - len(pairs)} of {len(common)} held-out tasks share an entity or all words with training tasks"
@@ -95,8 +92,26 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
     why += f"; {left_out} and do not count" if len(pairs) < len(common) else ""
-    enough = rates[policy].value <= rates[imitation].value > 0 and rates[policy].episodes >= MIN_TASKS
+    enough = values[policy] <= values[imitation] > 0 and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
+
+
+def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: str, before: str) -> str:
+    """The policies that a claim needs and that were not played, in words. Arguments as of `read_claim`."""
+    if "base" not in rates or policy not in rates:
+        return f"imitation of your traces and the {policy} policy were not both played"
+    if before:
+        return "" if before in rates else f"the {before} policy was not played"
+    for baseline, name in (("filtered", "filtered imitation of"), ("offline_rl", "offline RL on")):
+        if (data := result.get(baseline)) is None or (data and baseline not in rates):
+            return f"{name} the same data was not played"
+    return "imitation of the drawn tasks was not played" if result.get("drawn") and "drawn" not in rates else ""
+
+
+def _success_on_others(record: Mapping[str, Any], shared: Collection[str], rate: Rate) -> float:
+    """Success on the tasks that share nothing with a training task; on all where none is left."""
+    outcomes = [bool(success) for task, success in (record.get("outcomes") or {}).items() if task not in shared]
+    return sum(outcomes) / len(outcomes) if shared and outcomes else rate.value
 
 
 def stages(result: Mapping[str, Any], mode: str = "sampled") -> dict[str, Rate]:

@@ -4,7 +4,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import tool_schemas
@@ -169,6 +168,6 @@ def without_schemas(inputs: Any) -> tuple[Any, list[Any]]:
 def _is_schema(message: Any) -> bool:
     if not isinstance(message, Mapping) or message.get("role") != "tool" or "tool_call_id" in message:
         return False
-    with suppress(ValueError):
-        return isinstance(content := message.get("content"), Mapping) and bool(recorded_tools([content]))
-    return False
+    content = message.get("content")
+    function = content.get("function") if isinstance(content, Mapping) and content.get("type") == "function" else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)

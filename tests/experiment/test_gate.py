@@ -189,7 +189,7 @@ def test_a_check_of_the_users_own_is_said_to_be_measured_by_nobody(make: Make, m
     monkeypatch.setattr(Desk, "judged_by_dream", False)
     said = list[str]()
     gate.check_truthful(make(truthful, ENOUGH, said=said))
-    assert "the gate measures nothing: a check of your own (verify_dream=) judges" in said[-1]
+    assert "the gate measures nothing: a check of your own judges dreamed episodes" in said[-1]
 
 
 def test_corrected_outcomes_are_measured_again(make: Make) -> None:
