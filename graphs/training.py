@@ -315,7 +315,7 @@ class Training:
         """The reason why a run ends early; "" for none."""
         if broken := state.get("broken"):
             fix = "Train in a new folder with a lower learning_rate or a larger beta"
-            return f"the policy is broken: {broken}. The weights that did best in real validation are kept, if any. {fix}"
+            return f"the policy is broken: {broken}. Kept are the weights that did best in real validation, else these. {fix}"
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
             fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
             return f"in the last {uniform}, {SAME_REWARDS}, which teaches nothing. {fix}"

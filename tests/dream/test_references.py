@@ -307,6 +307,27 @@ def test_a_listed_value_is_no_free_text_and_free_text_needs_the_ids_of_the_recor
     assert verdict(sql, run("DELETE FROM customers WHERE 1 = 1")) == (0, False)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        True,
+        {"properties": None},
+        {"properties": {"order_id": False}},
+        {"properties": {"order_id": {"anyOf": None}}},
+        {"properties": {"order_id": {"anyOf": [True]}}},
+    ],
+)
+def test_a_recorded_schema_may_hold_anything(buffer: ReplayBuffer, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "refund", "parameters": parameters}}]
+    task = replace(order_task("k", "Refund order K12, please."), tools=tools)
+    buffer.add(trace(task, (K12, "ok"), DONE))
+    verdict = References(Index(buffer)).judge(
+        Episode(task=task, steps=[Step(observation="", action=K12, next_observation="ok")], action=DONE), None
+    )
+    assert verdict is not None and verdict.success
+
+
 def test_in_a_conversation_the_agent_may_tell_a_fact_before_its_last_message(buffer: ReplayBuffer) -> None:
     task = order_task("c", "Hello, please refund an order.")
     ask, lookup = render_answer("Which order?"), render_call("get_order", {"order_id": "K12"})

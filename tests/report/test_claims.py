@@ -154,6 +154,16 @@ def test_held_out_tasks_that_share_an_entity_with_training_tasks_prove_nothing(t
     assert "anna" not in claims[1].verdict, "a model card has no text of the traces"
 
 
+def test_the_best_baseline_is_the_best_on_the_tasks_that_count():
+    """A baseline that knows the shared tasks by heart was the opponent."""
+    result = with_outcomes(
+        base=[1] * 20 + [1] * 4 + [0] * 16, filtered=[1] * 4 + [0] * 16 + [1] * 16 + [0] * 4, trained=[1] * 34 + [0] * 6
+    )
+    assert read_claim(result).baseline == "base"
+    claim = read_claim(result | {"shared_entities": dict.fromkeys(range(20), "k1")})
+    assert claim.baseline == "filtered" and claim.word == "not proven" and "-0.10" in claim.why and claim.enough
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.2, 0.4])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_study_without_a_difference_proves_one_in_twenty_at_most(spread, filtered):
