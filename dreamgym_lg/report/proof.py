@@ -109,7 +109,7 @@ def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: st
 
 
 def _success_on_others(record: Mapping[str, Any], shared: Collection[str], rate: Rate) -> float:
-    """Success on the tasks that share nothing with a training task; on all where none is left."""
+    """Success on the tasks that share nothing with a training task; else on all."""
     outcomes = [bool(success) for task, success in (record.get("outcomes") or {}).items() if task not in shared]
     return sum(outcomes) / len(outcomes) if shared and outcomes else rate.value
 

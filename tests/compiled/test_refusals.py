@@ -18,6 +18,7 @@ from langgraph.prebuilt import ToolNode
 
 from dreamgym_lg import Dream, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.compiled.chat_writer import ChatWriter
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.drawing import draw_tasks
 from dreamgym_lg.compiled.enumerate_rules import find_unlearnable
@@ -27,7 +28,7 @@ from dreamgym_lg.compiled.replaying import Replay, ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState
 from dreamgym_lg.compiled.runtime import Refusal, State, follow, load_module
 from dreamgym_lg.dream import Episode, References, TraceIndex
-from dreamgym_lg.hosted import name_of
+from dreamgym_lg.hosted import Hosted, name_of
 
 EPISODES = 40
 LIMIT = "Tool call limit reached: run limit exceeded (3/3 calls)."
@@ -279,9 +280,15 @@ def test_a_chat_model_is_asked_only_for_what_the_enumerated_rules_do_not_replay(
 
     refund = compile_desk(buffer)
     assert not chat.asked and "none is asked" in said[0] and refund.errors and not refund.lacking and not refund.wrong
-    assert compile_desk(_recorded(disturbed=True)).exact == refund.exact, "what is enumerated stays"
+    disturbed = _recorded(disturbed=True)
+    assert compile_desk(disturbed).exact == refund.exact, "what is enumerated stays"
+    assert not chat.asked, "nor for a person's rejections"
+    recordings = Recordings.of(disturbed, tools=_tools({}), writes=["refund"], environment=None)
+    writer, module = ChatWriter(chat, Hosted()), (tmp_path / "world" / "world.py").read_text()
+    writer.write(recordings, module, ["refund differs"])
     (prompt,) = chat.asked
-    assert f"at most 1 calls of {name_of(chat)}, about {count_tokens_approximately(prompt):,} tokens read" in said[1]
+    estimate = writer.estimate(recordings, 1, module, ["refund differs"])
+    assert f"at most 1 calls of {name_of(chat)}, about {count_tokens_approximately(prompt):,} tokens read" in estimate
     assert (
         "-> Refusal(text=" in prompt[-1].text and "`Refusal(text)`" in prompt[0].text and "return Refusal(" in prompt[-1].text
     )

@@ -238,9 +238,9 @@ CHARGED = '{"id": "K12", "paid": 125.0, "card": "VISA 4411", "items": 2, "date":
         ("Done! 125.00 EUR of K12 are on their way to 4411, order 7.", 1, "writing calls and facts"),
         ("K12 of 3 May 2024 is refunded: 125 EUR to your card 4411.", 1, "writing calls and facts"),
         ("K12 of 3 May 2023 is refunded: 125 EUR to your card 4411.", 0, "tells 2023"),
-        ("I will NOT refund K12. Your card was charged another 900 EUR.", 0, "lacks 125, 4411"),
+        ("I will NOT refund K12. Your card was charged another 900 EUR.", 0, "no message has 125, 4411"),
         ("K12 is refunded: 125 EUR to your card 4411, and 900 EUR as a present.", 0, "tells 900"),
-        ("K12 is refunded.", 0, "lacks 125, 4411"),
+        ("K12 is refunded.", 0, "no message has 125, 4411"),
         ("", 0, "is empty"),
     ],
 )
