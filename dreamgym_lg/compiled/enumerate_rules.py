@@ -40,8 +40,8 @@ MAX_KINDS, MAX_SINGLE = 10, 0.1
 """Most values of an enumeration, and largest share of them that occur with one entity alone."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
-MAX_TRIED = 80
-"""Examples from which it is told whether a kind of refusal can be learned."""
+MAX_SAMPLE = 80
+"""Examples, at most, that tell whether a kind of refusal can be learned."""
 MAX_CASES = 30
 """Most cases of a rule; examples that need a further one are ignored."""
 MAX_DOCUMENTS, MAX_SETS = 3, 12
@@ -141,7 +141,7 @@ def find_unlearnable(traces: Sequence[Sequence[CallRecord]], writes: Collection[
 def _is_learnable(kinds: Collection[str], examples: Sequence[Example], ids: tuple[Ref, ...], keys: Keys) -> bool:
     """True if one rule gives the refusals of these kinds and all other answers."""
     chosen = [each for each in examples if kind_of(each.answer) in (None, *kinds)]
-    chosen = Random(0).sample(chosen, min(MAX_TRIED, len(chosen)))  # a search in all of them takes minutes
+    chosen = Random(0).sample(chosen, min(MAX_SAMPLE, len(chosen)))  # a search in all of them takes minutes
     if (rule := _find_rule(chosen, ids, keys, looked_up=False)) is None:
         return False
     for kind in kinds:

@@ -107,7 +107,9 @@ def learn(
         return MIXED
     parts = [[number for number, value in enumerate(best[2]) if value is side] for side in (True, False)]
     if isinstance(best[1].right, tuple) and 1 in map(len, parts):
-        others += [(condition, best[2][number]) for number in min(parts, key=len) for condition in _own(scopes, number, ids)]
+        others += [
+            (condition, best[2][number]) for number in min(parts, key=len) for condition in _only_in(scopes, number, ids)
+        ]
     learn_part = partial(learn, ids=ids, arithmetic=arithmetic, depth=depth - 1)
     yes, no = (learn_part([scopes[n] for n in part], [labels[n] for n in part]) for part in parts)
     return Branch(best[1], yes, no, tuple(others))
@@ -155,7 +157,7 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
         yield from _arithmetic_conditions([ref for ref in numbers if ref not in ids])
 
 
-def _own(scopes: Sequence[Scope], number: int, ids: Collection[Ref]) -> Iterator[Condition]:
+def _only_in(scopes: Sequence[Scope], number: int, ids: Collection[Ref]) -> Iterator[Condition]:
     """Conditions that hold for one example alone, by a text or flag of its own.
 
     They have to agree with a limit that separates this example: the limit may have nothing to do with it.
