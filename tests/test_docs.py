@@ -130,11 +130,13 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # tests/test_gym_supervised.py and tests/experiment run these four
     for stage in ("train_base", "advise"):
         monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage)))
+
+    def prepare(gym: DreamGym, *_: Any, **__: Any) -> None:
+        gym.experiment._experience_model = world
+        policy.save(gym.experiment.models / "base")
+
     for stage in ("train_experience", "prepare"):
-        given = create_autospec(
-            getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym.experiment, "_experience_model", world)
-        )
-        monkeypatch.setattr(DreamGym, stage, given)
+        monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage), side_effect=prepare))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     (tmp_path / "scratch").mkdir()
     shutil.copy(Path(__file__).with_name("my_app.py"), tmp_path)

@@ -277,7 +277,7 @@ def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callab
     shown = gym.world.as_dreamed(work.experience_data()[0])
     edited = supervised._edited(work, shown, None)
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
-    rows = supervised._rows(work, work.models / "experience-start", shown, edited)
+    rows = supervised._rows(work, work.models / "experience-0-start", shown, edited)
     tokenizer = tiny().tokenizer
     replies = [tokenizer.decode(list(compress(row.segment.token_ids, row.segment.sampled))) for row in rows]
     judged = Counter(reply.rpartition("\n")[2].split("<")[0] for reply in replies if "valid, " not in reply)

@@ -100,7 +100,7 @@ print(len(desk.cases))
 
 def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path) -> None:
     small = Path(__file__).parents[1] / "tiny" / "small_base"
-    options = ["--quick", "--steps", "8", "--model", str(small), "--out", str(tmp_path / "run")]
+    options = ["--quick", "--steps", "16", "--model", str(small), "--out", str(tmp_path / "run")]
     command = [sys.executable, str(DESKS / "run.py"), "parking", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
