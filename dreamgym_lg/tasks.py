@@ -75,6 +75,13 @@ def schemas(task: Task) -> list[Mapping[str, Any]]:
     return sorted(functions, key=lambda function: str(function["name"]))
 
 
+def argument_schemas(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Argument name -> schema, of a function's parameters; none where a trace has something else there."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
     """Add the tools that the agent was offered to the task.
 

@@ -13,17 +13,28 @@ from langchain_core.tools import BaseTool
 from dreamgym_lg.actions import parse_call, tool_schemas
 from dreamgym_lg.compiled.examples import MIN_KEPT, CallRecord, find_ids, find_may_change, kind_of
 from dreamgym_lg.compiled.expressions import canonical
-from dreamgym_lg.compiled.runtime import IMPORTED, Refusal, key_of, naming, only_argument, parsed, possible_ids, values_in
+from dreamgym_lg.compiled.runtime import (
+    IMPORTED,
+    Refusal,
+    key_of,
+    naming,
+    only_argument,
+    parsed,
+    possible_ids,
+    values_in,
+    without_defaults,
+)
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
-from dreamgym_lg.tasks import find_tool_uses, schemas
+from dreamgym_lg.tasks import argument_schemas, find_tool_uses, schemas
 from dreamgym_lg.types import Trajectory
 
 FOLDS = 5
-RESERVED = frozenset({*IMPORTED.split(", "), "READS", "JSON", "MAY_CHANGE", "NEVER_CHANGES", "Any", "str", "sorted"})
+_OWN_NAMES = ("READS", "DEFAULTS", "JSON", "MAY_CHANGE", "NEVER_CHANGES", "Any", "str", "sorted")
+RESERVED = frozenset([*IMPORTED.split(", "), *_OWN_NAMES])
 """Names that `world.py` itself uses, so that no tool may have them."""
 STYLES: Sequence[Mapping[str, Any]] = (
     {},
@@ -98,8 +109,26 @@ class Recordings:
         functions = {name: function for name, function in offered.items() if "parameters" in function}
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         written = frozenset(tool for tool, use in uses.items() if use.writes)
-        all_calls = cls(traces, written, functions)
-        return all_calls._filtered(lambda tool, answer: isinstance(answer, str) or tool in called & written)
+        recordings = cls(traces, written, functions)._without_defaults()
+        return recordings._filtered(lambda tool, answer: isinstance(answer, str) or tool in called & written)
+
+    @cached_property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """Reading tool -> the default values of its arguments, by name; without None, which `key_of` leaves out."""
+        values = {
+            tool: {name: field["default"] for name, field in argument_schemas(function).items() if _has_default(field)}
+            for tool, function in sorted(self.schemas.items())
+            if tool not in self.writes
+        }
+        return {tool: fields for tool, fields in values.items() if fields}
+
+    def _without_defaults(self) -> "Recordings":
+        """The recordings with reading calls that leave out arguments equal to their defaults."""
+
+        def short(tool: str, arguments: Mapping[str, Any], answer: str | Refusal) -> Call:
+            return tool, without_defaults(arguments, self.defaults.get(tool, {})), answer
+
+        return replace(self, traces=[Trace(task, [short(*call) for call in calls]) for task, calls in self.traces])
 
     def without_refusals(self, kinds: Collection[Kind] | None = None) -> "Recordings":
         """The recordings without refusals of these kinds; by default without any."""
@@ -243,6 +272,10 @@ class Recordings:
             left_out = frozenset[str]().union(*(keys[number] for number in part))
             rest = [trace for trace, trace_keys in zip(self.traces, keys, strict=True) if not trace_keys & left_out]
             yield replace(self, traces=rest), [self.traces[number] for number in sorted(part)]
+
+
+def _has_default(field: Any) -> bool:
+    return isinstance(field, Mapping) and field.get("default") is not None
 
 
 def _entity(arguments: Mapping[str, Any]) -> str:

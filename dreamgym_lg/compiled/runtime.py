@@ -139,6 +139,15 @@ def key_of(arguments: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in arguments.items() if value is not None}, sort_keys=True)
 
 
+def without_defaults(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without those equal, as JSON, to their default."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in defaults or json.dumps(value, sort_keys=True) != json.dumps(defaults[name], sort_keys=True)
+    }
+
+
 def values_in(document: Any) -> list[Any]:
     """All scalars of a document, at any depth."""
     return [value for _, value in walk(document)]
@@ -304,7 +313,7 @@ class Module:
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | Refusal | None:
     """The module's answer as text, or its refusal. None if unknown, or if the arguments do not fit."""
     try:
-        answer = getattr(source, tool)(state, **arguments)
+        answer = getattr(source, tool)(state, **without_defaults(arguments, source.DEFAULTS.get(tool, {})))
         return answer if isinstance(answer, (str, Refusal)) else json.dumps(answer, **source.JSON.get(tool, {}))
     except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
@@ -324,7 +333,8 @@ def follow(
     elif not isinstance(answer, str):
         pass
     elif tool in source.READS:
-        state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **arguments)
+        key = without_defaults(arguments, source.DEFAULTS.get(tool, {}))
+        state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **key)
     else:
         state.forget(*values_in(dict(arguments)), keep=source.NEVER_CHANGES.get(tool, ()), linked=True)
         state.forget_answers(*source.MAY_CHANGE.get(tool, ()))
@@ -455,7 +465,7 @@ def load_module(code: str | bytes, path: Path) -> ModuleType:
     module = ModuleType("compiled_world")
     module.__file__ = str(path)
     exec(compile(code, path, "exec"), vars(module))
-    for name, earlier in (("MAY_CHANGE", "SPREADS"), ("NEVER_CHANGES", "KEEPS")):
+    for name, earlier in (("MAY_CHANGE", "SPREADS"), ("NEVER_CHANGES", "KEEPS"), ("DEFAULTS", "")):
         vars(module).setdefault(name, vars(module).get(earlier, {}))  # a world of an earlier version
     return module
 

@@ -39,6 +39,8 @@ from runtime import {IMPORTED}  # noqa
 
 READS = {{reads!r}}
 """Tools that change nothing, with their arguments."""
+DEFAULTS: dict[str, dict[str, Any]] = {{defaults!r}}
+"""Default values of their arguments: a call that writes one out is the same call without it."""
 JSON: dict[str, dict[str, Any]] = {{styles!r}}
 """How each tool writes JSON."""
 MAY_CHANGE: dict[str, list[str]] = {{may_change!r}}
@@ -51,8 +53,9 @@ NEVER_CHANGES: dict[str, list[str]] = {{never_changes!r}}
 def write_source(recordings: Recordings, functions: str) -> str:
     """The text of `world.py`. Args: `functions`, the code of the writing tools."""
     styles = {tool: dict(style) for tool, style in recordings.styles.items()}
+    defaults = {tool: values for tool, values in recordings.defaults.items() if tool in recordings.reads}
     effects = {"may_change": dict(recordings.may_change), "never_changes": dict(recordings.never_changes)}
-    head = HEAD.format(traces=len(recordings.traces), reads=dict(recordings.reads), styles=styles, **effects)
+    head = HEAD.format(traces=len(recordings.traces), reads=dict(recordings.reads), styles=styles, defaults=defaults, **effects)
     return "\n\n\n".join([head.rstrip(), *map(_reading, recordings.reads), *filter(None, [functions])]) + "\n"
 
 

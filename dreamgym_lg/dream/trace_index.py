@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dreamgym_lg.actions import is_answer, parse_action, parse_call, tool_schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import entities, words
-from dreamgym_lg.tasks import ToolUse, find_tool_uses, first_observation, reference_episode, rules, schemas
+from dreamgym_lg.tasks import ToolUse, argument_schemas, find_tool_uses, first_observation, reference_episode, rules, schemas
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FREE_TEXT_WORDS = 4
@@ -139,7 +139,7 @@ class TraceIndex:
         """The (tool, argument) pairs whose schemas list the allowed values."""
         own = [schema["function"] for schema in tool_schemas(self.tools)]
         functions = [*own, *(function for each in recorded for function in schemas(each.task))]
-        return {(each["name"], name) for each in functions for name, field in _properties(each).items() if _lists_values(field)}
+        return {(each["name"], name) for each in functions for name, of in argument_schemas(each).items() if _lists_values(of)}
 
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
@@ -244,13 +244,6 @@ class TraceIndex:
         own, same_instruction = (self.successes.get(key, []) for key in keys)
         others = [each for each in same_instruction if each.task_id != task.id and each.turns < 2]
         return own or others if own_traces else others
-
-
-def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments' schemas of a function; none where a trace has something else there."""
-    parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
 
 
 def _lists_values(field: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from compiled_shop import Shop, walled
+from langchain_core.tools import StructuredTool
 from typer.testing import CliRunner
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
@@ -248,6 +249,29 @@ def test_a_world_of_an_earlier_version_still_answers(tmp_path: Path) -> None:
     state = State({("find", "{}"): "[]", ("get", '{"id": "K1"}'): "3"})
     follow(source, state, "open", {"id": "K1"}, "opened")
     assert state.documents == {("find", "{}"): None, ("get", '{"id": "K1"}'): "3"}
+
+
+@pytest.mark.parametrize("written_out", [{}, {"verbose": False}])
+def test_a_look_up_with_its_default_written_out_is_the_same_look_up(written_out: dict[str, bool], tmp_path: Path) -> None:
+    """After a change, too: the one form must not go stale while the other changes."""
+
+    def get_order(order_id: str, verbose: bool = False) -> str:
+        """Look an order up."""
+
+    tools, replay_buffer = [StructuredTool.from_function(get_order)], ReplayBuffer(":memory:")
+    replay_buffer.extend(TRAJECTORIES)
+    for each in map(_trajectory, range(2000, 2020)):
+        written = [
+            replace(step, action=step.action.replace('"order_id"', '"verbose": false, "order_id"')) for step in each.steps
+        ]
+        replay_buffer.add(replace(each, steps=written))
+    compile_world(replay_buffer, tmp_path / "world", tools=tools, writes=WRITES, on_progress=lambda *_: None)
+    module = Module(tmp_path / "world")
+    order = next(each.task.id.replace("shop/", "K") for each in TRAJECTORIES if '"refunded"' in str(each.steps))
+    look, refund = ("get_order", {"order_id": order, **written_out}), ("refund", {"order_id": order}, None)
+    before, after = module.respond("new", [], look), module.respond("new", [refund], look)
+    assert json.loads(str(before))["status"] == "sent" and json.loads(str(after))["status"] == "refunded"
+    assert module.respond("new", [], ("get_order", {"order_id": order, "verbose": True})) is None, "another look-up"
 
 
 def test_the_changes_of_a_call_that_the_world_cannot_compute_are_unknown(compiled: Any) -> None:
@@ -991,7 +1015,7 @@ def _module(rules: Mapping[str, Any]) -> ModuleType:
     """The rules as the module of a world."""
     source = ModuleType("world")
     sys.modules.setdefault("runtime", runtime)
-    head = "from typing import Any\nfrom runtime import *\nfrom runtime import MISSING, State\nJSON = {}\n\n"
+    head = "from typing import Any\nfrom runtime import *\nfrom runtime import MISSING, State\nJSON, DEFAULTS = {}, {}\n\n"
     exec(head + write_rules(rules), vars(source))
     return source
 
