@@ -24,7 +24,7 @@ from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.hosted import is_on_tinker
 from dreamgym_lg.learner import LearnerName
-from dreamgym_lg.production.export import export_policy
+from dreamgym_lg.production.export import export_policy, is_export_of
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.report.proof import claims
@@ -270,7 +270,7 @@ class DreamGym:
             path: A new folder to write the policy to (`export_policy`): weights, manifest, model card, and a project that
                 `langgraph dev` starts, which serves the agent if it has a path.
             policy: Default: the trained one, or the baseline that `prove` found to be as good.
-            overwrite: Replace an exported policy in that folder.
+            overwrite: Replace an exported policy in that folder. The same one is replaced anyway: only its card may be new.
 
         Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object but no graph:
         create that one again with the policy as its model.
@@ -282,6 +282,7 @@ class DreamGym:
         graph = with_policy(self.world.graph, served, **options)
         if path is not None:
             origin = provenance(self.experiment, served)
+            overwrite = overwrite or is_export_of(Path(path), served, origin)  # so that a finished script runs again
             export_policy(served, path, provenance=origin, agent=self.world.source, overwrite=overwrite)
         return graph
 

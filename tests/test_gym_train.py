@@ -222,6 +222,9 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(make: Make, bo
     assert messages[2].text == "A real room." and len(booked) == 2
     loaded = LocalChatModel.from_path(tmp_path / "policies" / "tiny", max_new_tokens=60)
     torch.testing.assert_close(weights(loaded), weights(gym.experiment.trained))
+    gym.export(tmp_path / "policies" / "tiny")  # as a finished script does that runs again
+    with pytest.raises(ConfigurationError, match="tiny exists already"):
+        gym.export(tmp_path / "policies" / "tiny", policy=gym.experiment.trained.with_temperature(0))
     again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
 

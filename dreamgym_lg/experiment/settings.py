@@ -181,6 +181,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any], changeable: Collection[str]) -> None:
     """Raise `ConfigurationError` where a folder was made with other values. Args: `changeable`, names that may differ."""
+    earlier, new = dict[str, Any](), dict[str, Any]()
     for key in current:
         before, now = stored.get(key), current[key]
         if key in changeable or before == now:
@@ -188,7 +189,11 @@ def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, An
         if isinstance(before, dict) and isinstance(now, dict):  # name only the arguments of a world that differ
             names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             before, now = ({name: each[name] for name in names if name in each} for each in (before, now))
+        earlier[key], new[key] = before, now
+    if earlier:
+        made, given = (", ".join(f"{key}={value!r}" for key, value in each.items()) for each in (earlier, new))
+        several = len(earlier) > 1
         raise ConfigurationError(
-            f"{folder} was made with {key}={before!r}, and {key}={now!r} is given: give the old value, or another folder "
-            "(out=, --out)"
+            f"{folder} was made with {made}, and {given} {'are' if several else 'is'} given: give the old "
+            f"value{'s' * several}, or another folder (out=, --out)"
         )

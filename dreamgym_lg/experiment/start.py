@@ -8,6 +8,7 @@ from dreamgym_lg.experiment.evaluation import START, START_BASELINE, START_POLIC
 from dreamgym_lg.experiment.experience_models import model_name, policy_version, saved_sampling
 from dreamgym_lg.experiment.supervised import start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.hosted import is_on_tinker
 from dreamgym_lg.report.proof import BASELINES
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def start_sampling(work: Workspace) -> dict[str, Any]:
 def begin_with(work: Workspace, model: "StartModel" = None) -> str | Path:
     """The initial weights of the folder's policies. The first call records them.
 
-    Raises `ConfigurationError` for another model than the recorded one.
+    Raises `ConfigurationError` for another model than the recorded one, and for one that cannot be loaded.
     """
     if not (recorded := work.record(START)):
         path = start_of(work, model)
+        if not is_on_tinker(path):
+            tokenizer_of(path)  # raises for a misspelt name, before it is recorded
         work.keep_record(START, {"path": str(path), "name": model_name(model or path)})
         return path
     if model is not None and not is_start(work, model):

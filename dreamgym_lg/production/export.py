@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from itertools import count
@@ -86,6 +87,15 @@ def check_free(folder: Path, overwrite: bool | None = None) -> None:
         free = next(name for n in count(2) if not (name := folder.with_name(f"{folder.name}-{n}")).exists())
         replaced = "" if overwrite is None else "overwrite=True (--overwrite) replaces it; or "
         raise ConfigurationError(f"{folder} exists already: {replaced}name another, e.g. {free}")
+
+
+def is_export_of(folder: Path, policy: BaseChatModel, provenance: Mapping[str, Any]) -> bool:
+    """True for a whole, unchanged export of these weights with this sampling. Args: as of `export_policy`."""
+    with suppress(ConfigurationError):
+        manifest = read_manifest(folder)
+        exported = manifest["policy_version"], manifest["sampling"]
+        return exported == (provenance["policy_version"], getattr(policy, "sampling", None))
+    return False
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":

@@ -23,7 +23,7 @@ from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Set
 from dreamgym_lg.cli.experiment import open_folder
 from dreamgym_lg.environment import record_action, refused
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import imitation, supervised
+from dreamgym_lg.experiment import imitation, start, supervised
 from dreamgym_lg.experiment import world as worlds
 from dreamgym_lg.experiment.evaluation import FILTERED, count_real_steps, summarise, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
@@ -216,6 +216,10 @@ def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     with pytest.raises(ConfigurationError, match="no real tools"):
         work.prepare()
     version = (work.models / "experience-0" / "version").read_text()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="'typo/weights'"):
+            work.prepare("typo/weights", baselines=["sft"])  # not kept as the folder's start
+    monkeypatch.setattr(start, "tokenizer_of", lambda path: None)
     begun = list[Any]()
     monkeypatch.setattr(imitation, "train_base_policy", lambda _, model: begun.append(model))
     work.prepare("mine/weights", baselines=["sft"])
@@ -466,6 +470,8 @@ def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experi
     (work.out / "training.db").touch()
     with pytest.raises(ConfigurationError, match="was made with num_tasks=3, and num_tasks=4 is given"):
         Experiment(Doors(), work.out).open(replace(work.settings, num_tasks=4))
+    with pytest.raises(ConfigurationError, match="seed=0, num_tasks=3, and seed=8, num_tasks=4 are given: give the old values"):
+        Experiment(Doors(), work.out).open(replace(work.settings, num_tasks=4, seed=8))
     with pytest.raises(ConfigurationError, match="was made with retrieved=3, and retrieved=2 is given: give the old value"):
         Experiment(Doors(), work.out, replace(Experiment(Doors(), work.out).settings, retrieved=2)).collect()
     with pytest.raises(ConfigurationError, match="was made with world='tests/doors'"):
