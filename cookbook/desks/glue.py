@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Step, Task, Verify, load_traces
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.responder import compiled_dream
+from dreamgym_lg.compiled import compile_world, compiled_dream
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.simulate.conversation import final_answer

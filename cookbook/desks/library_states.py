@@ -16,8 +16,7 @@ from typing import Any
 from glue import Desk
 
 from dreamgym_lg import Dream, ReplayBuffer, Step, Task, Verify
-from dreamgym_lg.compiled.imputation import Imputed
-from dreamgym_lg.compiled.responder import Compiled
+from dreamgym_lg.compiled import Compiled, Imputed
 from dreamgym_lg.dream import TraceIndex
 
 

@@ -21,8 +21,7 @@ from library_states import imputed_dream
 
 from dreamgym_lg import ReplayBuffer, Settings, Task
 from dreamgym_lg.cli.console import quiet_libraries
-from dreamgym_lg.compiled.drawing import draw_tasks
-from dreamgym_lg.compiled.responder import Compiled
+from dreamgym_lg.compiled import Compiled, draw_tasks
 from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report

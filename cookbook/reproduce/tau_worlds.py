@@ -21,9 +21,8 @@ from typing import Any
 
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_call
-from dreamgym_lg.compiled.compile import compile_world
+from dreamgym_lg.compiled import Compiled, compile_world
 from dreamgym_lg.compiled.recordings import Trace
-from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.integrations.tau import load_conversations, load_domain, load_tasks
 
 READS = ("get_", "find_", "list_", "search_", "calculate", "think", "transfer")

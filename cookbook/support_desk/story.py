@@ -21,10 +21,7 @@ from truthful_server import TruthfulServer, truthful_dream
 from dreamgym_lg import Dream, Experiment, ReplayBuffer, Step, Task, Verify, load_traces
 from dreamgym_lg.actions import readable
 from dreamgym_lg.cli.console import quiet_libraries
-from dreamgym_lg.compiled.compile import compile_world
-from dreamgym_lg.compiled.drawing import draw_tasks
-from dreamgym_lg.compiled.imputation import Imputed
-from dreamgym_lg.compiled.responder import Compiled, compiled_dream
+from dreamgym_lg.compiled import Compiled, Imputed, compile_world, compiled_dream, draw_tasks
 from dreamgym_lg.dream import RecordedUser, TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.experiment.settings import Settings

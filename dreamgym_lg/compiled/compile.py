@@ -7,6 +7,8 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +25,7 @@ from dreamgym_lg.compiled.runtime import State, follow, load_module
 from dreamgym_lg.compiled.source import write_rules, write_source
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.files import whole_folder
-from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.hosted import Hosted, name_of
 from dreamgym_lg.progress import OnProgress, counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
@@ -43,6 +45,7 @@ def compile_world(
     environment: str | None = None,
     rounds: int = 3,
     min_lower: float = 0.7,
+    again: bool = True,
     hosted: Hosted | None = None,
     say: Callable[[str], None] = print,
     on_progress: OnProgress = show_progress,
@@ -53,7 +56,7 @@ def compile_world(
     admitted tools) and `REPLAY.md` (the table that is returned).
 
     Args:
-        out: The folder; an existing world there is replaced.
+        out: The folder; an existing world there is replaced, unless `again` is False.
         writer: `enumerate` finds rules without a model. A chat model, or its name, repairs what these do not replay; its code
             runs behind the wall alone.
         tools, writes: As of `find_tool_uses`.
@@ -61,6 +64,7 @@ def compile_world(
         rounds: Most calls of a chat model.
         hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): after a
             kill the same call goes on, and pays for no answer twice.
+        again: False to keep a world that was compiled from the same traces and tools by the same code, with your changes to it.
         say: Called with an estimate of a chat model's calls, tokens and price.
         min_lower: Least lower bound of the 95 % interval of a writing tool's share of exact answers to left-out traces.
 
@@ -71,6 +75,9 @@ def compile_world(
     if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
         raise ConfigurationError(f"{str(out)!r} holds other files than a compiled world's: give a new folder")
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
+    made_of = _digest(recordings, writer, min_lower)
+    if not again and (report := _read_report(out, made_of)) is not None:
+        return report
     if writer == "enumerate":
         text, replay = _enumerate(recordings, min_lower, on_progress)
     else:
@@ -79,7 +86,7 @@ def compile_world(
         text, replay = _written(recordings, ChatWriter(writer, hosted), rounds, say, on_progress)
     report = replay.report(min_lower)
     with whole_folder(out) as folder:
-        _write_folder(folder, text, recordings.without_refusals(replay.unlearned), report)
+        _write_folder(folder, text, recordings.without_refusals(replay.unlearned), report, made_of)
         (folder / "REPLAY.md").write_text(replay_page(report, min_lower))
     return report
 
@@ -177,7 +184,22 @@ def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], r
     return ""
 
 
-def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay]) -> None:
+def _digest(recordings: Recordings, writer: BaseChatModel | str, min_lower: float) -> str:
+    """Digest of all that a world is compiled from, with the code that compiles it."""
+    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    recorded = [recordings.traces, sorted(recordings.writes), recordings.schemas]
+    name = writer if isinstance(writer, str) else name_of(writer)
+    return sha256(json.dumps([code, recorded, name, min_lower], default=str).encode()).hexdigest()
+
+
+def _read_report(folder: Path, made_of: str) -> list[ToolReplay] | None:
+    """The report of a world there; None without one, and for one made of something else."""
+    file = folder / "rules.json"
+    rules = json.loads(file.read_text()) if file.exists() else {}
+    return [ToolReplay(**each) for each in rules["replay"]] if rules.get("made_of") == made_of else None
+
+
+def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay], made_of: str = "") -> None:
     (folder / "world.py").write_text(text)
     shutil.copyfile(runtime.__file__, folder / "runtime.py")
     with closing(sqlite3.connect(folder / "world.db")) as connection:
@@ -191,10 +213,10 @@ def _write_folder(folder: Path, text: str, recordings: Recordings, report: Seque
         ]
         connection.executemany("INSERT INTO documents (task, tool, arguments, document) VALUES (?, ?, ?, ?)", rows)
         connection.commit()
-    names = ("exact", "refused", "unknowable", "wrong")
     rules = {
+        "made_of": made_of,
         "admitted": {each.tool: each.admitted for each in report},
-        "replay": {each.tool: {name: getattr(each, name) for name in names} for each in report},
+        "replay": [asdict(each) for each in report],
         "tools": recordings.tools,
     }
     (folder / "rules.json").write_text(json.dumps(rules, indent=2) + "\n")

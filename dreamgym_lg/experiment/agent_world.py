@@ -291,15 +291,16 @@ def dream_of_traces(
 ) -> Dream:
     """A dream of recorded answers, code compiled from them, and an experience model if given.
 
-    Args: `agent` and `options`, as for `AgentWorld`, such as the `user` of conversations; `folder`, which is overwritten with
-        the compiled code; `experience_model`, answers and judges the rest; `say`, called with lines on who answers.
+    Args: `agent` and `options`, as for `AgentWorld`, such as the `user` of conversations; `folder`, of the compiled code, which
+        is written anew only if traces, tools or compiler change; `experience_model`, answers and judges the rest; `say`, called
+        with lines on who answers.
     """
     world = AgentWorld(agent, **options)
     model = None if experience_model is None else load_experience_model(experience_model, replay_buffer)
     index = world.index(replay_buffer)
     writes = None if world.writes is None else world.writing_tools(replay_buffer)
     try:
-        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes)
+        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes, again=False)
     except ConfigurationError as error:
         answering = "recorded answers alone answer" if model is None else "recorded answers and the experience model answer"
         say(f"{answering}: nothing could be compiled from the traces ({error})")

@@ -274,6 +274,19 @@ def test_a_look_up_with_its_default_written_out_is_the_same_look_up(written_out:
     assert module.respond("new", [], ("get_order", {"order_id": order, "verbose": True})) is None, "another look-up"
 
 
+def test_a_world_of_the_same_traces_is_kept_with_its_changes_and_compiled_for_others(tmp_path: Path) -> None:
+    replay_buffer, options = ReplayBuffer(":memory:"), {"writes": WRITES, "on_progress": lambda *_: None}
+    replay_buffer.extend(TRAJECTORIES[:60])
+    first = compile_world(replay_buffer, tmp_path / "world", **options)
+    text = (tmp_path / "world" / "world.py").read_text()
+    (tmp_path / "world" / "world.py").write_text(text + "# changed\n")
+    assert compile_world(replay_buffer, tmp_path / "world", again=False, **options) == first
+    assert (tmp_path / "world" / "world.py").read_text().endswith("# changed\n")
+    replay_buffer.extend(TRAJECTORIES[60:61])
+    compile_world(replay_buffer, tmp_path / "world", again=False, **options)
+    assert "# changed" not in (tmp_path / "world" / "world.py").read_text()
+
+
 def test_the_changes_of_a_call_that_the_world_cannot_compute_are_unknown(compiled: Any) -> None:
     module, unknown = Module(compiled[0]), ("refund", {"order_id": "K1"}, None)
     assert module.changes("new", [unknown]) == {"": None}
