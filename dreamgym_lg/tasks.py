@@ -76,7 +76,7 @@ def schemas(task: Task) -> list[Mapping[str, Any]]:
 
 
 def argument_schemas(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Argument name -> schema, of a function's parameters; none where a trace has something else there."""
+    """The schemas of a function's arguments, by name. Empty if `parameters` is malformed."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}

@@ -193,7 +193,7 @@ def _digest(recordings: Recordings, writer: BaseChatModel | str, min_lower: floa
 
 
 def _read_report(folder: Path, made_of: str) -> list[ToolReplay] | None:
-    """The report of a world there; None without one, and for one made of something else."""
+    """The report of a world with this digest; None if there is no such world."""
     file = folder / "rules.json"
     rules = json.loads(file.read_text()) if file.exists() else {}
     return [ToolReplay(**each) for each in rules["replay"]] if rules.get("made_of") == made_of else None
