@@ -114,7 +114,7 @@ class Recordings:
 
     @cached_property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """Reading tool -> the default values of its arguments, by name; without None, which `key_of` leaves out."""
+        """Reading tool -> default values of its arguments. Without None, which `key_of` leaves out."""
         values = {
             tool: {name: field["default"] for name, field in argument_schemas(function).items() if _has_default(field)}
             for tool, function in sorted(self.schemas.items())
