@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import combinations, product
 from random import Random
@@ -26,7 +27,7 @@ from dreamgym_lg.compiled.examples import (
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.runtime import Refusal, check_seen, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Tree, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Condition, Tree, branching, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else more documents are tried."""
@@ -56,6 +57,8 @@ class Case(NamedTuple):
     """(binding, new document) pairs; the expression may also refer to `answer`."""
     unknown: tuple[str, ...]
     """Bindings whose documents change in a way that no expression reproduces."""
+    alike: tuple[tuple[Condition, bool], ...]
+    """Conditions with one outcome in all examples of the case. With another the answer is unknown."""
 
 
 class Rule(NamedTuple):
@@ -80,6 +83,8 @@ class Rule(NamedTuple):
     """Parts that are enumerations -> all recorded values. With another value the outcome is unknown."""
     apart: tuple[tuple[Binding, Binding], ...]
     """Bindings that were different documents in every example: a transfer to oneself was never seen."""
+    alike: tuple[tuple[Condition, bool], ...]
+    """As `Case.alike`, of all cases: an id that a document and an argument had in common."""
 
     def answer(self, scope: Scope) -> Any:
         """The answer to a call. Raises `LookupError` if it is unknown."""
@@ -93,6 +98,8 @@ class Rule(NamedTuple):
             raise LookupError("no known document names what the call is about")
         if (label := decide(self.tree, scope)) == MIXED:
             raise LookupError("nothing tells which of several answers it is")
+        if any(condition.holds(scope) is not holds for condition, holds in (*self.alike, *self.cases[label].alike)):
+            raise LookupError("no example of this case was like this call")
         return evaluate(self.cases[label].answer, scope)
 
 
@@ -285,9 +292,12 @@ def _learn_rule(
     usable: Usable, bindings: Sequence[Binding], others: Sequence[Binding], ids: tuple[Ref, ...], arithmetic: bool
 ) -> Rule:
     """The rule over the documents of `bindings`; `others` only limit where it applies."""
-    learned = [(each, scope.only(MENTIONED, *(binding.name for binding in bindings))) for each, scope in usable]
-    labels, answers = _cluster(learned, arithmetic)
-    tree = learn([scope for _, scope in learned], labels, ids=ids, arithmetic=arithmetic)
+    names = [MENTIONED, *(binding.name for binding in bindings)]
+    labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
+    if limits := _seen_once([scope for _, scope in learned], labels, ids):
+        usable = [(each, scope) for each, scope in usable if all(scope.part(ref, "") in limits[ref] for ref in limits)]
+        labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
+    tree = learn(scopes := [scope for _, scope in learned], labels, ids=ids, arithmetic=arithmetic)
     bindings = (*bindings, *others)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
     documents = {binding: _documents_after(binding, groups, is_limit=binding in others) for binding in bindings}
@@ -296,16 +306,18 @@ def _learn_rule(
             answer,
             tuple((b.name, new) for b, news in documents.items() if (new := news[number]) not in (None, Ref(b.name))),
             tuple(b.name for b, news in documents.items() if news[number] is None),
+            _alike(tree, number, [scope for scope, label in zip(scopes, labels, strict=True) if label == number]),
         )
         for number, answer in enumerate(answers)
     )
     keys = {each.name: shared for each in bindings if (shared := _keys([scope.documents[each.name] for _, scope in usable]))}
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
-    seen = _seen([scope for _, scope in usable], tree, ids)
+    seen = _seen([scope for _, scope in usable], tree, ids) | limits
     pairs = (pair for pair in combinations(bindings, 2) if pair[0].tool == pair[1].tool)
     apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], scope) for _, scope in usable))
-    return Rule(bindings, tree, cases, ids, named, answered, (), (), keys, seen, apart)
+    alike = tuple((each, True) for each in _same_ids([scope for _, scope in usable], bindings, ids))
+    return Rule(bindings, tree, cases, ids, named, answered, (), (), keys, seen, apart, alike)
 
 
 def _seen(scopes: Sequence[Scope], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
@@ -314,17 +326,63 @@ def _seen(scopes: Sequence[Scope], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref
     tested = {condition.left for condition in conditions_of(tree)}
     seen: dict[Ref, list[str]] = {}
     for ref in sorted(refs, key=str):
-        pairs = {  # (text, ids of the call)
-            (node, canonical([a.nodes.get(each) for each in ids])) for a in scopes if isinstance(node := a.nodes.get(ref), str)
-        }
-        counts = Counter(text for text, _ in pairs)
-        if ref.root == "args":
-            is_enumeration = ref not in ids and sum(n == 1 for n in counts.values()) <= max(1, MAX_SINGLE * len(pairs))
-        else:
-            is_enumeration = ref not in tested and len(pairs) >= MIN_EXAMPLES and len(counts) == 1
-        if is_enumeration and 0 < len(counts) <= MAX_KINDS:
+        counts = _kinds(scopes, ref, ids)
+        # a part of a document that no condition tests limits the rule only if it never varies
+        is_limit = ref.root == "args" or (counts.total() >= MIN_EXAMPLES and (ref in tested or len(counts) == 1))
+        if counts and is_limit:
             seen[ref] = sorted(counts)
     return seen
+
+
+def _kinds(scopes: Sequence[Scope], ref: Ref, ids: Collection[Ref]) -> Counter[str]:
+    """Texts of an enumeration, by the number of entities that have it; empty for another part."""
+    pairs = {  # (text, ids of the call)
+        (node, canonical([a.nodes.get(each) for each in ids])) for a in scopes if isinstance(node := a.nodes.get(ref), str)
+    }
+    counts = Counter(text for text, _ in pairs)
+    singles = sum(number == 1 for number in counts.values())
+    is_enumeration = ref not in ids and singles <= max(1, MAX_SINGLE * len(pairs)) and len(counts) <= MAX_KINDS
+    return counts if is_enumeration else Counter()
+
+
+def _seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
+    """Texts of the other examples, for enumerations of which one example alone has a text and an outcome.
+
+    One example proves no rule: what is in such a state is unknown.
+    """
+    limits: dict[Ref, list[str]] = {}
+    for scope, label in zip(scopes, labels, strict=True):
+        if labels.count(label) > 1 and label != MIXED:
+            continue
+        for ref, node in scope.nodes.items():
+            if isinstance(node, str) and ref.root != MENTIONED and len(ref.path) <= MAX_PATH:
+                counts = _kinds(scopes, ref, ids)
+                if counts[node] == 1 < len(counts):
+                    limits.setdefault(ref, sorted(counts)).remove(node)
+    return limits
+
+
+def _same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collection[Ref]) -> list[Condition]:
+    """Ids by which a document was found in another one, and which were an argument too in all examples.
+
+    Nothing tells which of both finds the document.
+    """
+    sources = sorted({ref for binding in bindings for _, ref in binding.sources if ref.root != "args"})
+    return [
+        Condition("same", argument, ref)
+        for ref, argument in product(sources, ids)
+        if all(canonical(scope.part(ref)) == canonical(scope.part(argument)) for scope in scopes)
+    ]
+
+
+def _alike(tree: Tree, label: int, scopes: Sequence[Scope]) -> tuple[tuple[Condition, bool], ...]:
+    """`Case.alike`: the conditions of other cases that all examples of this one meet, or all do not."""
+    alike = list[tuple[Condition, bool]]()
+    for condition in branching(tree, label):
+        with suppress(LookupError):  # it is about a part that not all of these examples have
+            outcomes = {condition.holds(scope) for scope in scopes}
+            alike += [(condition, holds) for holds in outcomes if len(outcomes) == 1]
+    return tuple(alike)
 
 
 def _keys(documents: Sequence[Any]) -> list[str]:
@@ -382,9 +440,26 @@ def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple
             later_reads.append(looks[place])
             scopes.append(Scope(scope.args, {**scope.documents, "answer": example.answer}))
     if later_reads:
-        return True, generalize(later_reads, scopes, arithmetic=len(later_reads) >= MIN_EXAMPLES)
+        document = generalize(later_reads, scopes, arithmetic=len(later_reads) >= MIN_EXAMPLES)
+        return True, _with_own_fields(document, binding, later_reads, scopes)
     document = None if is_limit else _echo(group, binding)
     return document is not None, document
+
+
+def _with_own_fields(
+    document: Expression | None, binding: Binding, later_reads: Sequence[Any], scopes: Sequence[Scope]
+) -> Expression | None:
+    """The new document with the fields that no example changed, taken from the old one."""
+    if not isinstance(document, Build) or document.keys is None:
+        return document
+    pairs = [(read, scope.documents[binding.name]) for read, scope in zip(later_reads, scopes, strict=True)]
+    kept = {
+        key
+        for key in document.keys
+        if all(isinstance(old, Mapping) and key in old and equal_json(new[key], old[key]) for new, old in pairs)
+    }
+    values = zip(document.keys, document.values, strict=True)
+    return Build(document.keys, tuple(Ref(binding.name, (key,)) if key in kept else value for key, value in values))
 
 
 def _echo(group: Sequence[tuple[Example, Scope]], binding: Binding) -> Expression | None:

@@ -80,6 +80,7 @@ def _writing(tool: str, rule: Rule | None) -> str:
         f"    {names[b.name]} = {_with_keys(f'state.read({b.tool!r}, **{_call(b, names)})', rule.keys.get(b.name))}"
         for b in rule.bindings
     ]
+    lines += _check_alike(rule.alike, names, "    ")
     lines += [f"    check_apart({_call(one, names)}, {_call(other, names)})" for one, other in rule.apart]
     lines += [f"    check_seen({_at(ref, names)}, {list(values)!r})" for ref, values in rule.seen.items()]
     lines += [f"    state.check_mentions({_code(ref, names)})" for ref in rule.named]
@@ -105,10 +106,11 @@ def _branches(tree: Tree, rule: Rule, names: Mapping[str, str], indent: str) -> 
 
 
 def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list[str]:
+    lines = _check_alike(case.alike, names, indent)
     if isinstance(case.answer, Refuse):
-        return [f"{indent}return {_code(case.answer, names)}"]
+        return [*lines, f"{indent}return {_code(case.answer, names)}"]
     bindings = {binding.name: binding for binding in rule.bindings}
-    lines = [f"{indent}answer = {_code(case.answer, names)}"]
+    lines.append(f"{indent}answer = {_code(case.answer, names)}")
     for binding in map(bindings.__getitem__, case.unknown):
         lines.append(f"{indent}state.forget_answer({binding.tool!r}, **{_call(binding, names)})")
     if rule.ids:
@@ -123,6 +125,12 @@ def _case(case: Case, rule: Rule, names: Mapping[str, str], indent: str) -> list
         binding = bindings[name]
         lines.append(f"{indent}state.write({binding.tool!r}, {_code(document, names)}, **{_call(binding, names)})")
     return [*lines, f"{indent}return answer"]
+
+
+def _check_alike(alike: Sequence[tuple[Condition, bool]], names: Mapping[str, str], indent: str) -> list[str]:
+    """A line that raises `Unknown` unless all these conditions have their outcomes."""
+    tests = ["not " * (not holds) + _condition(condition, names) for condition, holds in alike]
+    return [f"{indent}agreed(True, {', '.join(dict.fromkeys(tests))})"] if tests else []
 
 
 def _call(binding: Binding, names: Mapping[str, str]) -> str:

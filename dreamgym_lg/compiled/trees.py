@@ -122,6 +122,20 @@ def conditions_of(tree: Tree) -> list[Condition]:
     return [tree.condition, *(other for other, _ in tree.others), *conditions_of(tree.yes), *conditions_of(tree.no)]
 
 
+def branching(tree: Tree, label: int) -> list[Condition]:
+    """The conditions of branches that do not lead to this label alone, or never, in order."""
+    if not isinstance(tree, Branch):
+        return []
+    leads = [label in labels_of(part) for part in (tree.yes, tree.no)]
+    own = [] if sum(leads) == 1 else [tree.condition]
+    return [*own, *branching(tree.yes, label), *branching(tree.no, label)]
+
+
+def labels_of(tree: Tree) -> set[int]:
+    """The labels of a tree's leaves."""
+    return labels_of(tree.yes) | labels_of(tree.no) if isinstance(tree, Branch) else {tree}
+
+
 def is_mixed(tree: Tree) -> bool:
     """True if some leaf is `MIXED`."""
     return is_mixed(tree.yes) or is_mixed(tree.no) if isinstance(tree, Branch) else tree == MIXED
