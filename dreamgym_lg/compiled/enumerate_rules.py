@@ -24,7 +24,7 @@ from dreamgym_lg.compiled.examples import (
     place_of,
     recorded_keys,
 )
-from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate
+from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate, refs_in
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.runtime import Refusal, check_seen, with_keys
 from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Condition, Tree, branching, conditions_of, decide, is_mixed, learn
@@ -294,8 +294,10 @@ def _learn_rule(
     """The rule over the documents of `bindings`; `others` only limit where it applies."""
     names = [MENTIONED, *(binding.name for binding in bindings)]
     labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
-    if limits := _seen_once([scope for _, scope in learned], labels, ids):
-        usable = [(each, scope) for each, scope in usable if all(scope.part(ref, "") in limits[ref] for ref in limits)]
+    limits = _seen_once([scope for _, scope in learned], labels, ids)
+    rest = [each for each in usable if not any(_is_outside(each[1].nodes.get(ref), limits[ref]) for ref in limits)]
+    if len(usable) > len(rest) >= MIN_EXAMPLES:
+        usable = rest
         labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
     tree = learn(scopes := [scope for _, scope in learned], labels, ids=ids, arithmetic=arithmetic)
     bindings = (*bindings, *others)
@@ -313,21 +315,21 @@ def _learn_rule(
     keys = {each.name: shared for each in bindings if (shared := _keys([scope.documents[each.name] for _, scope in usable]))}
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
-    seen = _seen([scope for _, scope in usable], tree, ids) | limits
+    shown = {ref for answer in answers for ref in refs_in(answer)}  # an answer that shows a word holds for others
+    seen = _seen([scope for _, scope in usable], {each.left for each in conditions_of(tree)} - shown, ids)
+    seen |= limits if usable is rest else {}
     pairs = (pair for pair in combinations(bindings, 2) if pair[0].tool == pair[1].tool)
     apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], scope) for _, scope in usable))
     alike = tuple((each, True) for each in _same_ids([scope for _, scope in usable], bindings, ids))
     return Rule(bindings, tree, cases, ids, named, answered, (), (), keys, seen, apart, alike)
 
 
-def _seen(scopes: Sequence[Scope], tree: Tree, ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
-    """Allowed values of arguments that are enumerations, and of document texts that never vary."""
+def _seen(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
+    """Allowed words of enumerations: of arguments, and of documents where they never vary or are `tested`."""
     refs = {ref for scope in scopes for ref in scope.nodes if len(ref.path) <= MAX_PATH}
-    tested = {condition.left for condition in conditions_of(tree)}
     seen: dict[Ref, list[str]] = {}
     for ref in sorted(refs, key=str):
         counts = _kinds(scopes, ref, ids)
-        # a part of a document that no condition tests limits the rule only if it never varies
         is_limit = ref.root == "args" or (counts.total() >= MIN_EXAMPLES and (ref in tested or len(counts) == 1))
         if counts and is_limit:
             seen[ref] = sorted(counts)
@@ -360,6 +362,10 @@ def _seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[R
                 if counts[node] == 1 < len(counts):
                     limits.setdefault(ref, sorted(counts)).remove(node)
     return limits
+
+
+def _is_outside(node: Any, texts: Collection[str]) -> bool:
+    return isinstance(node, str) and node not in texts
 
 
 def _same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collection[Ref]) -> list[Condition]:

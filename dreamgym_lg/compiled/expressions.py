@@ -228,6 +228,15 @@ def canonical(node: Any) -> str:
     return json.dumps(node, sort_keys=True)
 
 
+def refs_in(expression: object) -> Iterable[Ref]:
+    """The references in an expression."""
+    if isinstance(expression, Ref):
+        yield expression
+    elif isinstance(expression, tuple):
+        for part in expression:
+            yield from refs_in(part)
+
+
 def evaluate(expression: Expression, scope: Scope) -> Any:
     """The value of an expression. Raises `LookupError` if a part of it is missing or of the wrong type."""
     match expression:
