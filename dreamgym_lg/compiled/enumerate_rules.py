@@ -3,12 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import combinations, product
 from random import Random
 from typing import Any, NamedTuple
 
+from dreamgym_lg.compiled.effects import Usable, documents_after
 from dreamgym_lg.compiled.examples import (
     Binding,
     CallRecord,
@@ -24,21 +24,26 @@ from dreamgym_lg.compiled.examples import (
     place_of,
     recorded_keys,
 )
-from dreamgym_lg.compiled.expressions import MENTIONED, Build, Expression, Ref, Scope, canonical, evaluate, refs_in
+from dreamgym_lg.compiled.expressions import MENTIONED, Expression, Ref, Scope, canonical, evaluate, refs_in
 from dreamgym_lg.compiled.generalizing import generalize
-from dreamgym_lg.compiled.runtime import Refusal, check_seen, with_keys
-from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Condition, Tree, branching, conditions_of, decide, is_mixed, learn
+from dreamgym_lg.compiled.limits import (
+    MIN_EXAMPLES,
+    alike_conditions,
+    is_outside,
+    same_ids,
+    seen_words,
+    shared_keys,
+    words_seen_once,
+)
+from dreamgym_lg.compiled.runtime import check_seen, with_keys
+from dreamgym_lg.compiled.trees import MIXED, Condition, Tree, conditions_of, decide, is_mixed, learn
 
 MIN_EXACT = 0.99
 """Share of left-out examples that a rule must answer exactly. Else more documents are tried."""
-MIN_EXAMPLES = 4
-"""Examples that a rule is learned from, at least."""
 FOLDS = (3, 10)
 """Folds of cross-validation; the second number is tried if no rule is found: a third may hold all rare cases."""
 MIN_PROMISING = 0.9
 """Share of left-out examples answered exactly for which more folds are worth a try."""
-MAX_KINDS, MAX_SINGLE = 10, 0.1
-"""Most values of an enumeration, and largest share of them that occur with one entity alone."""
 MAX_EXAMPLES = 400
 """Examples that a rule is learned from, at most."""
 MAX_SAMPLE = 80
@@ -159,8 +164,6 @@ def _is_learnable(kinds: Collection[str], examples: Sequence[Example], ids: tupl
     return True
 
 
-Usable = Sequence[tuple[Example, Scope]]
-"""Examples whose bound documents are known, with their scopes."""
 Learn = Callable[[Usable], "Rule"]
 
 
@@ -204,7 +207,7 @@ def _options(
 
 def _with_most_common_keys(usable: Usable, bindings: Sequence[Binding]) -> Usable:
     """The examples whose documents have the most frequent keys. An error or a changed document may have others."""
-    keys = [tuple(tuple(_keys([scope.documents[each.name]])) for each in bindings) for _, scope in usable]
+    keys = [tuple(tuple(shared_keys([scope.documents[each.name]])) for each in bindings) for _, scope in usable]
     most = Counter(keys).most_common(1)
     return [each for each, document_keys in zip(usable, keys, strict=True) if document_keys == most[0][0]]
 
@@ -294,107 +297,35 @@ def _learn_rule(
     """The rule over the documents of `bindings`; `others` only limit where it applies."""
     names = [MENTIONED, *(binding.name for binding in bindings)]
     labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
-    limits = _seen_once([scope for _, scope in learned], labels, ids)
-    rest = [each for each in usable if not any(_is_outside(each[1].nodes.get(ref), limits[ref]) for ref in limits)]
+    limits = words_seen_once([scope for _, scope in learned], labels, ids)
+    rest = [each for each in usable if not any(is_outside(each[1].nodes.get(ref), limits[ref]) for ref in limits)]
     if len(usable) > len(rest) >= MIN_EXAMPLES:
         usable = rest
         labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
     tree = learn(scopes := [scope for _, scope in learned], labels, ids=ids, arithmetic=arithmetic)
     bindings = (*bindings, *others)
     groups = [[each for each, label in zip(usable, labels, strict=True) if label == number] for number in range(len(answers))]
-    documents = {binding: _documents_after(binding, groups, is_limit=binding in others) for binding in bindings}
+    documents = {binding: documents_after(binding, groups, is_limit=binding in others) for binding in bindings}
     cases = tuple(
         Case(
             answer,
             tuple((b.name, new) for b, news in documents.items() if (new := news[number]) not in (None, Ref(b.name))),
             tuple(b.name for b, news in documents.items() if news[number] is None),
-            _alike(tree, number, [scope for scope, label in zip(scopes, labels, strict=True) if label == number]),
+            alike_conditions(tree, number, [scope for scope, label in zip(scopes, labels, strict=True) if label == number]),
         )
         for number, answer in enumerate(answers)
     )
-    keys = {each.name: shared for each in bindings if (shared := _keys([scope.documents[each.name] for _, scope in usable]))}
+    whole = [scope for _, scope in usable]
+    keys = {each.name: same for each in bindings if (same := shared_keys([scope.documents[each.name] for scope in whole]))}
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
     shown = {ref for answer in answers for ref in refs_in(answer)}  # an answer that shows a word holds for others
-    seen = _seen([scope for _, scope in usable], {each.left for each in conditions_of(tree)} - shown, ids)
+    seen = seen_words(whole, {each.left for each in conditions_of(tree)} - shown, ids)
     seen |= limits if usable is rest else {}
     pairs = (pair for pair in combinations(bindings, 2) if pair[0].tool == pair[1].tool)
-    apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], scope) for _, scope in usable))
-    alike = tuple((each, True) for each in _same_ids([scope for _, scope in usable], bindings, ids))
+    apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], scope) for scope in whole))
+    alike = tuple((each, True) for each in same_ids(whole, bindings, ids))
     return Rule(bindings, tree, cases, ids, named, answered, (), (), keys, seen, apart, alike)
-
-
-def _seen(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
-    """Allowed words of enumerations: of arguments, and of documents where they never vary or are `tested`."""
-    refs = {ref for scope in scopes for ref in scope.nodes if len(ref.path) <= MAX_PATH}
-    seen: dict[Ref, list[str]] = {}
-    for ref in sorted(refs, key=str):
-        counts = _kinds(scopes, ref, ids)
-        is_limit = ref.root == "args" or (counts.total() >= MIN_EXAMPLES and (ref in tested or len(counts) == 1))
-        if counts and is_limit:
-            seen[ref] = sorted(counts)
-    return seen
-
-
-def _kinds(scopes: Sequence[Scope], ref: Ref, ids: Collection[Ref]) -> Counter[str]:
-    """Texts of an enumeration, by the number of entities that have it; empty for another part."""
-    pairs = {  # (text, ids of the call)
-        (node, canonical([a.nodes.get(each) for each in ids])) for a in scopes if isinstance(node := a.nodes.get(ref), str)
-    }
-    counts = Counter(text for text, _ in pairs)
-    singles = sum(number == 1 for number in counts.values())
-    is_enumeration = ref not in ids and singles <= max(1, MAX_SINGLE * len(pairs)) and len(counts) <= MAX_KINDS
-    return counts if is_enumeration else Counter()
-
-
-def _seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
-    """Texts of the other examples, for enumerations of which one example alone has a text and an outcome.
-
-    One example proves no rule: what is in such a state is unknown.
-    """
-    limits: dict[Ref, list[str]] = {}
-    for scope, label in zip(scopes, labels, strict=True):
-        if labels.count(label) > 1 and label != MIXED:
-            continue
-        for ref, node in scope.nodes.items():
-            if isinstance(node, str) and ref.root != MENTIONED and len(ref.path) <= MAX_PATH:
-                counts = _kinds(scopes, ref, ids)
-                if counts[node] == 1 < len(counts):
-                    limits.setdefault(ref, sorted(counts)).remove(node)
-    return limits
-
-
-def _is_outside(node: Any, texts: Collection[str]) -> bool:
-    return isinstance(node, str) and node not in texts
-
-
-def _same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collection[Ref]) -> list[Condition]:
-    """Ids by which a document was found in another one, and which were an argument too in all examples.
-
-    Nothing tells which of both finds the document.
-    """
-    sources = sorted({ref for binding in bindings for _, ref in binding.sources if ref.root != "args"})
-    return [
-        Condition("same", argument, ref)
-        for ref, argument in product(sources, ids)
-        if all(canonical(scope.part(ref)) == canonical(scope.part(argument)) for scope in scopes)
-    ]
-
-
-def _alike(tree: Tree, label: int, scopes: Sequence[Scope]) -> tuple[tuple[Condition, bool], ...]:
-    """`Case.alike`: the conditions of other cases that all examples of this one meet, or all do not."""
-    alike = list[tuple[Condition, bool]]()
-    for condition in branching(tree, label):
-        with suppress(LookupError):  # it is about a part that not all of these examples have
-            outcomes = {condition.holds(scope) for scope in scopes}
-            alike += [(condition, holds) for holds in outcomes if len(outcomes) == 1]
-    return tuple(alike)
-
-
-def _keys(documents: Sequence[Any]) -> list[str]:
-    """The keys that all documents have; none where they differ."""
-    first = sorted(documents[0]) if isinstance(documents[0], Mapping) else []
-    return first if all(isinstance(each, Mapping) and sorted(each) == first for each in documents) else []
 
 
 def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expression]]:
@@ -423,59 +354,3 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     ]
     used = sorted({*labels} - {MIXED})
     return [used.index(label) if label != MIXED else MIXED for label in labels], [answers[label] for label in used]
-
-
-def _documents_after(binding: Binding, groups: Sequence[Usable], *, is_limit: bool) -> list[Expression | None]:
-    """The bound document after the call, for each case; None if it is unknown.
-
-    If some case is known to change it, the cases without a later read are taken to change nothing.
-    """
-    documents = [_document_after(binding, group, is_limit=is_limit) for group in groups]
-    changes = any(is_known and document != Ref(binding.name) for is_known, document in documents)
-    return [document if is_known or is_limit or not changes else Ref(binding.name) for is_known, document in documents]
-
-
-def _document_after(binding: Binding, group: Usable, *, is_limit: bool) -> tuple[bool, Expression | None]:
-    """True if a later read or the answer shows the document; and its expression."""
-    if isinstance(group[0][0].answer, Refusal):  # an error changes nothing
-        return True, Ref(binding.name)
-    later_reads, scopes = [], []
-    for example, scope in group:
-        looks, place = {**example.others_after, **example.after}, place_of(binding, scope)
-        if place in looks:
-            later_reads.append(looks[place])
-            scopes.append(Scope(scope.args, {**scope.documents, "answer": example.answer}))
-    if later_reads:
-        document = generalize(later_reads, scopes, arithmetic=len(later_reads) >= MIN_EXAMPLES)
-        return True, _with_own_fields(document, binding, later_reads, scopes)
-    document = None if is_limit else _echo(group, binding)
-    return document is not None, document
-
-
-def _with_own_fields(
-    document: Expression | None, binding: Binding, later_reads: Sequence[Any], scopes: Sequence[Scope]
-) -> Expression | None:
-    """The new document with the fields that no example changed, taken from the old one."""
-    if not isinstance(document, Build) or document.keys is None:
-        return document
-    pairs = [(read, scope.documents[binding.name]) for read, scope in zip(later_reads, scopes, strict=True)]
-    kept = {
-        key
-        for key in document.keys
-        if all(isinstance(old, Mapping) and key in old and equal_json(new[key], old[key]) for new, old in pairs)
-    }
-    values = zip(document.keys, document.values, strict=True)
-    return Build(document.keys, tuple(Ref(binding.name, (key,)) if key in kept else value for key, value in values))
-
-
-def _echo(group: Sequence[tuple[Example, Scope]], binding: Binding) -> Expression | None:
-    """The new document, if the answer contains it or some of its fields; else None."""
-    pairs = [(example.answer, scope.documents[binding.name]) for example, scope in group]
-    if not all(isinstance(answer, Mapping) and isinstance(document, Mapping) for answer, document in pairs):
-        return None
-    answer, document = pairs[0]
-    if all(set(new) >= set(old) for new, old in pairs):
-        return Ref("answer")
-    if not (shared := [key for key in document if key in answer]) or any(list(old) != list(document) for _, old in pairs):
-        return None
-    return Build(tuple(document), tuple(Ref("answer" if key in shared else binding.name, (key,)) for key in document))
