@@ -30,9 +30,10 @@ from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled import runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
-from dreamgym_lg.compiled.examples import CallRecord
-from dreamgym_lg.compiled.expressions import MENTIONED, Fixed, Later, Ref, Scope, Text
+from dreamgym_lg.compiled.examples import Binding, CallRecord
+from dreamgym_lg.compiled.expressions import MENTIONED, Build, Fixed, Later, Ref, Scope, Text
 from dreamgym_lg.compiled.generalizing import generalize
+from dreamgym_lg.compiled.limits import same_ids
 from dreamgym_lg.compiled.recordings import Recordings
 from dreamgym_lg.compiled.replaying import ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
@@ -889,6 +890,68 @@ def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:
         tree = learn(*zip(*examples, strict=True))
         assert decide(tree, shut("open", "red")[0]) == 1 and decide(tree, shut("sent", "blue")[0]) == 0
         assert decide(tree, shut("open", "blue")[0]) == unclear
+
+
+def _holding(number: int, status: str, *, closed: bool = False, load: int = 10) -> list[CallRecord]:
+    """A parcel is put on its van: refused if it is gone, the van's tour closed or its load too high."""
+    parcel, van = {"id": f"P{number}", "status": status, "zone": "east"}, f"V{number % 5}"
+    place = {"van": van, "tour": "closed" if closed else "open", "load": load, "zone": "east"}
+    if status in ("gone", "lost"):
+        answer: Any = "Refused: it is gone." if status == "gone" else f"Refused: {van} lost it."
+    elif closed or load > 50:
+        answer = "Refused: the tour is closed." if closed else "Refused: too heavy."
+    else:
+        answer = {"parcel": parcel["id"], "van": van}
+    look = CallRecord("track", {"id": parcel["id"]}, parcel)
+    put_on = CallRecord("put_on", {"id": parcel["id"], "van": van}, answer)
+    after = [CallRecord("track", look.arguments, {**parcel, "status": "loaded"})] if isinstance(answer, dict) else []
+    return [look, CallRecord("show", {"van": van}, place), put_on, *after]
+
+
+def test_a_state_that_one_example_or_none_was_in_is_unknown() -> None:
+    def answers(*more: list[CallRecord]) -> dict[str, Any]:
+        traces = [_holding(n, ("depot", "kept", "gone")[n % 3]) for n in range(30)]
+        rules = find_rules([*traces, *more], ["put_on"])
+        source, given = _module(rules), {}
+        for status in ("depot", "kept", "gone", "lost", "sold"):
+            track, show, (_, arguments, _), *_ = _holding(99, status)
+            state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in (track, show)})
+            given[status] = answer_of(source, state, "put_on", arguments)
+        return given
+
+    loaded, gone = '{"parcel": "P99", "van": "V4"}', "Refused: it is gone."
+    known = {"depot": loaded, "kept": loaded, "gone": gone, "lost": None, "sold": None}
+    assert answers() == known, "of a word that no call had"
+    assert answers(_holding(40, "lost")) == known, "its one outcome is no rule, nor is it a case of the others"
+    assert answers(*(_holding(n, "lost") for n in (40, 41, 42))) == known | {"lost": "Refused: V4 lost it."}
+
+
+def test_a_call_that_meets_two_refusals_is_unknown_unless_such_a_call_was_recorded() -> None:
+    traces = [_holding(n, "depot") for n in range(20)]
+    traces += [_holding(20 + n, "depot", closed=True, load=n) for n in range(8)]
+    traces += [_holding(30 + n, "depot", load=60 + n) for n in range(8)]
+    both = [_holding(40 + n, "depot", closed=True, load=60 + n) for n in range(8)]
+    for recorded, expected in ((traces, None), ([*traces, *both], "Refused: the tour is closed.")):
+        source = _module(find_rules(recorded, ["put_on"]))
+        for call, answer in ((traces[22], traces[22][2].answer), (traces[32], traces[32][2].answer), (both[2], expected)):
+            state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in call[:2]})
+            assert answer_of(source, state, "put_on", call[2].arguments) == answer
+
+
+def test_what_a_call_does_not_change_comes_from_the_document_itself() -> None:
+    """Parcel and van are in one zone in each recorded call."""
+    rule = find_rules([_holding(n, "depot") for n in range(20)], ["put_on"])["put_on"]
+    assert rule is not None
+    ((name, document),) = rule.cases[0].effects
+    assert isinstance(document, Build) and document.values[2] == Ref(name, ("zone",))
+
+
+def test_ids_that_nothing_tells_apart_have_to_agree() -> None:
+    show = Binding("show", "show", (("van", Ref("parcel", ("planned",))),))
+    same, other = (Scope({"van": van}, {"parcel": {"planned": "V1"}}) for van in ("V1", "V2"))
+    ids = [Ref("args", ("van",))]
+    (condition,) = same_ids([same], [show], ids)
+    assert condition.holds(same) and not condition.holds(other) and not same_ids([same, other], [show], ids)
 
 
 def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:

@@ -1,0 +1,89 @@
+"""Limits of a rule: the states in which recorded calls say nothing."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+from dreamgym_lg.compiled.examples import Binding
+from dreamgym_lg.compiled.expressions import MENTIONED, Ref, Scope, canonical
+from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Condition, Tree, branching
+
+MIN_EXAMPLES = 4
+"""Examples that a rule is learned from, at least."""
+MAX_KINDS, MAX_SINGLE = 10, 0.1
+"""Most values of an enumeration, and largest share of them that occur with one entity alone."""
+
+
+def shared_keys(documents: Sequence[Any]) -> list[str]:
+    """The keys that all documents have; none where they differ."""
+    first = sorted(documents[0]) if isinstance(documents[0], Mapping) else []
+    return first if all(isinstance(each, Mapping) and sorted(each) == first for each in documents) else []
+
+
+def seen_words(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
+    """Allowed words of enumerations: of arguments, and of documents where they never vary or are `tested`."""
+    refs = {ref for scope in scopes for ref in scope.nodes if len(ref.path) <= MAX_PATH}
+    seen: dict[Ref, list[str]] = {}
+    for ref in sorted(refs, key=str):
+        counts = _kinds(scopes, ref, ids)
+        is_limit = ref.root == "args" or (counts.total() >= MIN_EXAMPLES and (ref in tested or len(counts) == 1))
+        if counts and is_limit:
+            seen[ref] = sorted(counts)
+    return seen
+
+
+def words_seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
+    """Texts of the other examples, for enumerations of which one example alone has a text and an outcome.
+
+    One example proves no rule: what is in such a state is unknown.
+    """
+    limits: dict[Ref, set[str]] = {}
+    for scope, label in zip(scopes, labels, strict=True):
+        if labels.count(label) > 1 and label != MIXED:
+            continue
+        for ref, node in scope.nodes.items():
+            if isinstance(node, str) and ref.root != MENTIONED and len(ref.path) <= MAX_PATH:
+                counts = _kinds(scopes, ref, ids)
+                if counts[node] == 1 < len(counts):
+                    limits.setdefault(ref, {*counts}).discard(node)
+    return {ref: sorted(texts) for ref, texts in limits.items()}
+
+
+def is_outside(node: Any, texts: Collection[str]) -> bool:
+    return isinstance(node, str) and node not in texts
+
+
+def _kinds(scopes: Sequence[Scope], ref: Ref, ids: Collection[Ref]) -> Counter[str]:
+    """Texts of an enumeration, by the number of entities that have it; empty for another part."""
+    pairs = {  # (text, ids of the call)
+        (node, canonical([a.nodes.get(each) for each in ids])) for a in scopes if isinstance(node := a.nodes.get(ref), str)
+    }
+    counts = Counter(text for text, _ in pairs)
+    singles = sum(number == 1 for number in counts.values())
+    is_enumeration = ref not in ids and singles <= max(1, MAX_SINGLE * len(pairs)) and len(counts) <= MAX_KINDS
+    return counts if is_enumeration else Counter()
+
+
+def same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collection[Ref]) -> list[Condition]:
+    """Ids by which a document was found in another one, and which were an argument too in all examples.
+
+    Nothing tells which of both finds the document.
+    """
+    sources = sorted({ref for binding in bindings for _, ref in binding.sources if ref.root != "args"})
+    return [
+        Condition("same", argument, ref)
+        for ref, argument in product(sources, ids)
+        if all(canonical(scope.part(ref)) == canonical(scope.part(argument)) for scope in scopes)
+    ]
+
+
+def alike_conditions(tree: Tree, label: int, scopes: Sequence[Scope]) -> tuple[tuple[Condition, bool], ...]:
+    """`Case.alike`: the conditions of other cases that all examples of this one meet, or all do not."""
+    alike = list[tuple[Condition, bool]]()
+    for condition in branching(tree, label):
+        with suppress(LookupError):  # it is about a part that not all of these examples have
+            outcomes = {condition.holds(scope) for scope in scopes}
+            alike += [(condition, holds) for holds in outcomes if len(outcomes) == 1]
+    return tuple(alike)
