@@ -910,7 +910,7 @@ def _holding(number: int, status: str, *, closed: bool = False, load: int = 10) 
 
 def test_a_state_that_one_example_or_none_was_in_is_unknown() -> None:
     def answers(*more: list[CallRecord]) -> dict[str, Any]:
-        traces = [_holding(n, ("depot", "kept", "gone")[n % 3]) for n in range(30)]
+        traces = [_holding(n, ("depot", "kept", "gone")[n // 10]) for n in range(30)]
         rules = find_rules([*traces, *more], ["put_on"])
         source, given = _module(rules), {}
         for status in ("depot", "kept", "gone", "lost", "sold"):
