@@ -1,4 +1,4 @@
-"""What a writing call makes of the documents that its rule reads."""
+"""Documents after a writing call whose rule reads them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -23,7 +23,10 @@ def shared_keys(documents: Sequence[Any]) -> list[str]:
 
 
 def seen_words(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref, ...]) -> dict[Ref, list[str]]:
-    """Allowed words of enumerations: of arguments, and of documents where they never vary or are `tested`."""
+    """The allowed words of each enumeration.
+
+    In documents only if it never varies, or is among the `tested` ones.
+    """
     refs = {ref for scope in scopes for ref in scope.nodes if len(ref.path) <= MAX_PATH}
     seen: dict[Ref, list[str]] = {}
     for ref in sorted(refs, key=str):
@@ -35,7 +38,7 @@ def seen_words(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref,
 
 
 def words_seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
-    """Texts of the other examples, for enumerations of which one example alone has a text and an outcome.
+    """Enumerations of which one word was seen once, with an outcome of its own; their other words.
 
     One example proves no rule: what is in such a state is unknown.
     """
@@ -67,9 +70,9 @@ def _kinds(scopes: Sequence[Scope], ref: Ref, ids: Collection[Ref]) -> Counter[s
 
 
 def same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collection[Ref]) -> list[Condition]:
-    """Ids by which a document was found in another one, and which were an argument too in all examples.
+    """Conditions that an id in a document equals an argument, as in all examples.
 
-    Nothing tells which of both finds the document.
+    A binding looks up another document by it, and nothing tells which of both is meant.
     """
     sources = sorted({ref for binding in bindings for _, ref in binding.sources if ref.root != "args"})
     return [
@@ -80,7 +83,7 @@ def same_ids(scopes: Sequence[Scope], bindings: Sequence[Binding], ids: Collecti
 
 
 def alike_conditions(tree: Tree, label: int, scopes: Sequence[Scope]) -> tuple[tuple[Condition, bool], ...]:
-    """`Case.alike`: the conditions of other cases that all examples of this one meet, or all do not."""
+    """The conditions of other cases with one outcome in all `scopes` (`Case.alike`)."""
     alike = list[tuple[Condition, bool]]()
     for condition in branching(tree, label):
         with suppress(LookupError):  # it is about a part that not all of these examples have
