@@ -38,7 +38,7 @@ def seen_words(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref,
 
 
 def words_seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
-    """Enumerations of which one word was seen once, with an outcome of its own; their other words.
+    """The other words of enumerations of which one example alone has a word and an outcome.
 
     One example proves no rule: what is in such a state is unknown.
     """
