@@ -38,7 +38,7 @@ def seen_words(scopes: Sequence[Scope], tested: Collection[Ref], ids: tuple[Ref,
 
 
 def words_seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collection[Ref]) -> dict[Ref, list[str]]:
-    """The other words of enumerations of which one example alone has a word and an outcome.
+    """Enumerations with a word and an outcome of one example alone; their other words.
 
     One example proves no rule: what is in such a state is unknown.
     """
@@ -59,7 +59,7 @@ def is_outside(node: Any, texts: Collection[str]) -> bool:
 
 
 def _kinds(scopes: Sequence[Scope], ref: Ref, ids: Collection[Ref]) -> Counter[str]:
-    """Texts of an enumeration, by the number of entities that have it; empty for another part."""
+    """Number of entities with each text of an enumeration; empty for another part."""
     pairs = {  # (text, ids of the call)
         (node, canonical([a.nodes.get(each) for each in ids])) for a in scopes if isinstance(node := a.nodes.get(ref), str)
     }
