@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from dreamgym_lg.compiled.examples import Binding
-from dreamgym_lg.compiled.expressions import MENTIONED, Ref, Scope, canonical
+from dreamgym_lg.compiled.expressions import Ref, Scope, canonical
 from dreamgym_lg.compiled.trees import MAX_PATH, MIXED, Condition, Tree, branching
 
 MIN_EXAMPLES = 4
@@ -42,16 +42,16 @@ def words_seen_once(scopes: Sequence[Scope], labels: Sequence[int], ids: Collect
 
     One example proves no rule: what is in such a state is unknown.
     """
-    limits: dict[Ref, set[str]] = {}
-    for scope, label in zip(scopes, labels, strict=True):
-        if labels.count(label) > 1 and label != MIXED:
-            continue
-        for ref, node in scope.nodes.items():
-            if isinstance(node, str) and ref.root != MENTIONED and len(ref.path) <= MAX_PATH:
-                counts = _kinds(scopes, ref, ids)
-                if counts[node] == 1 < len(counts):
-                    limits.setdefault(ref, {*counts}).discard(node)
-    return {ref: sorted(texts) for ref, texts in limits.items()}
+    numbers = Counter(labels)
+    single = [scope for scope, label in zip(scopes, labels, strict=True) if label == MIXED or numbers[label] == 1]
+    refs = {ref for scope in single for ref, node in scope.nodes.items() if isinstance(node, str) and len(ref.path) <= MAX_PATH}
+    limits: dict[Ref, list[str]] = {}
+    for ref in refs:
+        counts = _kinds(scopes, ref, ids)
+        once = {text for text in counts if counts[text] == 1 and any(scope.nodes.get(ref) == text for scope in single)}
+        if once and len(counts) > 1:
+            limits[ref] = sorted(counts.keys() - once)
+    return limits
 
 
 def is_outside(node: Any, texts: Collection[str]) -> bool:
