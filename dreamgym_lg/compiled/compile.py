@@ -5,12 +5,12 @@ import math
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
@@ -45,7 +45,7 @@ def compile_world(
     environment: str | None = None,
     rounds: int = 3,
     min_lower: float = 0.7,
-    again: bool = True,
+    recompile: bool = True,
     hosted: Hosted | None = None,
     say: Callable[[str], None] = print,
     on_progress: OnProgress = show_progress,
@@ -56,7 +56,7 @@ def compile_world(
     admitted tools) and `REPLAY.md` (the table that is returned).
 
     Args:
-        out: The folder; an existing world there is replaced, unless `again` is False.
+        out: The folder; an existing world there is replaced, unless `recompile` is False.
         writer: `enumerate` finds rules without a model. A chat model, or its name, repairs what these do not replay; its code
             runs behind the wall alone.
         tools, writes: As of `find_tool_uses`.
@@ -64,8 +64,9 @@ def compile_world(
         rounds: Most calls of a chat model.
         hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): after a
             kill the same call goes on, and pays for no answer twice.
-        again: False to keep a world that was compiled from the same traces and tools by the same code, with your changes to it.
-        say: Called with an estimate of a chat model's calls, tokens and price.
+        recompile: False to keep a world that the same library compiled from the same traces and tools, with your changes.
+        say: Called with an estimate of a chat model's calls, tokens and price, and where a changed `world.py` is replaced, of
+            which a copy stays beside the folder.
         min_lower: Least lower bound of the 95 % interval of a writing tool's share of exact answers to left-out traces.
 
     Raises `ConfigurationError` for a folder with other files, if no recorded tool is known to only read, and for a chat model
@@ -75,9 +76,10 @@ def compile_world(
     if out.exists() and not (out / "rules.json").exists() and any(out.iterdir()):
         raise ConfigurationError(f"{str(out)!r} holds other files than a compiled world's: give a new folder")
     recordings = Recordings.of(replay_buffer, tools=tools, writes=writes, environment=environment)
-    made_of = _digest(recordings, writer, min_lower)
-    if not again and (report := _read_report(out, made_of)) is not None:
-        return report
+    made_of, earlier = _digest(recordings, writer, rounds, min_lower), _read_rules(out)
+    if not recompile and earlier.get("made_of") == made_of:
+        return [ToolReplay(**each) for each in earlier["replay"]]
+    _keep_changed(out, earlier, say)
     if writer == "enumerate":
         text, replay = _enumerate(recordings, min_lower, on_progress)
     else:
@@ -184,19 +186,28 @@ def _replay_walled(text: str, recordings: Recordings, traces: Sequence[Trace], r
     return ""
 
 
-def _digest(recordings: Recordings, writer: BaseChatModel | str, min_lower: float) -> str:
-    """Digest of all that a world is compiled from, with the code that compiles it."""
-    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+def _digest(recordings: Recordings, writer: BaseChatModel | str, rounds: int, min_lower: float) -> str:
+    """Digest of all that a world is compiled from, this library's code included."""
+    code = [file.read_text() for file in sorted(Path(__file__).parents[1].rglob("*.py"))]
     recorded = [recordings.traces, sorted(recordings.writes), recordings.schemas]
     name = writer if isinstance(writer, str) else name_of(writer)
-    return sha256(json.dumps([code, recorded, name, min_lower], default=str).encode()).hexdigest()
+    return sha256(json.dumps([code, recorded, name, rounds, min_lower], default=str).encode()).hexdigest()
 
 
-def _read_report(folder: Path, made_of: str) -> list[ToolReplay] | None:
-    """The report of a world with this digest; None if there is no such world."""
-    file = folder / "rules.json"
-    rules = json.loads(file.read_text()) if file.exists() else {}
-    return [ToolReplay(**each) for each in rules["replay"]] if rules.get("made_of") == made_of else None
+def _read_rules(folder: Path) -> dict[str, Any]:
+    """The `rules.json` of a world there; empty without one, or if it lacks a file or is damaged."""
+    with suppress(OSError, ValueError):
+        rules = json.loads((folder / "rules.json").read_text())
+        if isinstance(rules, dict) and all((folder / name).is_file() for name in ("world.py", "world.db", "runtime.py")):
+            return rules
+    return {}
+
+
+def _keep_changed(folder: Path, rules: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Copy a `world.py` that was changed by hand beside its folder, before another replaces it."""
+    if "text" in rules and rules["text"] != sha256((folder / "world.py").read_bytes()).hexdigest():
+        shutil.copyfile(folder / "world.py", copy := folder.with_name(f"{folder.name}-changed.py"))
+        say(f"{folder / 'world.py'} was changed by hand and is written anew; your version is in {copy}")
 
 
 def _write_folder(folder: Path, text: str, recordings: Recordings, report: Sequence[ToolReplay], made_of: str = "") -> None:
@@ -215,6 +226,7 @@ def _write_folder(folder: Path, text: str, recordings: Recordings, report: Seque
         connection.commit()
     rules = {
         "made_of": made_of,
+        "text": sha256(text.encode()).hexdigest(),
         "admitted": {each.tool: each.admitted for each in report},
         "replay": [asdict(each) for each in report],
         "tools": recordings.tools,

@@ -29,7 +29,6 @@ from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.limits import (
     MIN_EXAMPLES,
     alike_conditions,
-    is_outside,
     same_ids,
     seen_words,
     shared_keys,
@@ -84,8 +83,8 @@ class Rule(NamedTuple):
     """Other reading tools than the bindings' whose answers it may change, without any of its ids."""
     keys: Mapping[str, Sequence[str]]
     """Binding -> keys of its document in every example. With other keys (an error, say) the outcome is unknown."""
-    seen: Mapping[Ref, Sequence[str]]
-    """Parts that are enumerations -> all recorded values. With another value the outcome is unknown."""
+    seen: Mapping[Ref, Sequence[str | None]]
+    """Parts that are enumerations -> all recorded values, None for nothing. With another one the outcome is unknown."""
     apart: tuple[tuple[Binding, Binding], ...]
     """Bindings that were different documents in every example: a transfer to oneself was never seen."""
     alike: tuple[tuple[Condition, bool], ...]
@@ -298,7 +297,7 @@ def _learn_rule(
     names = [MENTIONED, *(binding.name for binding in bindings)]
     labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
     limits = words_seen_once([scope for _, scope in learned], labels, ids)
-    rest = [each for each in usable if not any(is_outside(each[1].nodes.get(ref), limits[ref]) for ref in limits)]
+    rest = [each for each in usable if all(each[1].part(ref) in limits[ref] for ref in limits)]
     if len(usable) > len(rest) >= MIN_EXAMPLES:
         usable = rest
         labels, answers = _cluster(learned := [(each, scope.only(*names)) for each, scope in usable], arithmetic)
@@ -320,8 +319,8 @@ def _learn_rule(
     named = tuple(ref for ref in ids if all(example.mentioned.get(label_of(ref)) for example, _ in usable))
     answered = tuple(ref for ref in ids if ref not in named and all(label_of(ref) in each.answered for each, _ in usable))
     shown = {ref for answer in answers for ref in refs_in(answer)}  # an answer that shows a word holds for others
-    seen = seen_words(whole, {each.left for each in conditions_of(tree)} - shown, ids)
-    seen |= limits if usable is rest else {}
+    seen = seen_words(whole, {each.left for each in conditions_of(tree) if each.kind == "equals"} - shown, ids)
+    seen = limits | seen if usable is rest else seen
     pairs = (pair for pair in combinations(bindings, 2) if pair[0].tool == pair[1].tool)
     apart = tuple(pair for pair in pairs if not any(_is_bound(pair[0], pair[1:], scope) for scope in whole))
     alike = tuple((each, True) for each in same_ids(whole, bindings, ids))

@@ -16,13 +16,14 @@ from dreamgym_lg.compiled.expressions import canonical
 from dreamgym_lg.compiled.runtime import (
     IMPORTED,
     Refusal,
+    as_recorded,
+    is_default,
     key_of,
     naming,
     only_argument,
     parsed,
     possible_ids,
     values_in,
-    without_defaults,
 )
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.schemas import Schemas
@@ -109,10 +110,10 @@ class Recordings:
         functions = {name: function for name, function in offered.items() if "parameters" in function}
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         written = frozenset(tool for tool, use in uses.items() if use.writes)
-        recordings = cls(traces, written, functions)._without_defaults()
+        recordings = cls(traces, written, functions)._in_one_form()
         return recordings._filtered(lambda tool, answer: isinstance(answer, str) or tool in called & written)
 
-    @cached_property
+    @property
     def defaults(self) -> dict[str, dict[str, Any]]:
         """Reading tool -> default values of its arguments. Without None, which `key_of` leaves out."""
         values = {
@@ -122,13 +123,19 @@ class Recordings:
         }
         return {tool: fields for tool, fields in values.items() if fields}
 
-    def _without_defaults(self) -> "Recordings":
-        """The recordings with reading calls that leave out arguments equal to their defaults."""
+    def _in_one_form(self) -> "Recordings":
+        """The recordings with look-ups that all write out a default, or all leave it out (`as_recorded`)."""
+        defaults, varied = self.defaults, dict[str, set[str]]()
+        for tool, arguments, _ in self.calls:
+            own = defaults.get(tool, {})
+            varied.setdefault(tool, set()).update(
+                n for n, value in arguments.items() if n in own and not is_default(own, n, value)
+            )
 
-        def short(tool: str, arguments: Mapping[str, Any], answer: str | Refusal) -> Call:
-            return tool, without_defaults(arguments, self.defaults.get(tool, {})), answer
+        def convert(tool: str, arguments: Mapping[str, Any], answer: str | Refusal) -> Call:
+            return tool, as_recorded(arguments, defaults.get(tool, {}), varied[tool]), answer
 
-        return replace(self, traces=[Trace(task, [short(*call) for call in calls]) for task, calls in self.traces])
+        return replace(self, traces=[Trace(task, [convert(*call) for call in calls]) for task, calls in self.traces])
 
     def without_refusals(self, kinds: Collection[Kind] | None = None) -> "Recordings":
         """The recordings without refusals of these kinds; by default without any."""
@@ -275,7 +282,12 @@ class Recordings:
 
 
 def _has_default(field: Any) -> bool:
-    return isinstance(field, Mapping) and field.get("default") is not None
+    if not isinstance(field, Mapping) or field.get("default") is None:
+        return False
+    try:
+        return bool(json.dumps(field["default"], allow_nan=False))
+    except (TypeError, ValueError):  # infinity, say, which `world.py` could not write
+        return False
 
 
 def _entity(arguments: Mapping[str, Any]) -> str:

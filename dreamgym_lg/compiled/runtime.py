@@ -139,13 +139,18 @@ def key_of(arguments: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in arguments.items() if value is not None}, sort_keys=True)
 
 
-def without_defaults(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without those equal, as JSON, to their default."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if name not in defaults or json.dumps(value, sort_keys=True) != json.dumps(defaults[name], sort_keys=True)
-    }
+def as_recorded(arguments: Mapping[str, Any], defaults: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """A look-up's arguments in one form, whether or not it writes out defaults.
+
+    Args: `names`, arguments of which other values were recorded: their defaults are filled in, and all others left out.
+    """
+    filled = {name: value for name, value in defaults.items() if name in names} | dict(arguments)
+    return {name: value for name, value in filled.items() if name in names or not is_default(defaults, name, value)}
+
+
+def is_default(defaults: Mapping[str, Any], name: str, value: Any) -> bool:
+    """True for a value that equals the argument's default as JSON."""
+    return name in defaults and json.dumps(value, sort_keys=True) == json.dumps(defaults[name], sort_keys=True)
 
 
 def values_in(document: Any) -> list[Any]:
@@ -313,7 +318,7 @@ class Module:
 def answer_of(source: ModuleType, state: State, tool: str, arguments: Mapping[str, Any]) -> str | Refusal | None:
     """The module's answer as text, or its refusal. None if unknown, or if the arguments do not fit."""
     try:
-        answer = getattr(source, tool)(state, **without_defaults(arguments, source.DEFAULTS.get(tool, {})))
+        answer = getattr(source, tool)(state, **_received(source, tool, arguments))
         return answer if isinstance(answer, (str, Refusal)) else json.dumps(answer, **source.JSON.get(tool, {}))
     except (Unknown, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
@@ -333,12 +338,16 @@ def follow(
     elif not isinstance(answer, str):
         pass
     elif tool in source.READS:
-        key = without_defaults(arguments, source.DEFAULTS.get(tool, {}))
-        state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **key)
+        state.learn(tool, parsed(answer, source.JSON.get(tool, {})), **_received(source, tool, arguments))
     else:
         state.forget(*values_in(dict(arguments)), keep=source.NEVER_CHANGES.get(tool, ()), linked=True)
         state.forget_answers(*source.MAY_CHANGE.get(tool, ()))
     return computed
+
+
+def _received(source: ModuleType, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    defaults = source.DEFAULTS.get(tool)
+    return as_recorded(arguments, defaults, source.READS[tool]) if defaults else arguments
 
 
 MISSING = object()
@@ -381,8 +390,8 @@ def agreed(*tests: bool) -> bool:
 
 
 def check_seen(one: Any, values: Sequence[Any]) -> None:
-    """Raise `Unknown` for a text that is not one of the recorded values."""
-    if isinstance(one, str) and one not in values:
+    """Raise `Unknown` for anything but one of the recorded values. Args: `values`, with None for nothing there."""
+    if (None if one is MISSING else one) not in values:
         raise Unknown(f"no recorded call had {one!r}")
 
 

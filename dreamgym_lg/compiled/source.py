@@ -40,7 +40,7 @@ from runtime import {IMPORTED}  # noqa
 READS = {{reads!r}}
 """Tools that change nothing, with their arguments."""
 DEFAULTS: dict[str, dict[str, Any]] = {{defaults!r}}
-"""Default values of their arguments: a call that writes one out is the same call without it."""
+"""Default values of their arguments: a call is the same whether or not it writes one out."""
 JSON: dict[str, dict[str, Any]] = {{styles!r}}
 """How each tool writes JSON."""
 MAY_CHANGE: dict[str, list[str]] = {{may_change!r}}

@@ -300,7 +300,7 @@ def dream_of_traces(
     index = world.index(replay_buffer)
     writes = None if world.writes is None else world.writing_tools(replay_buffer)
     try:
-        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes, again=False)
+        tools = compile_world(replay_buffer, folder, tools=index.tools, writes=writes, recompile=False, say=say)
     except ConfigurationError as error:
         answering = "recorded answers alone answer" if model is None else "recorded answers and the experience model answer"
         say(f"{answering}: nothing could be compiled from the traces ({error})")

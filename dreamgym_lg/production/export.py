@@ -90,10 +90,15 @@ def check_free(folder: Path, overwrite: bool | None = None) -> None:
 
 
 def is_export_of(folder: Path, policy: BaseChatModel, provenance: Mapping[str, Any]) -> bool:
-    """True for a whole, unchanged export of these weights with this sampling. Args: as of `export_policy`."""
+    """True for a whole, unchanged export of these weights with this sampling. Args: as of `export_policy`.
+
+    False for weights without a stamp, such as a model of the hub: others may have the same name.
+    """
+    if not (Path(str(getattr(policy, "name_or_path", ""))) / "version").is_file():
+        return False
     with suppress(ConfigurationError):
         manifest = read_manifest(folder)
-        exported = manifest["policy_version"], manifest["sampling"]
+        exported = manifest.get("policy_version"), manifest.get("sampling")
         return exported == (provenance["policy_version"], getattr(policy, "sampling", None))
     return False
 

@@ -275,17 +275,49 @@ def test_a_look_up_with_its_default_written_out_is_the_same_look_up(written_out:
     assert module.respond("new", [], ("get_order", {"order_id": order, "verbose": True})) is None, "another look-up"
 
 
+def test_a_look_up_of_which_other_values_than_the_default_were_recorded_has_it_filled_in(tmp_path: Path) -> None:
+    """So that a writing tool's rule finds the document by its own argument."""
+
+    def get_stock(item: str, warehouse: str = "main", below: float = float("inf")) -> str:
+        """Look a stock up."""
+
+    rng, traces = Random(1), []
+    for n in range(60):
+        item, warehouse, stock = f"I{n}", rng.choice(["main", "main", "north"]), n + 9
+        own = {"item": item} if warehouse == "main" and n % 2 else {"item": item, "warehouse": warehouse}
+        taken = {"item": item, "warehouse": warehouse, "n": 3}
+        look = CallRecord("get_stock", own, {"item": item, "stock": stock})
+        traces.append([look, CallRecord("take", taken, {"item": item, "left": stock - 3})])
+    tools = [StructuredTool.from_function(get_stock)]
+    report = compile_world(_recorded(traces), tmp_path / "world", tools=tools, writes=["take"], on_progress=lambda *_: None)
+    take = next(each for each in report if each.tool == "take")
+    assert take.admitted and take.exact >= 58 and not take.wrong
+    module, learned = Module(tmp_path / "world"), ("get_stock", {"item": "I99"}, '{"item": "I99", "stock": 50}')
+    for own in ({"item": "I99"}, {"item": "I99", "warehouse": "main"}):
+        assert module.respond("new", [learned], ("get_stock", own)) == learned[2]
+    call = ("take", {"item": "I99", "warehouse": "main", "n": 3})
+    assert module.respond("new", [learned], call) == '{"item": "I99", "left": 47}'
+
+
 def test_a_world_of_the_same_traces_is_kept_with_its_changes_and_compiled_for_others(tmp_path: Path) -> None:
-    replay_buffer, options = ReplayBuffer(":memory:"), {"writes": WRITES, "on_progress": lambda *_: None}
+    said, replay_buffer = list[str](), ReplayBuffer(":memory:")
+    options: dict[str, Any] = {"writes": WRITES, "on_progress": lambda *_: None, "say": said.append}
     replay_buffer.extend(TRAJECTORIES[:60])
     first = compile_world(replay_buffer, tmp_path / "world", **options)
     text = (tmp_path / "world" / "world.py").read_text()
     (tmp_path / "world" / "world.py").write_text(text + "# changed\n")
-    assert compile_world(replay_buffer, tmp_path / "world", again=False, **options) == first
+    assert compile_world(replay_buffer, tmp_path / "world", recompile=False, **options) == first
     assert (tmp_path / "world" / "world.py").read_text().endswith("# changed\n")
     replay_buffer.extend(TRAJECTORIES[60:61])
-    compile_world(replay_buffer, tmp_path / "world", again=False, **options)
+    compile_world(replay_buffer, tmp_path / "world", recompile=False, **options)
     assert "# changed" not in (tmp_path / "world" / "world.py").read_text()
+    assert (tmp_path / "world-changed.py").read_text().endswith("# changed\n") and "your version is in" in said[0]
+    for damage in ("{", "[]"):
+        (tmp_path / "world" / "rules.json").write_text(damage)
+        compile_world(replay_buffer, tmp_path / "world", recompile=False, **options)
+    (tmp_path / "world" / "world.py").unlink()
+    compile_world(replay_buffer, tmp_path / "world", recompile=False, **options)
+    assert (tmp_path / "world" / "world.py").exists() and len(said) == 1
 
 
 def test_the_changes_of_a_call_that_the_world_cannot_compute_are_unknown(compiled: Any) -> None:
@@ -892,7 +924,7 @@ def test_nothing_is_known_where_rules_that_fit_equally_well_differ() -> None:
         assert decide(tree, shut("open", "blue")[0]) == unclear
 
 
-def _holding(number: int, status: str, *, closed: bool = False, load: int = 10) -> list[CallRecord]:
+def _holding(number: int, status: Any, *, closed: bool = False, load: int = 10) -> list[CallRecord]:
     """A parcel is put on its van: refused if it is gone, the van's tour closed or its load too high."""
     parcel, van = {"id": f"P{number}", "status": status, "zone": "east"}, f"V{number % 5}"
     place = {"van": van, "tour": "closed" if closed else "open", "load": load, "zone": "east"}
@@ -913,14 +945,23 @@ def test_a_state_that_one_example_or_none_was_in_is_unknown() -> None:
         traces = [_holding(n, ("depot", "kept", "gone")[n // 10]) for n in range(30)]
         rules = find_rules([*traces, *more], ["put_on"])
         source, given = _module(rules), {}
-        for status in ("depot", "kept", "gone", "lost", "sold"):
+        for status in ("depot", "kept", "gone", "lost", "sold", None, 5, ["gone"]):
             track, show, (_, arguments, _), *_ = _holding(99, status)
             state = State({(tool, key_of(own)): json.dumps(document) for tool, own, document in (track, show)})
-            given[status] = answer_of(source, state, "put_on", arguments)
+            given[str(status)] = answer_of(source, state, "put_on", arguments)
         return given
 
     loaded, gone = '{"parcel": "P99", "van": "V4"}', "Refused: it is gone."
-    known = {"depot": loaded, "kept": loaded, "gone": gone, "lost": None, "sold": None}
+    known = {
+        "depot": loaded,
+        "kept": loaded,
+        "gone": gone,
+        "lost": None,
+        "sold": None,
+        "None": None,
+        "5": None,
+        "['gone']": None,
+    }
     assert answers() == known, "of a word that no call had"
     assert answers(_holding(40, "lost")) == known, "its one outcome is no rule, nor is it a case of the others"
     assert answers(*(_holding(n, "lost") for n in (40, 41, 42))) == known | {"lost": "Refused: V4 lost it."}
@@ -952,6 +993,11 @@ def test_ids_that_nothing_tells_apart_have_to_agree() -> None:
     ids = [Ref("args", ("van",))]
     (condition,) = same_ids([same], [show], ids)
     assert condition.holds(same) and not condition.holds(other) and not same_ids([same, other], [show], ids)
+    by_key = Binding("show", "show", (("van", Ref("parcel", (("args", "day"),))),))
+    assert (
+        len(same_ids([Scope({"van": "V1", "day": "mon"}, {"parcel": {"planned": "V1", "mon": "V1"}})], [show, by_key], ids))
+        == 2
+    )
 
 
 def test_the_written_code_answers_as_the_rule_does_or_not_at_all() -> None:
