@@ -195,7 +195,7 @@ def _digest(recordings: Recordings, writer: BaseChatModel | str, rounds: int, mi
 
 
 def _read_rules(folder: Path) -> dict[str, Any]:
-    """The `rules.json` of a world there; empty without one, or if it lacks a file or is damaged."""
+    """The `rules.json` of a world there; empty without a whole one."""
     with suppress(OSError, ValueError):
         rules = json.loads((folder / "rules.json").read_text())
         if isinstance(rules, dict) and all((folder / name).is_file() for name in ("world.py", "world.db", "runtime.py")):

@@ -123,7 +123,7 @@ def conditions_of(tree: Tree) -> list[Condition]:
 
 
 def branching(tree: Tree, label: int) -> list[Condition]:
-    """Conditions that do not tell this label from others: both sides lead to it, or neither."""
+    """Conditions that do not single out this label: both sides lead there, or neither."""
     if not isinstance(tree, Branch):
         return []
     leads = [label in labels_of(part) for part in (tree.yes, tree.no)]

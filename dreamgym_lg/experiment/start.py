@@ -33,7 +33,7 @@ def start_sampling(work: Workspace) -> dict[str, Any]:
 def begin_with(work: Workspace, model: "StartModel" = None) -> str | Path:
     """The initial weights of the folder's policies. The first call records them.
 
-    Raises `ConfigurationError` for another model than the recorded one, and for one that cannot be loaded.
+    Raises `ConfigurationError` for another model than the recorded one, and for one without a tokenizer.
     """
     if not (recorded := work.record(START)):
         path = start_of(work, model)
