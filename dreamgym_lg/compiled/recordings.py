@@ -124,7 +124,7 @@ class Recordings:
         return {tool: fields for tool, fields in values.items() if fields}
 
     def _in_one_form(self) -> "Recordings":
-        """The recordings with look-ups that all write out a default, or all leave it out (`as_recorded`)."""
+        """The recordings with each look-up in one form (`as_recorded`)."""
         defaults, varied = self.defaults, dict[str, set[str]]()
         for tool, arguments, _ in self.calls:
             own = defaults.get(tool, {})
