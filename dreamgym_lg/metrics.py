@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import is_uniform, trainable_segments
-from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_unanswered, is_user_fault
+from dreamgym_lg.types import Segment, Source, Trajectory, is_missing, is_unanswered, is_user_fault, lacks_answers
 
 Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
@@ -46,6 +46,7 @@ def describe(
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
         "train_success": sum(trajectory.success for trajectory in played) / max(len(episodes) - missing - user_faults, 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
+        "unanswered_groups": sum(map(lacks_answers, groups)) / max(len(groups), 1),
         "synthetic_share": synthetic / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "cut_reply_share": cut / max(len(reply_lengths), 1),
@@ -212,6 +213,7 @@ ROLLOUTS: Mapping[str, str] = {
     "failed_episodes": "failed_episodes",
     "user_faults": "user_faults",
     "uniform_groups": "uniform_groups",
+    "unanswered_groups": "unanswered_groups",
     "synthetic_tasks": "synthetic_share",
 }
 """Metrics of the episodes that train the policy. Dreamed ones stand under `dream/`, real ones under `real/`."""

@@ -55,7 +55,15 @@ from dreamgym_lg.types import Source, Task, Trajectory
 
 Figures = dict[str, float | int | str | None]
 SAME_REWARDS = "all episodes of a task had the same reward (rft: no new success, or it did not improve validation)"
-"""The reason why a learner skips an iteration, for messages."""
+"""A reason why a learner skips an iteration, for messages."""
+
+
+def _why_nothing(unanswered: float) -> str:
+    """The reason why a learner skips an iteration. Args: `unanswered`, as of `TrainingState`."""
+    if not unanswered:
+        return SAME_REWARDS
+    others = f"; of the others, {SAME_REWARDS}" if unanswered < 1 else ""
+    return f"{unanswered:.0%} of the groups made a call that nothing in the dream answers, and are left out{others}"
 
 
 class TrainingState(TypedDict, total=False):
@@ -69,6 +77,8 @@ class TrainingState(TypedDict, total=False):
     task_ids: list[str]
     uniform_iterations: int
     """Number of iterations in a row, up to the last update, that taught nothing."""
+    unanswered: float
+    """Share of the last update's groups with a call that nothing in the dream answers."""
     real_steps: int
     """Real steps of all iterations' rollouts, without those of evaluations."""
     gap: float
@@ -236,6 +246,7 @@ class Training:
         metrics["uniform"] = int(bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered))
         after: TrainingState = {
             "uniform_iterations": state.get("uniform_iterations", 0) + 1 if metrics["uniform"] else 0,
+            "unanswered": float(metrics["unanswered_groups"] or 0),
             "real_steps": state.get("real_steps", 0) + int(metrics.get("real_steps") or 0),
         }
         self._say_alarms(earlier, metrics, iteration)
@@ -279,12 +290,12 @@ class Training:
 
     def _say_uniform(self, state: TrainingState, after: TrainingState, uniform: int) -> None:
         """Report the first iteration without a learning signal, and at the end their number."""
-        finished, total = state["iteration"] + 1, state["iterations"]
+        finished, total, why = state["iteration"] + 1, state["iterations"], _why_nothing(after["unanswered"])
         if finished >= total and uniform:
-            self.say(f"{uniform} of {finished} iterations taught nothing: {SAME_REWARDS}")
+            self.say(f"{uniform} of {finished} iterations taught nothing: {why}")
         elif uniform == after.get("uniform_iterations") == 1 and not self.end_cause(after):
             at_end = "It will be said at the end how many were so"
-            self.say(f"iteration {state['iteration']} taught nothing: {SAME_REWARDS}. {at_end}")
+            self.say(f"iteration {state['iteration']} taught nothing: {why}. {at_end}")
 
     def _say_end(self, state: TrainingState, after: TrainingState, metrics: Figures) -> None:
         """Report why a run ends early, and add `stopped_early` and `end_cause` to the iteration's metrics."""
@@ -317,8 +328,9 @@ class Training:
             fix = "Train in a new folder with a lower learning_rate or a larger beta"
             return f"the policy is broken: {broken}. Kept are the weights that did best in real validation, else these. {fix}"
         if 0 < self.stop_after_uniform <= (uniform := state.get("uniform_iterations", 0)):
-            fix = "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            return f"in the last {uniform}, {SAME_REWARDS}, which teaches nothing. {fix}"
+            unanswered = state.get("unanswered", 0.0)
+            fix = "Import traces of such calls, or give an experience model" if unanswered else "Give harder or easier tasks"
+            return f"the last {uniform} taught nothing: {_why_nothing(unanswered)}. {fix}, or stop_after_uniform=0 to go on"
         if self.max_gap is not None and (gap := state.get("gap", 0)) > self.max_gap:
             return (
                 f"dreamed minus real success of the policy is {gap:+.2f}, above max_gap={self.max_gap:g}: it learns what is "

@@ -395,6 +395,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "reward_mean": 0.25,
         "train_success": 0.25,
         "uniform_groups": 0.5,
+        "unanswered_groups": 0.0,
         "synthetic_share": 0.5,
         "invalid_action_share": 0.0,
         "cut_reply_share": 0.0,
@@ -423,6 +424,28 @@ def test_an_unreadable_answer_is_no_success_and_in_no_other_mean() -> None:
     assert (found["failed_episodes"], found["unreadable_episodes"]) == (2, 1)
     found = describe([[unreadable, episode(error="Unanswered: nothing in the dream answers get_order {}")]])
     assert (found["failed_episodes"], found["unreadable_episodes"], found["unanswered_episodes"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        (0.0, "all episodes of a task had the same reward"),
+        (
+            0.75,
+            "75% of the groups made a call that nothing in the dream answers, and are left out; of the others, all episodes",
+        ),
+        (1.0, "100% of the groups made a call that nothing in the dream answers, and are left out"),
+    ],
+)
+def test_why_iterations_taught_nothing(process: Any, tmp_path: Path, share: float, why: str) -> None:
+    """A dream that answers nothing was told as tasks that are too hard."""
+    unanswered, played = episode(error="Unanswered: get_order {}"), episode(1.0)
+    groups = [[played, unanswered], [unanswered], [unanswered, played], [played, played]]
+    assert describe(groups)["unanswered_groups"] == 0.75
+    training = process(tmp_path, stop_after_uniform=2).training
+    cause = training.end_cause({"uniform_iterations": 2, "unanswered": share})
+    assert cause.startswith(f"the last 2 taught nothing: {why}")
+    assert ("experience model" in cause) is (share > 0) and ("easier tasks" in cause) is (share == 0)
 
 
 def test_an_iteration_of_failures_can_be_described() -> None:
