@@ -62,7 +62,7 @@ class Case(NamedTuple):
     unknown: tuple[str, ...]
     """Bindings whose documents change in a way that no expression reproduces."""
     alike: tuple[tuple[Condition, bool], ...]
-    """Conditions with one outcome in all examples of the case. With another the answer is unknown."""
+    """Conditions of other cases, with their one outcome in all examples of this one. With another the answer is unknown."""
 
 
 class Rule(NamedTuple):

@@ -969,7 +969,7 @@ def test_a_state_that_one_example_or_none_was_in_is_unknown() -> None:
 
 def test_a_call_that_meets_two_refusals_is_unknown_unless_such_a_call_was_recorded() -> None:
     traces = [_holding(n, "depot") for n in range(20)]
-    traces += [_holding(20 + n, "depot", closed=True, load=n) for n in range(8)]
+    traces += [_holding(20 + n, "depot", closed=True) for n in range(8)]
     traces += [_holding(30 + n, "depot", load=60 + n) for n in range(8)]
     both = [_holding(40 + n, "depot", closed=True, load=60 + n) for n in range(8)]
     for recorded, expected in ((traces, None), ([*traces, *both], "Refused: the tour is closed.")):
