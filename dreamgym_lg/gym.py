@@ -269,7 +269,8 @@ class DreamGym:
         Args:
             path: A new folder to write the policy to (`export_policy`): weights, manifest, model card, and a project that
                 `langgraph dev` starts, which serves the agent if it has a path.
-            policy: Default: the trained one, or the baseline that `prove` found to be as good.
+            policy: Default: the trained one, or the baseline that `prove` found to be as good; before a training the best
+                baseline.
             overwrite: Replace an exported policy in that folder. The same one is replaced anyway: only its card may be new.
 
         Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object but no graph:
@@ -277,7 +278,7 @@ class DreamGym:
         """
         served: Any = policy or self.experiment.kept_policy()
         if served is None:
-            raise ConfigurationError("there is no policy to export: pass one, or train first")
+            raise ConfigurationError("there is no policy to export: pass one, or call prepare() or train() first")
         options = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
         graph = with_policy(self.world.graph, served, **options)
         if path is not None:

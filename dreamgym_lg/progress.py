@@ -34,13 +34,18 @@ def show_progress(label: str, done: int, total: int) -> None:
     After ten seconds it says the time left."""
     stage, tenth = label.split(" (")[0].split(":")[0], 10 * done // max(total, 1)
     text = f"{label}: {done}/{total}{_time_left(stage, done, total)}"
-    if (notebook := Console().is_jupyter) or sys.stderr.isatty():  # what is printed next takes the line's place
-        end = "\n" if done >= total else "\r"
+    if is_watched():  # what is printed next takes the line's place
+        notebook, end = Console().is_jupyter, "\n" if done >= total else "\r"
         print(text.ljust(79) if notebook else f"\x1b[K{text}", end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
         return
     if _reached.get(stage) != tenth:
         print(text, file=sys.stderr, flush=True)
     _reached[stage] = tenth
+
+
+def is_watched() -> bool:
+    """True in a terminal or a notebook, where a line can be overwritten."""
+    return Console().is_jupyter or sys.stderr.isatty()
 
 
 def _time_left(stage: str, done: int, total: int) -> str:

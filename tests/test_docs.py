@@ -26,6 +26,7 @@ from langchain_core.messages import AIMessage
 import dreamgym_lg
 from dreamgym_lg import DreamGym, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
+from dreamgym_lg.experiment.advice import Advice
 from dreamgym_lg.experiment.agent_world import AgentWorld
 
 ROOT = Path(__file__).parent.parent
@@ -128,8 +129,8 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2, force=True)
     )
     # tests/test_gym_supervised.py and tests/experiment run these four
-    for stage in ("train_base", "advise"):
-        monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage)))
+    for stage, returned in {"train_base": None, "advise": Advice("train", "it may add to it")}.items():
+        monkeypatch.setattr(DreamGym, stage, create_autospec(getattr(DreamGym, stage), return_value=returned))
 
     def prepare(gym: DreamGym, *_: Any, **__: Any) -> None:
         gym.experiment._experience_model = world

@@ -301,13 +301,13 @@ def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None) -> None:
 
 
 def export(world: WorldArgument, folder: To, temperature: Temperature = None, overwrite: Overwrite = False) -> None:
-    """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
+    """Write the best policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
     from dreamgym_lg.production.export import export_policy
     from dreamgym_lg.production.provenance import provenance
 
     with _opened(world, existing=True) as work:
         if (policy := work.kept_policy()) is None:
-            raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
+            raise ConfigurationError(f"{work.out} holds no policy: run `dreamgym train {world}` first")
         policy = policy if temperature is None else policy.with_temperature(temperature)
         origin = provenance(work, policy)
         export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)

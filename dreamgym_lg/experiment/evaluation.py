@@ -181,12 +181,13 @@ def prove(work: Workspace) -> dict[str, Any]:
 
     Dreamed episodes sample at the trained policy's temperature. The untrained weights are played too. Success on real
     validation tasks, never on held-out ones, chooses the policy and mode that `export` takes (`kept_policy`). Nothing is
-    dreamed without an experience model, as after training in the real environment alone.
+    dreamed without an experience model, as after training in the real environment alone. Before a training, the policies
+    without a dream are compared.
 
-    Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
+    Writes `result.json`. Raises `ConfigurationError` without a policy or a held-out task.
     """
-    if not (work.models / "trained").exists():
-        raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
+    if not (last := last_policy(work)):
+        raise ConfigurationError(f"{work.out} holds no policy: call prepare() or train() (`dreamgym train`) first")
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
     figures, start = play_policies(work), _training_start(work)
@@ -211,10 +212,10 @@ def prove(work: Workspace) -> dict[str, Any]:
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
-    policy, mode, why = _choose_policy(result)
-    result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / "trained")}
+    policy, mode, why = _choose_policy(result, last)
+    result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / last)}
     if policy != "trained":
-        claim = f"{ENOUGH}: " if len(work.validation_tasks()) >= MIN_TASKS else ""
+        claim = f"{ENOUGH}: " if last == "trained" and len(work.validation_tasks()) >= MIN_TASKS else ""
         work.say(f"{claim}{why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
@@ -250,16 +251,16 @@ def _policies(work: Workspace) -> dict[str, str | Path]:
     return {"start" if work.record(START_POLICY) and name == "base" else name: path for name, path in paths.items()}
 
 
-def _choose_policy(result: Mapping[str, Any]) -> tuple[str, str, str]:
+def _choose_policy(result: Mapping[str, Any], last: str) -> tuple[str, str, str]:
     """The policy with the most validation successes, its mode, and the reason. Ties: imitation first, then greedy.
 
-    Without a validation success, the proof's claim chooses (`Claim.enough`).
+    Without a validation success, the proof's claim chooses (`Claim.enough`) between a baseline and the `last` policy.
     """
     played = {(name, mode): each for name, modes in result["validation"].items() for mode, each in modes.items()}
     best = max(played, key=lambda key: (played[key]["successes"], key[0] != "trained", key[1] == "greedy"), default=None)
     if best is None or not played[best]["successes"]:
         claim = read_claim(result)
-        return claim.baseline if claim.enough else "trained", "sampled", f"{claim.why} (no validation task tells)"
+        return claim.baseline if claim.enough else last, "sampled", f"{claim.why} (no validation task tells)"
     figures = (f"{name} ({mode}) {each['successes']}" for (name, mode), each in played.items())
     return *best, f"successes on {played[best]['episodes']} real validation tasks: {', '.join(figures)}"
 
@@ -286,19 +287,25 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
     work.say(f"{why}; export is {'greedy' if mode == 'greedy' else f'at temperature {policy.temperature:g}'}")
 
 
+def last_policy(work: Workspace) -> str:
+    """The folder of the trained policy; before a training, of the best baseline. Empty without either."""
+    name = "trained" if (work.models / "trained").exists() else start_baseline(work)
+    return name if (work.models / name).exists() else ""
+
+
 def kept_policy(work: Workspace) -> Mapping[str, str]:
-    """The `policy` to export, its `mode`, and `why`. Empty before training.
+    """The `policy` to export, its `mode`, and `why`. Empty without a policy (`last_policy`).
 
     The last proof's choice, else that of `choose_sampling`.
     """
-    trained, file = work.models / "trained", work.out / "result.json"
-    if not trained.exists():
+    last, file = last_policy(work), work.out / "result.json"
+    if not last:
         return {}
     proven = json.loads(file.read_text()).get("keep") if file.exists() else None
     for keep in (proven, work.record(_SAMPLING)):
-        if keep and "mode" in keep and keep["instead_of"] == policy_version(trained):
-            return {"policy": "trained", **keep}
-    return {"policy": "trained", "mode": "sampled", "why": "as in training"}
+        if keep and "mode" in keep and keep["instead_of"] == policy_version(work.models / last):
+            return {"policy": last, **keep}
+    return {"policy": last, "mode": "sampled", "why": "as in training"}
 
 
 def _held_out(work: Workspace) -> list[Task]:
@@ -307,8 +314,8 @@ def _held_out(work: Workspace) -> list[Task]:
 
 
 def _temperature(work: Workspace) -> float:
-    """Sampling temperature of a proof: the one that the trained policy has."""
-    return float(saved_sampling(work.models / "trained").get("temperature", 1))
+    """Sampling temperature of a proof: the one that the trained policy has, or before a training the best baseline."""
+    return float(saved_sampling(work.models / last_policy(work)).get("temperature", 1))
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:

@@ -337,14 +337,18 @@ class Experiment(Workspace):
         return self.trained
 
     def kept_policy(self) -> "LocalChatModel | None":
-        """The policy for production, with the temperature that validation found best; None before training.
+        """The policy for production, with the temperature that validation found best; None without one.
 
-        It is the trained one, or the baseline that is as good on the validation tasks, where `prove` played them.
+        It is the trained one, or the baseline that is as good on the validation tasks, where `prove` played them. Before a
+        training it is the best baseline.
         """
         keep, trained = evaluation.kept_policy(self), self.trained_policy()
-        if trained is None or not keep:
+        if not keep:
             return trained
-        policy = trained if keep["policy"] == "trained" else self.policy(keep["policy"], trained.temperature)
+        if trained is None or keep["policy"] != "trained":
+            policy = self.policy(keep["policy"], None if trained is None else trained.temperature)
+        else:
+            policy = trained
         return policy.with_temperature(0) if keep["mode"] == "greedy" else policy
 
     def base_policy(self) -> "LocalChatModel":

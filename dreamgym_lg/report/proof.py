@@ -98,6 +98,8 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
 
 def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: str, before: str) -> str:
     """The policies that a claim needs and that were not played, in words. Arguments as of `read_claim`."""
+    if policy == "trained" and not _trained(result) and "base" in rates:
+        return "no policy was trained beyond these baselines"
     if "base" not in rates or policy not in rates:
         return f"imitation of your traces and the {policy} policy were not both played"
     if before:
@@ -106,6 +108,11 @@ def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: st
         if (data := result.get(baseline)) is None or (data and baseline not in rates):
             return f"{name} the same data was not played"
     return "imitation of the drawn tasks was not played" if result.get("drawn") and "drawn" not in rates else ""
+
+
+def _trained(result: Mapping[str, Any]) -> bool:
+    """False for a proof of the policies without a dream, before a training."""
+    return "trained" in (result.get("real") or {})
 
 
 def _success_on_others(record: Mapping[str, Any], shared: Collection[str], rate: Rate) -> float:
@@ -244,6 +251,8 @@ def _title(result: Mapping[str, Any]) -> str:
     places = {"real": "the real environment", "s2r": f"{dream}, then the real environment"}
     places["dream+real"] = f"{dream} and the real environment in turn"
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
+    if result.get("real") and not _trained(result):
+        return f"Policies without a dream, in the real environment: {where}"
     claim = read_claim(result)
     beginning = f"{ENOUGH.capitalize()}; trained" if claim.enough else "Trained"
     return f"{beginning} in {trained}, {claim.word} in the real environment: {where}"

@@ -385,7 +385,7 @@ def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, fold
 
     from dreamgym_lg.integrations.trl.sft import save_model
 
-    assert "holds no trained policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")
+    assert "holds no policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")
     tokenizer = create_tokenizer(["open the door"], vocab_size=320)
     save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, made.models / "trained")
     code, shown = run("export", "made", "policies/mine")
@@ -409,7 +409,7 @@ def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -
 
 
 def test_commands_need_what_comes_before(made: Experiment) -> None:
-    assert "holds no trained policy" in refused("eval", "made")
+    assert "holds no policy" in refused("eval", "made")
     assert "fidelity" not in refused("fidelity", "made") and "no experience model yet" in refused("fidelity", "made")
     assert "no experience model yet" in refused("play", "made")
 

@@ -523,8 +523,8 @@ def test_real_validation_plays_the_real_environment_and_counts_its_steps(work: E
     assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), dream, 2))
 
 
-def test_no_proof_without_a_trained_policy_or_a_held_out_task(work: Experiment) -> None:
-    with pytest.raises(ConfigurationError, match="holds no trained policy: call train"):
+def test_no_proof_without_a_policy_or_a_held_out_task(work: Experiment) -> None:
+    with pytest.raises(ConfigurationError, match="holds no policy: call prepare"):
         work.prove()
     (work.models / "trained").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="no task of the split 'test'"):

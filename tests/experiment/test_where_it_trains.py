@@ -489,6 +489,29 @@ def test_the_kept_policy_is_chosen_on_validation_tasks_and_the_start_is_a_row_of
     assert kept is not None and kept.temperature == 0 and kept.name_or_path == str(work.models / "base")
 
 
+def test_without_a_training_the_baselines_are_proven_and_the_best_is_exported(make: Make) -> None:
+    work = make(experience_model=None)
+    work.settings = replace(work.settings, evaluate_tasks=4)
+    shutil.copytree(work.models / "base", work.models / "offline_rl")
+    (work.models / "offline_rl" / "version").write_text("another")
+    assert (kept := work.kept_policy()) is not None and kept.name_or_path == str(work.models / "base")
+    work.engine = lambda path: Says(opens=path.name == "offline_rl")
+    work.replay_buffer.record_metrics(work.run_name(START), 0, {"path": str(work.models / "base")})
+    result = work.prove()
+    assert list(result["real"]) == ["start", "base", "offline_rl"]
+    assert _title(result).startswith("Policies without a dream, in the real environment: tests/doors")
+    first = claims(result)[0]
+    assert first["verdict"] == "not proven: no policy was trained beyond these baselines"
+    assert "start, untrained" in first["sentence"] and "offline RL, no dream" in first["sentence"]
+    assert (result["keep"]["policy"], result["keep"]["mode"]) == ("offline_rl", "greedy")
+    kept = work.kept_policy()
+    assert kept is not None and kept.temperature == 0 and kept.name_or_path == str(work.models / "offline_rl")
+    work.engine = lambda _: Says(opens=True)
+    assert work.train(iterations=1, environment="real", **NUMBERS).name_or_path == str(work.models / "trained")
+    kept = work.kept_policy()
+    assert kept is not None and kept.name_or_path == str(work.models / "trained"), "the old proof was of other policies"
+
+
 def test_what_held_out_tasks_show_chooses_no_policy() -> None:
     def result(validation: dict[str, int], test: dict[str, int]) -> dict[str, Any]:
         def rates(numbers: dict[str, int]) -> dict[str, Any]:
@@ -505,9 +528,13 @@ def test_what_held_out_tasks_show_chooses_no_policy() -> None:
         return {"validation": rates(validation), "real": rates(test), "filtered": 0, "offline_rl": ""}
 
     better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
-    assert _choose_policy(result(better, worse))[0] == "trained" and _choose_policy(result(worse, better))[0] == "base"
-    assert _choose_policy(result({"base": 20, "trained": 20}, better))[0] == "base", "as good: without a dream"
-    assert [_choose_policy(result({}, test))[0] for test in (better, worse)] == ["trained", "base"], "nothing else tells"
+
+    def choose(validation: dict[str, int], test: dict[str, int]) -> str:
+        return _choose_policy(result(validation, test), "trained")[0]
+
+    assert choose(better, worse) == "trained" and choose(worse, better) == "base"
+    assert choose({"base": 20, "trained": 20}, better) == "base", "as good: without a dream"
+    assert [choose({}, test) for test in (better, worse)] == ["trained", "base"], "nothing else tells"
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:

@@ -11,6 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, HumanMessage
 from tiny_models import create_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as bars
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers import loading
@@ -56,6 +57,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(PreTrainedModel, "to", to)
     return moved
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_log_file_gets_no_bars_of_loaded_weights(
+    folder: Path, watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "is_watched", lambda: watched)
+    bars.enable_progress_bar()
+    try:
+        loading.load_model(folder)
+    finally:
+        bars.enable_progress_bar()
+    assert ("Loading weights" in capsys.readouterr().err) == watched
 
 
 REFUSED = {
