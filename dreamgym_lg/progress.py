@@ -24,23 +24,23 @@ def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
 
 _starts: dict[str, tuple[float, int]] = {}
 """Time of a stage's first progress, and the number done by then. One that goes on from a checkpoint begins there."""
-_reached: dict[str, int] = {}
-"""The tenth of each stage, the beginning of a label, that was shown last."""
+_reached: dict[str, tuple[int, bool]] = {}
+"""The tenth of each stage, the beginning of a label, that was shown last, and True if with the time left."""
 
 
 def show_progress(label: str, done: int, total: int) -> None:
     """Show progress on one line; without a terminal, a line for each tenth.
 
-    After ten seconds it says the time left."""
+    After ten seconds it says the time left; without a terminal, in a line of its own the first time."""
     stage, tenth = label.split(" (")[0].split(":")[0], 10 * done // max(total, 1)
-    text = f"{label}: {done}/{total}{_time_left(stage, done, total)}"
+    text = f"{label}: {done}/{total}{(left := _time_left(stage, done, total))}"
     if is_watched():  # what is printed next takes the line's place
         notebook, end = Console().is_jupyter, "\n" if done >= total else "\r"
         print(text.ljust(79) if notebook else f"\x1b[K{text}", end=end, file=sys.stdout if notebook else sys.stderr, flush=True)
         return
-    if _reached.get(stage) != tenth:
+    if _reached.get(stage) != (tenth, bool(left)):
         print(text, file=sys.stderr, flush=True)
-    _reached[stage] = tenth
+    _reached[stage] = tenth, bool(left)
 
 
 def is_watched() -> bool:

@@ -53,7 +53,8 @@ def test_the_time_left_is_of_what_this_process_has_done(
     clock = [40.0]
     monkeypatch.setattr("dreamgym_lg.progress.time.monotonic", lambda: clock[0])
     show_progress("base policy", 0, 40)  # before the weights are loaded
-    for done, clock[0] in ((20, 100.0), (24, 105.0), (28, 160.0), (40, 220.0)):  # it goes on from a checkpoint
+    times = {20: 100.0, 24: 105.0, 25: 112.0, 26: 120.0, 28: 160.0, 40: 220.0}
+    for done, clock[0] in times.items():  # it goes on from a checkpoint
         show_progress("base policy (loss 1.0)", done, 40)
     shown = [line.partition("): ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert shown[-4:] == ["20/40", "24/40", "28/40, 1.5 min left", "40/40"]
+    assert shown[-5:] == ["20/40", "24/40", "25/40, 0.6 min left", "28/40, 1.5 min left", "40/40"]
