@@ -24,7 +24,7 @@ from dreamgym_lg.compiled.examples import (
     place_of,
     recorded_keys,
 )
-from dreamgym_lg.compiled.expressions import MENTIONED, Expression, Ref, Scope, canonical, evaluate, refs_in
+from dreamgym_lg.compiled.expressions import MENTIONED, Expression, Ref, Scope, evaluate, refs_in
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.limits import (
     MIN_EXAMPLES,
@@ -283,7 +283,7 @@ def _bindings(examples: Sequence[tuple[Example, Scope]], keys: Keys) -> Iterator
         for name, values in arguments.items():
             counts: Counter[Ref] = Counter()
             for _, scope in examples:
-                counts.update(ref for ref, node in scope.nodes.items() if len(ref.path) < 3 and canonical(node) in values)
+                counts.update(ref for ref in scope.nodes if len(ref.path) < 3 and (scope.json_of(ref) or "null") in values)
             options.append([(name, ref) for ref, number in counts.most_common(3) if number >= 2])
         for sources in product(*options):
             label = "_".join(str([ref.root, *ref.path][-1]) for _, ref in sources)
@@ -333,6 +333,10 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     answers: list[Expression] = []
     for number, (example, scope) in enumerate(usable):
         for label, cluster in enumerate(members):
+            # the expression of several examples is the simplest of all that give them, and so of these and one more
+            if len(cluster) > 1 and _is_exact(partial(evaluate, answers[label]), example, scope):
+                cluster.append(number)
+                break
             chosen = [cluster[0], number, *cluster[1:30]]
             joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen], arithmetic=arithmetic)
             if joint is not None and all(_is_exact(partial(evaluate, joint), *usable[n]) for n in cluster):

@@ -118,6 +118,8 @@ class Scope:
     """Cache of `generalizing`: single-step expressions, by (value in JSON, arithmetic allowed)."""
     restricted: dict[tuple[str, ...], "Scope"] = field(default_factory=dict, compare=False)
     """Cache of `only`."""
+    json: dict[Ref, str | None] = field(default_factory=dict, compare=False)
+    """Cache of `json_of`."""
 
     def only(self, *documents: str) -> "Scope":
         """The scope with these documents alone; cached, so that its own caches are shared."""
@@ -156,13 +158,19 @@ class Scope:
         except LookupError:
             return default
 
+    def json_of(self, ref: Ref) -> str | None:
+        """The value of a reference in JSON; None if it is null or leads nowhere."""
+        if ref not in self.json:
+            self.json[ref] = None if (node := self.part(ref)) is None else canonical(node)
+        return self.json[ref]
+
     @cached_property
     def by_value(self) -> dict[str, list[Ref]]:
         """Value in JSON -> references to it."""
         index: dict[str, list[Ref]] = {}
-        for ref, node in self.nodes.items():
+        for ref in self.nodes:
             if ref.root != MENTIONED:
-                index.setdefault(canonical(node), []).append(ref)
+                index.setdefault(self.json_of(ref) or "null", []).append(ref)
         return index
 
     @cached_property

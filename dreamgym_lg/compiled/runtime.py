@@ -403,8 +403,7 @@ def check_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 def at_most(one: Any, other: Any) -> bool:
     """True if both are numbers and `one <= other`."""
-    numbers = [each for each in (one, other) if isinstance(each, (int, float)) and not isinstance(each, bool)]
-    return len(numbers) == 2 and numbers[0] <= numbers[1]
+    return type(one) in (int, float) and type(other) in (int, float) and bool(one <= other)  # and no bool
 
 
 def below(one: Any, last_below: float, first_above: float) -> bool:

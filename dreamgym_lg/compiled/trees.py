@@ -35,6 +35,9 @@ class Condition(NamedTuple):
     def holds(self, scope: Scope) -> bool:
         if self.kind == "exists":
             return scope.part(self.left, runtime.MISSING) is not runtime.MISSING
+        if self.kind in ("equals", "same"):
+            one = scope.json_of(self.left)
+            return one is not None and one == (self.right if self.kind == "equals" else scope.json_of(self.right))
         left = scope.part(self.left)
         right = scope.part(self.right) if isinstance(self.right, Ref) else self.right
         if isinstance(right, Arithmetic):
@@ -42,8 +45,6 @@ class Condition(NamedTuple):
             return runtime.at_most(*(pair if self.kind == "below" else reversed(pair)))
         if left is None or right is None:
             return False
-        if self.kind in ("equals", "same"):
-            return canonical(left) == (self.right if self.kind == "equals" else canonical(right))
         if self.kind == "below":
             return runtime.at_most(left, right) if isinstance(self.right, Ref) else runtime.below(left, *self.right)
         return runtime.named(right, left)
@@ -147,7 +148,8 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
     for scope in scopes:
         for ref, node in scope.nodes.items():
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
-                scalars.setdefault(ref, Counter())[canonical(node) if not isinstance(node, (Mapping, list)) else ""] += 1
+                value = "" if isinstance(node, (Mapping, list)) else scope.json_of(ref) or "null"
+                scalars.setdefault(ref, Counter())[value] += 1
     entities = {"", *(canonical(scope.nodes.get(ref)) for scope in scopes for ref in ids)}
     # MENTIONED comes last: with few examples it fits by chance, and a backend rarely depends on earlier look-ups
     refs = sorted(scalars, key=lambda ref: (ref.root == MENTIONED, ref.root != "args", len(ref.path), str(ref.path)))
