@@ -213,14 +213,24 @@ def _with_most_common_keys(usable: Usable, bindings: Sequence[Binding]) -> Usabl
 
 def _cross_validate(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int, bool]:
     """Number of left-out examples answered exactly, and True if that suffices to accept the rule."""
-    outcomes = [_left_out(usable, learn_rule, folds, fold) for fold in range(folds)]
-    unmixed = sum((counts for counts, is_unmixed in outcomes if is_unmixed), Counter[bool | None]())
-    total = sum((counts for counts, _ in outcomes), Counter[bool | None]())
-    for counts in (unmixed, total):
-        answered = counts[True] + counts[False]
-        if counts[True] >= MIN_EXACT * answered and 2 * answered >= len(usable):
-            return counts[True], True
-    return total[True], False
+    unmixed, total = Counter[bool | None](), Counter[bool | None]()
+    for fold in range(folds):
+        counts, is_unmixed = _left_out(usable, learn_rule, folds, fold)
+        total += counts
+        unmixed += counts if is_unmixed else Counter()
+        rest = len(usable) - total.total()
+        passes = any(_suffices(each, rest, of=len(usable)) for each in (unmixed, total))
+        if not passes and total[True] + rest < MIN_PROMISING * len(usable):
+            break  # neither accepted nor promising, whatever the other folds say
+    accepted = next((each for each in (unmixed, total) if _suffices(each, of=len(usable))), None)
+    return (total[True], False) if accepted is None else (accepted[True], True)
+
+
+def _suffices(outcomes: Counter[bool | None], more: int = 0, *, of: int) -> bool:
+    """True if a rule with these outcomes, and `more` exact answers, is accepted. Args: `of`, the number of examples."""
+    exact = outcomes[True] + more
+    answered = exact + outcomes[False]
+    return exact >= MIN_EXACT * answered and 2 * answered >= of
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
