@@ -442,6 +442,7 @@ def test_references_of_drawn_tasks_are_imitated_beside_the_recorded_successes(ma
     assert {each.id for each in gym.tasks("train")} == {"drawn", *(each.task.id for each in TRACES)}, "recorded ones stay"
     work = gym.experiment
     work.train_base(tiny())
+    work.train_experience(tiny())  # not SmolLM2
     work.prepare(baselines=["sft-drawn"])
     assert work.base_policy().name_or_path.endswith("base"), "no validation task was played"
     for name, successes in (("base", 1), ("drawn", 2)):
