@@ -150,14 +150,15 @@ def call(*arguments: str) -> str:
 @pytest.mark.slow
 def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
     small = str(Path(__file__).parent / "tiny" / "small_base")
-    cell = ["--quick", "--only", "library.rft.real.seed3", "--runs", str(tmp_path), "--model", small]
+    cell = ["--quick", "--only", "library.grpo.real.seed3", "--runs", str(tmp_path), "--model", small]
     assert "0 of 1 cells are done" in call(*cell)
     results = tmp_path / "quick" / "results"
-    figures = json.loads((results / "library.rft.real.seed3.json").read_text())
+    figures = json.loads((results / "library.grpo.real.seed3.json").read_text())
     assert set(figures["real"]) == {"start", "base", "offline_rl", "trained"} and figures["world"] == "library"
     assert len(figures["real"]["trained"]["greedy"]["outcomes"]) == 4 and all(figures["real_steps"].values())
-    assert "| second tries, real |" in (results / "RESULTS.md").read_text()
-    assert "1 of 1 cells are done" in call(*cell) and "done library.rft.real.seed3" in call(*cell, "--list")
+    assert "| GRPO, real |" in (results / "RESULTS.md").read_text()
+    listed = call(*cell, "--list")
+    assert "1 of 1 cells are done" in listed and "done library.grpo.real.seed3" in listed
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from dreamgym_lg.dream import TraceIndex
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.report.proof import write_report
 
-QUICK: dict[str, Any] = {"base_steps": 2, "iterations": 1, "num_tasks": 4, "num_generations": 2}
+QUICK: dict[str, Any] = {"base_steps": 2, "batch_size": 4, "iterations": 1, "num_tasks": 4, "num_generations": 2}
 QUICK |= {"evaluate_tasks": 2, "proof_tasks": 2}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("desk", choices=WRITES)
     parser.add_argument("--seed", type=int, default=1, help="of the logs and of all training; default: 1")
     parser.add_argument("--logs", type=int, default=300, help="episodes of the predecessor; default: 300")
-    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 120, --quick: 2")
+    parser.add_argument("--steps", type=int, help="of each imitation, of 8 episodes; default: 120; --quick: 2, of 4")
     parser.add_argument("--learner", choices=("grpo", "rft"), default="grpo", help="default: grpo")
     parser.add_argument("--iterations", type=int, help="of the learner; default: 4 of GRPO, 1 of second tries")
     parser.add_argument("--drawn", type=int, help="tasks drawn from the logs' successes; default: 400 of GRPO in the dream")

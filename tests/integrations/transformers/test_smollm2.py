@@ -59,8 +59,7 @@ def smollm2(dtype: str, adapted: bool) -> Any:
     return policy
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "adapted"), [("float32", True), ("bfloat16", False)])
 def test_batches_behind_a_shared_prompt_are_exact(dtype: str, adapted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 two computations of one thing differ by rounding: the engine by no more than plain transformers does."""
     shared, count = list[int](), batch.shared_tokens
