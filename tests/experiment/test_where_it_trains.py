@@ -650,6 +650,14 @@ def test_no_advice_follows_from_episodes_that_were_stopped_from_outside(
     assert work.advise().verdict == "collect", "all may fail"
 
 
+def test_advice_says_how_many_groups_the_dream_left_without_an_answer() -> None:
+    played = Trajectory(task=Task(id="new", instruction="open", environment="doors"), steps=())
+    groups = [[replace(played, error="Unanswered: x"), played], [played], [played]]
+    line = "2 of 3 dreamed groups teach nothing, 1 of them for lack of an answer"
+    assert advice._useless(groups, lambda group: group is groups[2]) == [line]
+    assert advice._useless(groups[1:], bool) == ["0 of 2 dreamed groups teach nothing"] and advice._useless([], bool) == []
+
+
 def test_advice_says_what_second_tries_would_imitate() -> None:
     task = Task(id="new", instruction="open", environment="doors")
     won, lost = (Trajectory(task=task, steps=(), success=success) for success in (True, False))
