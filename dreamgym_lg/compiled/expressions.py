@@ -16,6 +16,7 @@ Key: TypeAlias = str | int | tuple[str, ...]
 """One step of a path. A key, an index, or (root, name) of a field whose value is the key, as in `stock[args["item"]]`."""
 MENTIONED = "mentioned"
 """Root of flags, one per id argument: True if a known document contains that id. Only conditions read it."""
+_ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would create one for each value
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MAX_NUMBER = 2**53
@@ -233,7 +234,7 @@ def _walk(ref: Ref, node: Any, scope: Scope) -> Iterable[tuple[Ref, Any]]:
 
 
 def canonical(node: Any) -> str:
-    return json.dumps(node, sort_keys=True)
+    return _ENCODER.encode(node)
 
 
 def refs_in(expression: object) -> Iterable[Ref]:

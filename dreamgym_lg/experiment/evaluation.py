@@ -314,7 +314,7 @@ def _held_out(work: Workspace) -> list[Task]:
 
 
 def _temperature(work: Workspace) -> float:
-    """Sampling temperature of a proof: the one that the trained policy has, or before a training the best baseline."""
+    """Sampling temperature of a proof, as of `last_policy`."""
     return float(saved_sampling(work.models / last_policy(work)).get("temperature", 1))
 
 

@@ -248,7 +248,8 @@ def test_an_entity_that_no_trace_looked_up_gets_a_recorded_state_of_another(shop
 def test_all_episodes_of_a_task_see_the_same_imputed_state(shop: Any) -> None:
     index, world = shop
     tasks = _guessed(index)[:20]
-    first, again, other = ([Imputed(world, index, seed=seed).documents(task) for task in tasks] for seed in (1, 1, 2))
+    responders = [Imputed(world, index, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = ([each.documents(task) for task in tasks] for each in responders)
     assert first == again != other
     unknown = Task(id="new", instruction="Pay K4444 back.", environment="shop")
     (order, arguments, answer), *_ = Imputed(world, index).documents(unknown)
