@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dreamgym_lg import DreamGym, LocalChatModel, ReplayBuffer, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.dream import RecordedUser
+from dreamgym_lg.experiment.advice import Advice
 from dreamgym_lg.experiment.agent_world import dream_of_traces
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
@@ -115,10 +116,14 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
     policy, train = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=8), DreamGym.train
     prepare = create_autospec(DreamGym.prepare)
     monkeypatch.setattr(DreamGym, "prepare", prepare)
-    monkeypatch.setattr(DreamGym, "advise", advise := create_autospec(DreamGym.advise))
-    monkeypatch.setattr(
-        DreamGym, "train", lambda gym, iterations: train(gym, policy, 1, num_tasks=1, num_generations=2, stop_after_uniform=0)
-    )
+    advise = create_autospec(DreamGym.advise, return_value=Advice("train", "it may add to it"))
+    monkeypatch.setattr(DreamGym, "advise", advise)
+
+    def train_little(gym: DreamGym, iterations: int) -> None:
+        assert advise.return_value.verdict == "train"
+        train(gym, policy, 1, num_tasks=1, num_generations=2, stop_after_uniform=0)
+
+    monkeypatch.setattr(DreamGym, "train", train_little)
     gym = runpy.run_path("train.py", run_name="__main__")["gym"]
     assert prepare.call_count == advise.call_count == 1 and (folder / "policies/mine/manifest.json").exists()
     assert gym.experiment.settings.references_only
@@ -133,9 +138,11 @@ def test_init_writes_a_training_that_runs(folder: Path, monkeypatch: pytest.Monk
         real = real.replace(f'raise NotImplementedError("{call}")', "return 1.0" if "look" in call else "pass")
     (folder / "train.py").write_text(real)
     monkeypatch.setattr(DreamGym, "prove", prove := create_autospec(DreamGym.prove))
-    monkeypatch.setattr(DreamGym, "export", create_autospec(DreamGym.export))
+    monkeypatch.setattr(DreamGym, "export", export := create_autospec(DreamGym.export))
+    advise.return_value = Advice("stop", "imitation is enough")
     gym = runpy.run_path("train.py", run_name="__main__")["gym"]
-    assert prove.call_count == 1 and gym.experiment.settings.real_budget is None, "as the comment beside REAL says"
+    assert prove.call_count == export.call_count == 1, "also where nothing is trained"
+    assert gym.experiment.settings.real_budget is None, "as the comment beside REAL says"
 
 
 @pytest.mark.slow
