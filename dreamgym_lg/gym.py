@@ -220,7 +220,7 @@ class DreamGym:
         experience model (its `error` begins with `PredictionFailed`) counts as no success.
 
         Args:
-            policy: Any chat model. Default: the trained policy.
+            policy: Any chat model. Default: the trained policy; before a training the best baseline.
             tasks: Default: those of the split `test`, or of `validation` if there are none.
             run: Name that the episodes are stored under; with the same name an evaluation resumes. Default: a new one.
 
@@ -229,7 +229,7 @@ class DreamGym:
         """
         work = self.experiment
         work.check_settings()
-        acting = policy or work.trained_policy()
+        acting = policy or work.trained_policy() or work.kept_policy()
         if acting is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         check_tasks(tasks or ())
@@ -278,7 +278,7 @@ class DreamGym:
         """
         served: Any = policy or self.experiment.kept_policy()
         if served is None:
-            raise ConfigurationError("there is no policy to export: pass one, or call prepare() or train() first")
+            raise ConfigurationError(f"no policy to export: {evaluation.no_policy(self.experiment)}, or pass one")
         options = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
         graph = with_policy(self.world.graph, served, **options)
         if path is not None:

@@ -45,7 +45,8 @@ def show_progress(label: str, done: int, total: int) -> None:
 
 def is_watched() -> bool:
     """True in a terminal or a notebook, where a line can be overwritten."""
-    return Console().is_jupyter or sys.stderr.isatty()
+    isatty = getattr(sys.stderr, "isatty", None)  # a service has no such stream, or one of its own
+    return Console().is_jupyter or bool(isatty is not None and isatty())
 
 
 def _time_left(stage: str, done: int, total: int) -> str:

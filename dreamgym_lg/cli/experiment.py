@@ -12,6 +12,7 @@ import typer
 from dreamgym_lg.cli.console import chosen, console, errors_shown, quiet_libraries
 from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.evaluation import no_policy
 from dreamgym_lg.experiment.experience_models import load_experience_model, place_of_training
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.imitation import BASELINES
@@ -307,7 +308,7 @@ def export(world: WorldArgument, folder: To, temperature: Temperature = None, ov
 
     with _opened(world, existing=True) as work:
         if (policy := work.kept_policy()) is None:
-            raise ConfigurationError(f"{work.out} holds no policy: run `dreamgym train {world}` first")
+            raise ConfigurationError(no_policy(work))
         policy = policy if temperature is None else policy.with_temperature(temperature)
         origin = provenance(work, policy)
         export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)

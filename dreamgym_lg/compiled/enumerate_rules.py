@@ -219,18 +219,18 @@ def _cross_validate(usable: Usable, learn_rule: Learn, folds: int) -> tuple[int,
         total += counts
         unmixed += counts if is_unmixed else Counter()
         rest = len(usable) - total.total()
-        passes = any(_suffices(each, rest, of=len(usable)) for each in (unmixed, total))
+        passes = any(_suffices(each, len(usable), rest) for each in (unmixed, total))
         if not passes and total[True] + rest < MIN_PROMISING * len(usable):
             break  # neither accepted nor promising, whatever the other folds say
-    accepted = next((each for each in (unmixed, total) if _suffices(each, of=len(usable))), None)
+    accepted = next((each for each in (unmixed, total) if _suffices(each, len(usable))), None)
     return (total[True], False) if accepted is None else (accepted[True], True)
 
 
-def _suffices(outcomes: Counter[bool | None], more: int = 0, *, of: int) -> bool:
-    """True if a rule with these outcomes, and `more` exact answers, is accepted. Args: `of`, the number of examples."""
-    exact = outcomes[True] + more
+def _suffices(outcomes: Counter[bool | None], examples: int, rest: int = 0) -> bool:
+    """True if a rule with these outcomes is accepted. Args: `rest`, examples still to play, taken as answered exactly."""
+    exact = outcomes[True] + rest
     answered = exact + outcomes[False]
-    return exact >= MIN_EXACT * answered and 2 * answered >= of
+    return exact >= MIN_EXACT * answered and 2 * answered >= examples
 
 
 def _left_out(usable: Usable, learn_rule: Learn, folds: int, fold: int) -> tuple[Counter[bool | None], bool]:
@@ -343,13 +343,11 @@ def _cluster(usable: Usable, arithmetic: bool) -> tuple[list[int], list[Expressi
     answers: list[Expression] = []
     for number, (example, scope) in enumerate(usable):
         for label, cluster in enumerate(members):
-            # the expression of several examples is the simplest of all that give them, and so of these and one more
-            if len(cluster) > 1 and _is_exact(partial(evaluate, answers[label]), example, scope):
-                cluster.append(number)
-                break
             chosen = [cluster[0], number, *cluster[1:30]]
             joint = generalize([usable[n][0].answer for n in chosen], [usable[n][1] for n in chosen], arithmetic=arithmetic)
-            if joint is not None and all(_is_exact(partial(evaluate, joint), *usable[n]) for n in cluster):
+            if joint is not None and (  # the present expression gives all of the cluster's answers
+                joint == answers[label] or all(_is_exact(partial(evaluate, joint), *usable[n]) for n in cluster)
+            ):
                 cluster.append(number)
                 answers[label] = joint
                 break

@@ -94,7 +94,7 @@ def advise(work: Workspace, policy: "LocalChatModel") -> Advice:
     if lost and advice.verdict == "train":
         advice = Advice("collect", f"drawn tasks hardly call {', '.join(lost)}, and training unlearns that: import such calls")
     figures = [f"{LABELS[name]} {number} of {len(tasks)} validation tasks" for name, number in won.items()]
-    figures += _useless(groups, useful)
+    figures += _useless_groups(groups, useful)
     figures += _second_tries(groups, {each.task.id for each in successes}) if s.learner != "rft" else []
     work.say(f"advice: {advice.verdict}. {'; '.join(figures)}. {advice.why}")
     if not work.training_began:
@@ -138,10 +138,10 @@ def _check_reached(episodes: list[Trajectory]) -> list[Trajectory]:
     return check_played(episodes) if any(is_missing(each.error) for each in episodes) else episodes
 
 
-def _useless(groups: Sequence[Sequence[Trajectory]], useful: Useful) -> list[str]:
+def _useless_groups(groups: Sequence[Sequence[Trajectory]], useful: Useful) -> list[str]:
     """A line about groups that teach nothing, if any was played."""
     useless = [group for group in groups if not useful(group)]
-    unanswered = f", {number} of them for lack of an answer" if (number := sum(map(lacks_answers, useless))) else ""
+    unanswered = f", {number} of them because the dream did not answer" if (number := sum(map(lacks_answers, useless))) else ""
     return [f"{len(useless)} of {len(groups)} dreamed groups teach nothing{unanswered}"] if groups else []
 
 

@@ -186,18 +186,18 @@ def prove(work: Workspace) -> dict[str, Any]:
 
     Writes `result.json`. Raises `ConfigurationError` without a policy or a held-out task.
     """
-    if not (last := last_policy(work)):
-        raise ConfigurationError(f"{work.out} holds no policy: call prepare() or train() (`dreamgym train`) first")
+    if not (name := resulting_policy(work)):
+        raise ConfigurationError(no_policy(work))
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
-    figures, start = play_policies(work), _training_start(work)
+    figures, trained = play_policies(work), name == "trained"
     made_with = work.stored_settings() or work.settings
     result = {
         "world": work.world.name,
         "seed": made_with.seed,
         "temperature": _temperature(work),
         "version": version("dreamgym-lg"),
-        "iterations": made_with.iterations,
+        "iterations": made_with.iterations if trained else 0,
         "assisted": work.world.assisted and _proves_in_dream(work),
         "isolation": work.world.promises,
         **figures,
@@ -206,19 +206,26 @@ def prove(work: Workspace) -> dict[str, Any]:
         "dreamed_steps": count_dreamed_steps(work),
         "filtered": work.record(FILTERED).get("episodes"),
         "offline_rl": work.record(OFFLINE_RL).get("how"),
-        "began": start,
+        "began": _training_start(work) if trained else "",
         "advice": work.record(ADVICE) or None,
         "drawn": sum(bool(task.drawn) for task in work.tasks("train")),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
-    policy, mode, why = _choose_policy(result, last)
-    result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / last)}
+    policy, mode, why = _choose_policy(result, name)
+    result["keep"] = {"policy": policy, "mode": mode, "why": why, "instead_of": policy_version(work.models / name)}
     if policy != "trained":
-        claim = f"{ENOUGH}: " if last == "trained" and len(work.validation_tasks()) >= MIN_TASKS else ""
+        claim = f"{ENOUGH}: " if trained and len(work.validation_tasks()) >= MIN_TASKS else ""
         work.say(f"{claim}{why}. The policy {policy!r} is kept, which `export` takes")
     write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
+
+
+def no_policy(work: Workspace) -> str:
+    """The error of a folder without a `resulting_policy`."""
+    if work.training_began:
+        return f"{work.out} holds no trained policy: its training has not ended, and the same train() goes on"
+    return f"{work.out} holds no policy: call prepare() or train() (`dreamgym train`) first"
 
 
 def play_policies(work: Workspace) -> dict[str, Any]:
@@ -251,16 +258,16 @@ def _policies(work: Workspace) -> dict[str, str | Path]:
     return {"start" if work.record(START_POLICY) and name == "base" else name: path for name, path in paths.items()}
 
 
-def _choose_policy(result: Mapping[str, Any], last: str) -> tuple[str, str, str]:
+def _choose_policy(result: Mapping[str, Any], resulting: str) -> tuple[str, str, str]:
     """The policy with the most validation successes, its mode, and the reason. Ties: imitation first, then greedy.
 
-    Without a validation success, the proof's claim chooses (`Claim.enough`) between a baseline and the `last` policy.
+    Without a validation success, the proof's claim chooses (`Claim.enough`) between a baseline and the `resulting` policy.
     """
     played = {(name, mode): each for name, modes in result["validation"].items() for mode, each in modes.items()}
     best = max(played, key=lambda key: (played[key]["successes"], key[0] != "trained", key[1] == "greedy"), default=None)
     if best is None or not played[best]["successes"]:
         claim = read_claim(result)
-        return claim.baseline if claim.enough else last, "sampled", f"{claim.why} (no validation task tells)"
+        return claim.baseline if claim.enough else resulting, "sampled", f"{claim.why} (no validation task tells)"
     figures = (f"{name} ({mode}) {each['successes']}" for (name, mode), each in played.items())
     return *best, f"successes on {played[best]['episodes']} real validation tasks: {', '.join(figures)}"
 
@@ -287,25 +294,30 @@ def choose_sampling(work: Workspace, policy: Any, dream: Dream | None) -> None:
     work.say(f"{why}; export is {'greedy' if mode == 'greedy' else f'at temperature {policy.temperature:g}'}")
 
 
-def last_policy(work: Workspace) -> str:
-    """The folder of the trained policy; before a training, of the best baseline. Empty without either."""
-    name = "trained" if (work.models / "trained").exists() else start_baseline(work)
+def resulting_policy(work: Workspace) -> str:
+    """The name of the policy that the stages so far lead to; empty without one.
+
+    It is `trained` or, before a training, the best baseline. A training that has not ended leads to none.
+    """
+    if work.training_began or (work.models / "trained").exists():
+        return "trained" if (work.models / "trained").exists() else ""
+    name = start_baseline(work)
     return name if (work.models / name).exists() else ""
 
 
 def kept_policy(work: Workspace) -> Mapping[str, str]:
-    """The `policy` to export, its `mode`, and `why`. Empty without a policy (`last_policy`).
+    """The `policy` to export, its `mode`, and `why`. Empty without a policy (`resulting_policy`).
 
     The last proof's choice, else that of `choose_sampling`.
     """
-    last, file = last_policy(work), work.out / "result.json"
-    if not last:
+    name, file = resulting_policy(work), work.out / "result.json"
+    if not name:
         return {}
     proven = json.loads(file.read_text()).get("keep") if file.exists() else None
     for keep in (proven, work.record(_SAMPLING)):
-        if keep and "mode" in keep and keep["instead_of"] == policy_version(work.models / last):
-            return {"policy": last, **keep}
-    return {"policy": last, "mode": "sampled", "why": "as in training"}
+        if keep and "mode" in keep and keep["instead_of"] == policy_version(work.models / name):
+            return {"policy": name, **keep}
+    return {"policy": name, "mode": "sampled", "why": "as in training" if name == "trained" else "as on the validation tasks"}
 
 
 def _held_out(work: Workspace) -> list[Task]:
@@ -314,8 +326,8 @@ def _held_out(work: Workspace) -> list[Task]:
 
 
 def _temperature(work: Workspace) -> float:
-    """Sampling temperature of a proof, as of `last_policy`."""
-    return float(saved_sampling(work.models / last_policy(work)).get("temperature", 1))
+    """Sampling temperature of a proof, as of `resulting_policy`."""
+    return float(saved_sampling(work.models / resulting_policy(work)).get("temperature", 1))
 
 
 def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, path: str | Path, dream: Dream | None) -> None:
@@ -414,7 +426,7 @@ def count_dreamed_steps(work: Workspace) -> dict[str, Any]:
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:
-    """Some dreamed episodes of the first and last iterations, and the trained policy's real ones."""
+    """Some dreamed episodes of the first and last iterations, and real ones of the `resulting_policy`."""
     buffer, train = work.replay_buffer, work.run_name(TRAIN)
     iterations = [row["iteration"] for row in buffer.metrics(train)]
     dreamed = [
@@ -422,5 +434,6 @@ def shown_episodes(work: Workspace) -> list[Trajectory]:
         for iteration in dict.fromkeys([*iterations[:1], *iterations[-1:]])
         for trajectory in buffer.trajectories(run=train, iteration=iteration, limit=3)
     ]
-    proven = work.run_name(f"proof/real/trained/sampled/{policy_version(work.models / 'trained')}")
+    name = resulting_policy(work)
+    proven = work.run_name(f"proof/real/{name}/sampled/{policy_version(work.models / name)}")
     return [*dreamed, *buffer.trajectories(run=proven, limit=3)]

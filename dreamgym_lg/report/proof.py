@@ -77,9 +77,8 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     shared = result.get("shared_entities") or {}
     values = {name: _success_on_others(records[name], shared, rate) for name, rate in rates.items()}
     earlier = BASELINES[: POLICIES.index(policy)]
-    imitation = max((name for name in earlier if name in rates), key=values.__getitem__)
-    best = "start" if "start" in rates and values["start"] > values[imitation] else imitation
-    best = before or best
+    imitation = max((name for name in earlier if name in rates), key=values.__getitem__, default="start")
+    best = before or ("start" if "start" in rates and values["start"] > values[imitation] else imitation)
     new, old = (records[name].get("outcomes") or {} for name in (policy, best))
     common = [task for task in new if task in old]
     pairs = [(bool(new[task]), bool(old[task])) for task in common if task not in shared]
@@ -92,14 +91,12 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
     why += f"; {left_out} and do not count" if len(pairs) < len(common) else ""
-    enough = values[policy] <= values[imitation] > 0 and rates[policy].episodes >= MIN_TASKS
+    enough = imitation != "start" and values[policy] <= values[imitation] > 0 and rates[policy].episodes >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
 
 def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: str, before: str) -> str:
     """The policies that a claim needs and that were not played, in words. Arguments as of `read_claim`."""
-    if policy == "trained" and not _trained(result) and "base" in rates:
-        return "no policy was trained beyond these baselines"
     if "base" not in rates or policy not in rates:
         return f"imitation of your traces and the {policy} policy were not both played"
     if before:
@@ -111,8 +108,13 @@ def _not_played(result: Mapping[str, Any], rates: Mapping[str, Rate], policy: st
 
 
 def _trained(result: Mapping[str, Any]) -> bool:
-    """False for a proof of the policies without a dream, before a training."""
-    return "trained" in (result.get("real") or {})
+    """False for a proof before a training, of the policies without a dream."""
+    return not (real := result.get("real")) or "trained" in real
+
+
+def _kept(result: Mapping[str, Any]) -> str:
+    """The baseline that validation chose."""
+    return str((result.get("keep") or {}).get("policy", "base"))
 
 
 def _success_on_others(record: Mapping[str, Any], shared: Collection[str], rate: Rate) -> float:
@@ -198,11 +200,11 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """One row per mode and policy with figures; always rows of `base` and `trained`."""
+    """One row per mode and policy with figures; always of `base` and a trained one."""
     rows = []
     for mode, policy in product(MODES, ("start", *POLICIES)):
         real, dream = (_figures(result, place, policy, mode) for place in ("real", "dream"))
-        if real or dream or policy in ("base", "trained"):
+        if real or dream or policy == "base" or (policy == "trained" and _trained(result)):
             rows.append(Row(policy, _mode(result, mode), read_rate(real), read_rate(dream)))
     return rows
 
@@ -223,7 +225,7 @@ def claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
         played = " and ".join(dict.fromkeys(str(rate.episodes) for rate in rates.values()))
         steps = " → ".join(f"{label} {text(rate)}" for label, rate in rates.items())
         sentence = f"Real success ({name}) on {played or 'no'} held-out episodes: {steps}{'' if claims else tail}"
-        claim = read_claim(result, mode)
+        claim = read_claim(result, mode) if _trained(result) else read_claim(result, mode, _kept(result), "start")
         claims.append({"sentence": sentence, "word": claim.word, "verdict": claim.verdict})
         for (policy, before), sentence in GAINS.items():
             gain = read_claim(result, mode, policy, before)
@@ -251,7 +253,7 @@ def _title(result: Mapping[str, Any]) -> str:
     places = {"real": "the real environment", "s2r": f"{dream}, then the real environment"}
     places["dream+real"] = f"{dream} and the real environment in turn"
     trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
-    if result.get("real") and not _trained(result):
+    if not _trained(result):
         return f"Policies without a dream, in the real environment: {where}"
     claim = read_claim(result)
     beginning = f"{ENOUGH.capitalize()}; trained" if claim.enough else "Trained"

@@ -4,7 +4,8 @@ A folder of such a model is one of PEFT's: the adapters, and the base that they 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from dreamgym_lg.files import whole_folder
+from dreamgym_lg.progress import is_watched
 from dreamgym_lg.token_recorder import SAMPLING_FILE
 
 BASE = "base"
@@ -59,6 +62,20 @@ def add_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     keep_adapters(model, PeftModel.from_pretrained(model, str(folder), config=config, is_trainable=True))
 
 
+@contextmanager
+def bars_if_watched() -> Iterator[None]:
+    """Without transformers' progress bars where nobody watches, as in a log file."""
+    if is_watched() or not is_progress_bar_enabled():
+        yield
+        return
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        enable_progress_bar()
+
+
+@bars_if_watched()
 def write_model(model: PreTrainedModel, folder: Path) -> None:
     """Write a model's weights; adapters in float32 beside their base."""
     if not adapter_layers(model):

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +12,10 @@ from uuid import uuid4
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, writing
-from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, base_of
+from dreamgym_lg.integrations.transformers.adapter_files import add_adapters, bars_if_watched, base_of
 from dreamgym_lg.integrations.transformers.machine import reuse_freed_memory, use_free_cores
-from dreamgym_lg.progress import is_watched
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +64,6 @@ def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dty
     if "device_map" in options and device != "auto":
         raise ConfigurationError(f"device={device!r} and device_map={options['device_map']!r} both place the model: give one")
     device = resolve_device(device)
-    if not is_watched():
-        disable_progress_bar()  # a log file would get a line for each of its states
     if device == "cpu" and "device_map" not in options:
         use_free_cores()
         reuse_freed_memory()
@@ -75,7 +72,8 @@ def load_model(path: str | Path, *, device: str = "auto", dtype: str | torch.dty
         options.setdefault("device_map", {"": device})
     try:
         folder = as_folder(path)
-        model = AutoModelForCausalLM.from_pretrained(base_of(folder) or folder, dtype=dtype, **options)
+        with bars_if_watched() if Path(folder).is_dir() else nullcontext():  # a download shows its bar
+            model = AutoModelForCausalLM.from_pretrained(base_of(folder) or folder, dtype=dtype, **options)
         if base_of(folder) is not None:
             add_adapters(model, folder)
     except (OSError, ValueError, ImportError) as error:

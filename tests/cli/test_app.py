@@ -385,7 +385,7 @@ def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, fold
 
     from dreamgym_lg.integrations.trl.sft import save_model
 
-    assert "holds no policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")
+    assert "holds no policy: call prepare() or train() (`dreamgym train`) first" in refused("export", "made", "policies/mine")
     tokenizer = create_tokenizer(["open the door"], vocab_size=320)
     save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, made.models / "trained")
     code, shown = run("export", "made", "policies/mine")

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from dreamgym_lg import ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import parse_call, render_answer, render_call
 from dreamgym_lg.cli.app import app
-from dreamgym_lg.compiled import runtime
+from dreamgym_lg.compiled import enumerate_rules, runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import Binding, CallRecord
@@ -1417,3 +1417,38 @@ def test_lists_are_compared_and_nothing_is_known_of_words_that_no_call_had(tied:
     ]:
         steps = [("get_order", {"order": "K7"}, json.dumps(document))]
         assert module.respond("new", steps, ("give_back", {**arguments, **changed})) == answer, changed
+
+
+@pytest.mark.parametrize("folds", [3, 10])
+def test_folds_that_are_left_out_would_change_nothing(folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_full(each: list[tuple[Counter[bool | None], bool]]) -> tuple[int, bool]:
+        unmixed, total = (sum((one for one, own in each if own or not only), Counter[bool | None]()) for only in (True, False))
+        for counts in (unmixed, total):
+            answered = counts[True] + counts[False]
+            if counts[True] >= 0.99 * answered and 2 * answered >= total.total():
+                return counts[True], True
+        return total[True], False
+
+    random, short = Random(folds), 0
+    for _ in range(3000):
+        weights = random.choice([(98, 1, 1), (90, 1, 9), (40, 1, 59), (50, 30, 20)])
+        outcomes = [
+            (Counter(random.choices([True, False, None], weights, k=random.randint(1, 30))), random.random() < 0.7)
+            for _ in range(folds)
+        ]
+        played = list[int]()
+
+        def left_out(*given: Any, outcomes: Any = outcomes, played: list[int] = played) -> Any:
+            played.append(given[3])
+            return outcomes[given[3]]
+
+        monkeypatch.setattr(enumerate_rules, "_left_out", left_out)
+        usable: Any = [None] * sum(counts.total() for counts, _ in outcomes)
+        exact, accepted = enumerate_rules._cross_validate(usable, lambda _: None, folds)  # type: ignore[arg-type,return-value]
+        expected = in_full(outcomes)
+        if len(played) == folds:
+            assert (exact, accepted) == expected
+        else:  # neither accepted nor promising
+            short += 1
+            assert not accepted and not expected[1] and max(exact, expected[0]) < 0.9 * len(usable)
+    assert 100 < short < 2900

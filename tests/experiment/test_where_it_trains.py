@@ -18,11 +18,11 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
-from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps
+from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps, shown_episodes
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
 from dreamgym_lg.production.provenance import model_card, provenance
-from dreamgym_lg.report.proof import _title, claims
+from dreamgym_lg.report.proof import _rows, _title, claims
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
 pytest.importorskip("trl")
@@ -500,12 +500,22 @@ def test_without_a_training_the_baselines_are_proven_and_the_best_is_exported(ma
     result = work.prove()
     assert list(result["real"]) == ["start", "base", "offline_rl"]
     assert _title(result).startswith("Policies without a dream, in the real environment: tests/doors")
-    first = claims(result)[0]
-    assert first["verdict"] == "not proven: no policy was trained beyond these baselines"
-    assert "start, untrained" in first["sentence"] and "offline RL, no dream" in first["sentence"]
+    assert result["iterations"] == 0 and result["began"] == ""
+    assert [each.source for each in shown_episodes(work)] == ["real"] * 3
+    greedy = next(each for each in claims(result) if "(greedy)" in each["sentence"])
+    assert "start, untrained 0.00" in greedy["sentence"] and "offline RL, no dream 1.00" in greedy["sentence"]
+    assert greedy["word"] == "not proven" and "4 of 4 held-out tasks share" in greedy["verdict"]
+    greedy = claims(result | {"shared_entities": {}})[-1]
+    assert greedy["verdict"].startswith("proven: offline RL, no dream − start, untrained +1.00"), "of the one validation chose"
+    assert not any(row.policy == "trained" for row in _rows(result))
     assert (result["keep"]["policy"], result["keep"]["mode"]) == ("offline_rl", "greedy")
     kept = work.kept_policy()
     assert kept is not None and kept.temperature == 0 and kept.name_or_path == str(work.models / "offline_rl")
+    (work.out / "training.db").touch()
+    assert work.kept_policy() is None, "a training has begun and not ended"
+    with pytest.raises(ConfigurationError, match=r"no trained policy: its training has not ended, and the same train\(\) goes"):
+        work.prove()
+    (work.out / "training.db").unlink()
     work.engine = lambda _: Says(opens=True)
     assert work.train(iterations=1, environment="real", **NUMBERS).name_or_path == str(work.models / "trained")
     kept = work.kept_policy()
@@ -653,9 +663,10 @@ def test_no_advice_follows_from_episodes_that_were_stopped_from_outside(
 def test_advice_says_how_many_groups_the_dream_left_without_an_answer() -> None:
     played = Trajectory(task=Task(id="new", instruction="open", environment="doors"), steps=())
     groups = [[replace(played, error="Unanswered: x"), played], [played], [played]]
-    line = "2 of 3 dreamed groups teach nothing, 1 of them for lack of an answer"
-    assert advice._useless(groups, lambda group: group is groups[2]) == [line]
-    assert advice._useless(groups[1:], bool) == ["0 of 2 dreamed groups teach nothing"] and advice._useless([], bool) == []
+    line = "2 of 3 dreamed groups teach nothing, 1 of them because the dream did not answer"
+    assert advice._useless_groups(groups, lambda group: group is groups[2]) == [line]
+    assert advice._useless_groups(groups[1:], bool) == ["0 of 2 dreamed groups teach nothing"]
+    assert advice._useless_groups([], bool) == []
 
 
 def test_advice_says_what_second_tries_would_imitate() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as bars
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers import loading
+from dreamgym_lg.integrations.transformers import adapter_files, loading
 from dreamgym_lg.integrations.transformers.batch import Decoder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
@@ -61,15 +61,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_log_file_gets_no_bars_of_loaded_weights(
-    folder: Path, watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loading, "is_watched", lambda: watched)
-    bars.enable_progress_bar()
-    try:
-        loading.load_model(folder)
-    finally:
-        bars.enable_progress_bar()
-    assert ("Loading weights" in capsys.readouterr().err) == watched
+    monkeypatch.setattr(adapter_files, "is_watched", lambda: watched)
+    adapter_files.write_model(loading.load_model(folder), tmp_path)
+    shown = capsys.readouterr().err
+    assert ("Loading weights" in shown, "Writing model shards" in shown) == (watched, watched)
+    assert bars.is_progress_bar_enabled(), "the bars of others stay"
 
 
 REFUSED = {
