@@ -13,7 +13,7 @@ from dreamgym_lg.dream import Dream, Model, TraceIndex
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experiment import evaluation, gate
+from dreamgym_lg.experiment import choice, evaluation, gate
 from dreamgym_lg.experiment.advice import Advice
 from dreamgym_lg.experiment.agent_arguments import check_tasks
 from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -278,7 +278,7 @@ class DreamGym:
         """
         served: Any = policy or self.experiment.kept_policy()
         if served is None:
-            raise ConfigurationError(f"no policy to export: {evaluation.no_policy(self.experiment)}, or pass one")
+            raise ConfigurationError(f"no policy to export: {choice.no_policy(self.experiment)}, or pass one")
         options = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
         graph = with_policy(self.world.graph, served, **options)
         if path is not None:

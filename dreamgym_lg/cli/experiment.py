@@ -12,7 +12,7 @@ import typer
 from dreamgym_lg.cli.console import chosen, console, errors_shown, quiet_libraries
 from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import no_policy
+from dreamgym_lg.experiment.choice import no_policy
 from dreamgym_lg.experiment.experience_models import load_experience_model, place_of_training
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.imitation import BASELINES

@@ -11,7 +11,8 @@ from dreamgym_lg.dream.relative import compare_groups
 from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment import gate
-from dreamgym_lg.experiment.evaluation import ADVICE, START, validation_panel, validation_successes
+from dreamgym_lg.experiment.choice import validation_panel, validation_successes
+from dreamgym_lg.experiment.evaluation import ADVICE, START
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.learner import has_learning_signal

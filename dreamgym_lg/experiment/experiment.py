@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.dream.users import model_user
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
+from dreamgym_lg.experiment import choice, evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.advice import Advice, advise
 from dreamgym_lg.experiment.experience_models import place_of_training
 from dreamgym_lg.experiment.lock import only_process
@@ -342,7 +342,7 @@ class Experiment(Workspace):
         It is the trained one, or the baseline that is as good on the validation tasks, where `prove` played them. Before a
         training it is the best baseline.
         """
-        keep, trained = evaluation.kept_policy(self), self.trained_policy()
+        keep, trained = choice.kept_policy(self), self.trained_policy()
         if not keep:
             return trained
         if trained is None or keep["policy"] != "trained":
@@ -362,7 +362,7 @@ class Experiment(Workspace):
                 return self.policy_at(path)
             if not (self.models / "base").exists():
                 raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
-            return self.policy(evaluation.start_baseline(self))
+            return self.policy(choice.start_baseline(self))
         place = place_of_training(policy, self.settings.learner)
         local = self.policy_at(policy) if isinstance(policy, str | Path) else policy
         if local.model is None and place == "here":

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL, BestPolicy, validation_panel
+from dreamgym_lg.experiment.choice import BestPolicy, validation_panel
+from dreamgym_lg.experiment.evaluation import FILTERED, OFFLINE_RL
 from dreamgym_lg.experiment.start import begin_with, start_sampling, start_weights
 from dreamgym_lg.experiment.supervised import check_outcomes, checkpoints_of, fine_tune, tokenizer_of
 from dreamgym_lg.experiment.training import create_trl_learner

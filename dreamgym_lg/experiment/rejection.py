@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START, start_baseline, validation_successes
+from dreamgym_lg.experiment.choice import start_baseline, validation_successes
+from dreamgym_lg.experiment.evaluation import START
 from dreamgym_lg.experiment.imitation import imitate, recorded_successes, with_segments
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.start import start_weights

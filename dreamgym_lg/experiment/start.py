@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import START, START_BASELINE, START_POLICY, start_baseline
+from dreamgym_lg.experiment.choice import START_BASELINE, start_baseline
+from dreamgym_lg.experiment.evaluation import START, START_POLICY
 from dreamgym_lg.experiment.experience_models import model_name, policy_version, saved_sampling
 from dreamgym_lg.experiment.supervised import start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace

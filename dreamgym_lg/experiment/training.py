@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, gate
+from dreamgym_lg.experiment import choice, evaluation, gate
 from dreamgym_lg.experiment.experience_models import model_name, place_of_training
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, WITH_REAL_PART, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
@@ -131,7 +131,7 @@ def train_policy(
     work.progress("train: done", total, total)
     kept = _best_policy(work, policy)
     kept.save(work.models / "trained")
-    evaluation.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
+    choice.choose_sampling(work, kept, None if work.settings.environment == "real" else work.dream())
     seconds = time.perf_counter() - start + before
     figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
     work.keep_record("stage/train", figures)
@@ -291,6 +291,6 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
 def _evaluate(work: Workspace, policy: "LocalChatModel", dream: Dream | None, iteration: int) -> dict[str, Any]:
     figures = evaluation.validate(work, policy, dream, iteration)
     if episodes := figures.get("eval_real_episodes"):
-        best = evaluation.BestPolicy(work, "best")
+        best = choice.BestPolicy(work, "best")
         best.offer(iteration, figures["eval_real_successes"] / episodes, figures["eval_real_reward_mean"], policy)
     return figures

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.experiment.evaluation import START, START_POLICY, kept_policy
+from dreamgym_lg.experiment.choice import kept_policy
+from dreamgym_lg.experiment.evaluation import START, START_POLICY
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -570,7 +570,7 @@ def test_a_folder_is_opened_with_the_arguments_its_world_had(monkeypatch: pytest
 
 
 def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(work: Experiment) -> None:
-    from dreamgym_lg.experiment.evaluation import BestPolicy
+    from dreamgym_lg.experiment.choice import BestPolicy
 
     saved: list[tuple[Any, str]] = []
     offers = [(5, 4, 0.5), (10, 5, 0.2), (20, 4, 0.9), (30, 5, 0.1), (40, 5, 0.2), (50, 6, 0.0)]

@@ -18,7 +18,8 @@ from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 from dreamgym_lg.experiment import advice
-from dreamgym_lg.experiment.evaluation import START, _choose_policy, check_dreamed, count_real_steps, shown_episodes
+from dreamgym_lg.experiment.choice import choose_policy
+from dreamgym_lg.experiment.evaluation import START, check_dreamed, count_real_steps, shown_episodes
 from dreamgym_lg.experiment.experience_models import policy_version
 from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
 from dreamgym_lg.production.provenance import model_card, provenance
@@ -540,7 +541,7 @@ def test_what_held_out_tasks_show_chooses_no_policy() -> None:
     better, worse = {"base": 20, "trained": 30}, {"base": 30, "trained": 20}
 
     def choose(validation: dict[str, int], test: dict[str, int]) -> str:
-        return _choose_policy(result(validation, test), "trained")[0]
+        return choose_policy(result(validation, test), "trained")[0]
 
     assert choose(better, worse) == "trained" and choose(worse, better) == "base"
     assert choose({"base": 20, "trained": 20}, better) == "base", "as good: without a dream"
