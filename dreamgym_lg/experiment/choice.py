@@ -72,9 +72,7 @@ def resulting_policy(work: Workspace) -> str:
 
     It is `trained` or, before a training, the best baseline. A training that has not ended leads to none.
     """
-    if work.training_began or (work.models / "trained").exists():
-        return "trained" if (work.models / "trained").exists() else ""
-    name = start_baseline(work)
+    name = "trained" if work.training_began or (work.models / "trained").exists() else start_baseline(work)
     return name if (work.models / name).exists() else ""
 
 
