@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist, fmean
 from typing import NamedTuple
+
+import numpy as np
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.retrieval import WORD
@@ -73,10 +75,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     n = len(values)
     if n < FEW_EPISODES:
         return -1.0, 1.0
-    margin = _student(confidence, n - 1) * stdev(values) / sqrt(n)
+    mean, margin = fmean(values), _student(confidence, n - 1) * float(np.std(values, ddof=1)) / sqrt(n)
     if margin < 1e-12:
         margin = wilson(0, n, NormalDist().inv_cdf((1 + confidence) / 2))[1]
-    return max(-1.0, mean(values) - margin), min(1.0, mean(values) + margin)
+    return max(-1.0, mean - margin), min(1.0, mean + margin)
 
 
 def _student(confidence: float, df: int) -> float:

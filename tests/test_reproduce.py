@@ -155,7 +155,7 @@ def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
     results = tmp_path / "quick" / "results"
     figures = json.loads((results / "library.grpo.real.seed3.json").read_text())
     assert set(figures["real"]) == {"start", "base", "offline_rl", "trained"} and figures["world"] == "library"
-    assert len(figures["real"]["trained"]["greedy"]["outcomes"]) == 4 and all(figures["real_steps"].values())
+    assert len(figures["real"]["trained"]["greedy"]["outcomes"]) == 2 and all(figures["real_steps"].values())
     assert "| GRPO, real |" in (results / "RESULTS.md").read_text()
     listed = call(*cell, "--list")
     assert "1 of 1 cells are done" in listed and "done library.grpo.real.seed3" in listed
@@ -164,12 +164,19 @@ def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_support_desks_cells_open_with_the_settings_of_their_learner(tmp_path: Path) -> None:
     program = """
+import shutil
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import run
+traces = None
 for cell in run.matching(["desk"], [1], ["*.dream.*", "*.model.*"]):
-    s = (work := run.open_experiment(cell, Path(sys.argv[2]) / cell.place, {})).settings
+    folder = Path(sys.argv[2]) / cell.place
+    if traces and not folder.exists():  # those of one seed are the same
+        folder.mkdir()
+        shutil.copy(traces, folder)
+    s = (work := run.open_experiment(cell, folder, {})).settings
+    traces = folder / "traces.jsonl"
     dream = [part.name for part in work.dream().responders]
     print(len(work.tasks("train")), cell, s.learner, s.num_tasks, s.iterations, s.base_steps, *dream)
 """

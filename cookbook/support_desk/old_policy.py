@@ -217,10 +217,12 @@ def talking_desk() -> CompiledStateGraph[Any, Any, Any, Any]:
 def write_traces(path: Path, shop: Shop, tasks: Sequence[Task], *, seed: int, talking: bool = False) -> None:
     """Let the old policy deal with every ticket, and write what it did as `load_traces` reads it, a conversation a line."""
     tools = [convert_to_openai_tool(tool) for tool in TOOLS]
+    policy = OldPolicy(seed=seed, talks=talking)
+    desk = create_desk(policy, talking=talking)
     with path.open("w") as file:
         for number, task in enumerate(tasks):
-            # many customers who leave things out say the same: their seeds differ
-            desk = create_desk(OldPolicy(seed=1000 * seed + number if talking else seed, talks=talking), talking=talking)
+            if talking:  # many customers who leave things out say the same: their seeds differ
+                policy.seed = 1000 * seed + number
             with shop.fresh():
                 messages = converse(desk, task, talking=talking)
                 success = shop.solved(task, messages[-1].text) and (not talking or agreed(messages))

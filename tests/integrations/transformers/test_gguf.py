@@ -26,7 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @installed
 @pytest.mark.slow
-def test_smollm2_is_converted_once_into_an_ordinary_model(cache: Path, tmp_path: Path) -> None:
+def test_smollm2_is_converted_once_into_an_ordinary_model(tmp_path: Path) -> None:
+    """In the cache that other tests use too: a conversion takes 20 s."""
     policy = LocalChatModel.from_path("smollm2-135m", temperature=0)
     assert "Paris" in policy.invoke("What is the capital of France?").text
     assert policy.name_or_path == "smollm2-135m"
@@ -34,16 +35,17 @@ def test_smollm2_is_converted_once_into_an_ordinary_model(cache: Path, tmp_path:
     assert model is not None and not hasattr(model.config, "quantization_config")
     model.save_pretrained(tmp_path / "saved")  # a quantized model refuses
 
-    (folder,) = cache.iterdir()
-    reader = GGUFReader(loading._installed_smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    installed = loading._installed_smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    folder, reader = as_folder(installed), GGUFReader(installed)
+    assert folder != installed.parent
     (norm,) = [tensor for tensor in reader.tensors if tensor.name == "blk.3.ffn_norm.weight"]
     expected = torch.tensor(dequantize(norm.data, norm.tensor_type)).bfloat16()
     assert torch.equal(model.model.layers[3].post_attention_layernorm.weight, expected)
 
     written = (folder / "model.safetensors").stat().st_mtime_ns
     (tmp_path / "other").mkdir()
-    file = tmp_path / "other" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    shutil.copy2(loading._installed_smollm2() / file.name, file)
+    file = tmp_path / "other" / installed.name
+    shutil.copy2(installed, file)
     assert as_folder(file) == folder, "the same file under another path is not converted again"
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
