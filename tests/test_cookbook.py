@@ -25,11 +25,7 @@ def test_every_walk_through_is_tested() -> None:
         "own_environment.py",
         "webarena.py",  # tests/integrations/browsergym
     }
-    assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {
-        "support_desk",
-        "reproduce",
-        "desks",
-    }  # tests of their own
+    assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk", "reproduce"}  # tests of their own
     assert [path.parent.name for path in COOKBOOK.rglob("*.ipynb")] == ["hotel"]
 
 

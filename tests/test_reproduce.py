@@ -149,6 +149,7 @@ def call(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
+    """An outsider's desk, from its logs and the dream compiled from them to the proof on its own tools."""
     small = str(Path(__file__).parent / "tiny" / "small_base")
     cell = ["--quick", "--only", "library.grpo.real.seed3", "--runs", str(tmp_path), "--model", small]
     assert "0 of 1 cells are done" in call(*cell)

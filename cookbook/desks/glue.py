@@ -23,13 +23,11 @@ from dreamgym_lg.simulate.conversation import final_answer
 
 HERE = Path(__file__).parent
 WRITES = {"clinic": ["move_visit"], "parking": ["extend_permit"], "library": ["serve", "reserve", "hand_over"]}
-TRAINING: dict[str, Any] = {
-    **{"batch_size": 8, "base_steps": 120, "policy_tokens": 96, "synthetic_share": 0.0},
+SECOND_TRIES: dict[str, Any] = {
+    **{"learner": "rft", "iterations": 1, "batch_size": 8, "policy_tokens": 96, "synthetic_share": 0.0},
     **{"evaluate_tasks": 60, "proof_tasks": 150},
 }
-"""Settings of every training here. Nothing is generated: a new request would have no case that says what is right."""
-SECOND_TRIES: dict[str, Any] = {**TRAINING, "learner": "rft", "iterations": 1}
-"""Settings of second tries, for as many tasks as there are logs."""
+"""Settings. Nothing is generated: a new request would have no case that says what is right."""
 _database: ContextVar[str] = ContextVar("database")
 
 
@@ -114,14 +112,14 @@ class Desk:
             yield
 
     def create_gym(
-        self, buffer: ReplayBuffer, dream: Dream | None = None, drawn: Sequence[Task] = (), **options: Any
+        self, buffer: ReplayBuffer, dream: Dream | None = None, training: Sequence[Task] = (), **options: Any
     ) -> DreamGym:
-        """The agent with its traces, its database and its check, ready to train. Args: `drawn`, tasks beside the recorded."""
+        """The agent with its traces, its database and its check, ready to train. Args: `training`, tasks that no log has too."""
         return DreamGym(
             self.graph,
             replay_buffer=buffer,
             dream=dream,
-            tasks=[*drawn, *self.tasks("validation", "test")],
+            tasks=[*training, *self.tasks("validation", "test")],
             writes=WRITES[self.name],
             reset_real=self.reset,
             verify_real=lambda task, state: self.check(task, final_answer(state)),

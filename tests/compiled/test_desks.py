@@ -96,20 +96,3 @@ print(len(desk.cases))
     command = [sys.executable, "-c", program, str(DESKS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() == "810", done.stderr[-2000:]
-
-
-def test_a_desk_goes_from_its_logs_to_the_proof_on_its_own_tools(tmp_path: Path) -> None:
-    """What the predecessor lost is tried again in the dream and imitated; `tests/test_reproduce.py` runs GRPO."""
-    options = ["--learner", "rft", "--imputed", "--quick", "--steps", "16", "--out", str(tmp_path / "run")]
-    small = Path(__file__).parents[1] / "tiny" / "small_base"
-    command = [sys.executable, str(DESKS / "run.py"), "library", *options, "--model", str(small)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {"start", "base", "offline_rl", "trained"} <= set(result["real"]), "every row of an honest proof"
-    assert all(len(modes["sampled"]["outcomes"]) == 2 for modes in result["real"].values())
-    assert (tmp_path / "run" / "report.html").exists() and "Real success" in done.stdout
-    with ReplayBuffer(tmp_path / "run" / "replay.db") as buffer:
-        recorded = {each.task.id for each in buffer.trajectories(source="offline") if each.success}
-        tried = [each for each in buffer.trajectories(source="synthetic") if each.run.endswith("/train")]
-    assert len(tried) == 8 and not recorded & {each.task.id for each in tried}, "tickets without a recorded success"

@@ -24,7 +24,7 @@ QUESTIONS = ["What is the capital of France?", "Name three colours.", "Write a h
 
 async def talk(policy: LocalChatModel, question: str) -> Segment:
     """Two turns behind a system prompt that all conversations share."""
-    messages: list[BaseMessage] = [SystemMessage("You are a helpful assistant. " * 12), HumanMessage(question)]
+    messages: list[BaseMessage] = [SystemMessage("You are a helpful assistant. " * 6), HumanMessage(question)]
     with TokenRecorder(seed=0) as recorder:
         for _ in range(2):
             messages += [await policy.ainvoke(messages), HumanMessage("And another one?")]
