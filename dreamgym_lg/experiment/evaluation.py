@@ -15,6 +15,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.choice import choose_policy, no_policy, resulting_policy, start_baseline
 from dreamgym_lg.experiment.experience_models import policy_version, saved_sampling
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace
 from dreamgym_lg.files import write_whole
 from dreamgym_lg.replay.rows import FAILED
@@ -173,7 +174,7 @@ def play_policies(work: Workspace) -> dict[str, Any]:
     figures: dict[str, Any] = {"real": {}, "dream": {}, "validation": {}}
     dream = work.dream() if _proves_in_dream(work) else None
     policies, dreamed = _policies(work), ("base", _training_start(work), "trained")
-    with work.stage("prove"):
+    with work.stage("prove"), only_process(work.out):  # a finished stage locks nothing
         for number, (name, path) in enumerate(policies.items(), start=1):
             _prove_policy(work, figures, name, path, dream if name in dreamed else None)
             work.progress("prove in the real environment", number, len(policies))

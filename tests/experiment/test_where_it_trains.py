@@ -5,7 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -21,6 +21,7 @@ from dreamgym_lg.experiment import advice
 from dreamgym_lg.experiment.choice import choose_policy
 from dreamgym_lg.experiment.evaluation import START, check_dreamed, count_real_steps, shown_episodes
 from dreamgym_lg.experiment.experience_models import policy_version
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.training import _warn_of_shared_entities, create_trl_learner
 from dreamgym_lg.production.provenance import model_card, provenance
 from dreamgym_lg.report.proof import _rows, _title, claims
@@ -404,6 +405,11 @@ def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model
     other = Experiment(Doors(), work.out, replace(work.settings, iterations=40))
     assert other.prove()["iterations"] == 1, "it was trained so"
     assert provenance(other, other.policy("trained"))["training"]["settings"]["iterations"] == 1
+    with ThreadPoolExecutor(1) as another:
+        another.submit((lock := only_process(work.out)).__enter__).result()
+        with pytest.raises(ConfigurationError, match="is at work in"):
+            work.prove()
+        another.submit(lock.__exit__, None, None, None).result()
 
 
 class Says:
