@@ -64,8 +64,7 @@ SILENCE = 600.0
 LONGEST_LINE = 64 * 2**20
 """Largest message in bytes, for an episode's steps or a policy's prompt."""
 
-_CHILD = "import gc; gc.set_threshold(50_000); from dreamgym_lg.simulate.wall.worker import main; main()"
-"""To collect garbage while it imports finds none, and took a third of its start."""
+_CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
 
 
 class Worker:
