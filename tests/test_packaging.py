@@ -100,7 +100,7 @@ def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
                 found.add(re.split(r"[<>=]", requirement)[0])
         return found
 
-    chosen = ("demo", "gepa", "openai", "serve", "ui", "browsergym", "tau", "webshop")
+    chosen = ("demo", "gepa", "mcp", "openai", "serve", "ui", "browsergym", "tau", "webshop")
     wanted = {name for each in chosen for name in packages(each)}
     assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
     assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests", "mkdocs-material"} & packages("all")
