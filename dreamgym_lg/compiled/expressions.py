@@ -137,7 +137,7 @@ class Scope:
         """Text -> (root, name) of the first argument or top-level field with this value."""
         names: dict[str, tuple[str, str]] = {}
         for root, value in self.roots.items():
-            for name, text in value.items() if isinstance(value, Mapping) else ():
+            for name, text in value.items() if isinstance(value, dict) else ():
                 if isinstance(text, str):
                     names.setdefault(text, (root, name))
         return names
@@ -225,7 +225,7 @@ def is_number(node: Any) -> bool:
 def _walk(ref: Ref, node: Any, scope: Scope) -> Iterable[tuple[Ref, Any]]:
     if ref.path or ref.root != "args":
         yield ref, node
-    if isinstance(node, Mapping):
+    if isinstance(node, dict):
         for key, value in node.items():
             yield from _walk(Ref(ref.root, (*ref.path, scope.step(ref, key))), value, scope)
     elif isinstance(node, list):
@@ -254,7 +254,7 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
         case Ref(root, path):
             node = scope.roots[root]
             for step in _keys_of(path, scope):
-                if not isinstance(node, (Mapping, list)) or isinstance(node, list) != isinstance(step, int):
+                if not isinstance(node, (dict, list)) or isinstance(node, list) != isinstance(step, int):
                     raise KeyError(step)
                 node = cast(Any, node)[step]
             return node
@@ -299,7 +299,7 @@ def _key_of(step: tuple[str, ...], scope: Scope) -> str:
     """The text at (root, name), used as a key. Raises `KeyError` if it is missing or no text."""
     root, name = step
     holder = scope.roots[root]
-    key = holder.get(name) if isinstance(holder, Mapping) else None
+    key = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(key, str):
         raise KeyError(step)
     return key

@@ -45,7 +45,7 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
         text = generalize(errors, scopes, arithmetic=arithmetic) if len(errors) == len(nodes) else None
         return None if text is None else Refuse(text)
     candidates = _atoms(nodes[0], scopes[0], arithmetic)
-    if len(nodes) == 1 and isinstance(nodes[0], Mapping):  # one document is no constant: its fields come from somewhere
+    if len(nodes) == 1 and isinstance(nodes[0], dict):  # one document is no constant: its fields come from somewhere
         candidates = [each for each in candidates if not isinstance(each, Const)]
     for node, scope in zip(nodes[1:], scopes[1:], strict=True):
         candidates = [each for each in candidates if _has_value(each, node, scope)]
@@ -53,19 +53,19 @@ def generalize(nodes: Sequence[Any], scopes: Sequence[Scope], *, arithmetic: boo
         return min(candidates, key=lambda each: _rank(each, len(nodes)))
     if all(isinstance(node, list) and node for node in nodes) and (extended := _extended(nodes, scopes, arithmetic)):
         return extended
-    if all(isinstance(node, Mapping) for node in nodes) and (changed := _changed(nodes, scopes, arithmetic)):
+    if all(isinstance(node, dict) for node in nodes) and (changed := _changed(nodes, scopes, arithmetic)):
         return changed
     keys, *others = map(_keys_or_indices, nodes)
     if not keys or any(other != keys for other in others):
         return None
     parts = [generalize([node[key] for node in nodes], scopes, arithmetic=arithmetic) for key in keys]
-    names = tuple(keys) if isinstance(nodes[0], Mapping) else None
+    names = tuple(keys) if isinstance(nodes[0], dict) else None
     return None if None in parts else Build(names, tuple(part for part in parts if part is not None))
 
 
 def _keys_or_indices(node: Any) -> list[Any]:
     """The keys of an object, or the indices of a list."""
-    return list(node) if isinstance(node, Mapping) else list(range(len(node))) if isinstance(node, list) else []
+    return list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
 
 
 def _extended(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -> Extend | None:
@@ -88,7 +88,7 @@ def _extended(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -
 def _changed(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) -> Put | None:
     """The objects as one object in scope with changes at paths such as `stock[item]`."""
     differing = [
-        {ref: dict(_differing(ref, old, node, scope)) for ref, old in scope.nodes.items() if isinstance(old, Mapping)}
+        {ref: dict(_differing(ref, old, node, scope)) for ref, old in scope.nodes.items() if isinstance(old, dict)}
         for node, scope in zip(nodes, scopes, strict=True)
     ]
     for start in sorted(set.intersection(*map(set, differing)), key=str):
@@ -105,10 +105,10 @@ def _changed(nodes: Sequence[Any], scopes: Sequence[Scope], arithmetic: bool) ->
 
 def _differing(place: Ref, old: Any, new: Any, scope: Scope) -> Iterable[tuple[tuple[Key, ...], Any]]:
     """(path, new value) of each difference between two documents."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and list(old) == list(new):
+    if isinstance(old, dict) and isinstance(new, dict) and list(old) == list(new):
         for key in map(str, old):
             yield from _differing(Ref(place.root, (*place.path, scope.step(place, key))), old[key], new[key], scope)
-    elif canonical(old) != canonical(new):
+    elif not _equal(old, new):
         yield place.path, new
 
 
@@ -123,7 +123,14 @@ def _has_value(expression: Expression, node: Any, scope: Scope) -> bool:
         value = evaluate(expression, scope)
     except (LookupError, TypeError):
         return False
-    return bool(value == node) and canonical(value) == canonical(node)  # 1 is neither 1.0 nor true
+    return bool(value == node) and _equal(value, node)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """True for values that are equal as JSON: 1 is neither 1.0 nor true."""
+    if isinstance(one, str) or isinstance(other, str):
+        return bool(one == other)
+    return canonical(one) == canonical(other)
 
 
 def _atoms(node: Any, scope: Scope, arithmetic: bool) -> Collection[Expression]:

@@ -148,7 +148,7 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
     for scope in scopes:
         for ref, node in scope.nodes.items():
             if len(ref.path) <= MAX_PATH and not any(isinstance(step, int) for step in ref.path):
-                value = "" if isinstance(node, (Mapping, list)) else scope.json_of(ref) or "null"
+                value = "" if isinstance(node, (dict, list)) else scope.json_of(ref) or "null"
                 scalars.setdefault(ref, Counter())[value] += 1
     entities = {"", *(canonical(scope.nodes.get(ref)) for scope in scopes for ref in ids)}
     # MENTIONED comes last: with few examples it fits by chance, and a backend rarely depends on earlier look-ups
@@ -164,7 +164,7 @@ def _conditions(scopes: Sequence[Scope], ids: Collection[Ref], arithmetic: bool)
     for left in scalar_refs:
         yield from (Condition("same", left, right) for right in scalar_refs[scalar_refs.index(left) + 1 :])
     yield from _bounds(scopes, refs)
-    documents = [Ref(root) for root, node in scopes[0].documents.items() if isinstance(node, (Mapping, list))]
+    documents = [Ref(root) for root, node in scopes[0].documents.items() if isinstance(node, (dict, list))]
     holders = dict.fromkeys([*documents, *(ref for ref in regular if scalars[ref][""] and ref.root != "args")])
     for name in sorted({name for scope in scopes for name in scope.args}):
         yield from (Condition("named", Ref("args", (name,)), ref) for ref in holders if ref.root != MENTIONED)
