@@ -57,7 +57,7 @@ SECOND_TRIES: Mapping[str, Any] = {"num_generations": 4, "base_steps": 200}
 GRPO: Mapping[str, Any] = {"learner": "grpo", "iterations": 12, "num_tasks": 16, "evaluate_every": 4}
 """On a desk, of all recorded tickets, judged by the desk's own check."""
 QUICK: Mapping[str, Any] = {
-    "tasks": 120, "batch_size": 4, "experience_steps": 4, "base_steps": 12, "evaluate_tasks": 2, "proof_tasks": 2,
+    "tasks": 120, "batch_size": 4, "experience_steps": 4, "base_steps": 8, "evaluate_tasks": 2, "proof_tasks": 2,
     "iterations": 1, "num_tasks": 2, "num_generations": 2,
 }  # fmt: skip
 

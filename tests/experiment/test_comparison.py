@@ -251,7 +251,7 @@ def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_policy_and_experience_model_of_one_provider_share_no_connections(house: Models, tmp_path: Path) -> None:
     """They are asked in two event loops, and providers' packages cache their clients."""
-    played = compare(tmp_path, "graph", "graph", policy="openai:production", episodes=4)
+    played = compare(tmp_path, "graph", "graph", policy="openai:production", episodes=1, isolation="guard")
     assert played.exit_code == 0, played.output
     assert "no difference is shown: +0.000" in played.output and house.calls("dreamer") > 0
 

@@ -299,7 +299,7 @@ def test_a_tiny_run_of_the_command_trains_on_the_recorded_conversations(
 
     monkeypatch.setenv("TAU_DATA", str(folder()))
     monkeypatch.setenv("TAU_USER", "fake:customer")
-    customer = scripted(reply=lambda messages: "END" if len(messages) > 6 else "I do not know.")
+    customer = scripted(reply=lambda messages: "END" if len(messages) > 4 else "I do not know.")
     monkeypatch.setattr("dreamgym_lg.dream.prompter.load_chat_model", lambda name: customer)
     talks = load_conversations("airline", DATA)[:12]
     texts = [load_domain("airline", DATA).policy, *(text for each in talks for step in each.steps for text in step_texts(step))]

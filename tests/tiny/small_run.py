@@ -22,7 +22,7 @@ class CutShort(TextWorldExpressWorld):
 def create_experiment(out: Path) -> Experiment:
     world = CutShort("peckingorder")
     few = {"evaluate_tasks": 3, "proof_tasks": 2, "num_tasks": 2, "num_generations": 3}
-    few |= {"tasks": 60, "experience_steps": 4, "base_steps": 8, "batch_size": 4, "iterations": 3, "evaluate_every": 3}
+    few |= {"tasks": 60, "experience_steps": 4, "base_steps": 8, "batch_size": 2, "iterations": 3, "evaluate_every": 3}
     ungated = {"max_false_success": None, "max_gap": None}
     episodes = {"demonstration": 16, "noisy": 30, "random": 10}
     model = str(Path(__file__).parent / "small_base")
