@@ -4,6 +4,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import logging
 import re
 import sys
 import threading
@@ -25,30 +26,42 @@ from pydantic import BaseModel
 
 from dreamgym_lg.user_code import users, users_class
 
-MAX_OBJECTS = 20_000
-"""Most objects that a search visits, in case it leaves the agent."""
+logger = logging.getLogger(__name__)
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage, type, types.ModuleType)
+MAX_OBJECTS = 1_000_000
+"""Most objects that a search visits. An agent's data may be in memory: each record counts."""
+
+_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
+_LEAVES = (*_PLAIN, BaseMessage, type, types.ModuleType)
 _SEARCHED = ("langchain", "langgraph", "deepagents")
 """Packages whose objects are searched although they are not the user's: graphs, nodes, agents and tools."""
 
 
 def reachable(root: Any) -> Iterator[Any]:
-    """`root` and all objects that it refers to, directly or not, each once."""
+    """`root` and all objects that it refers to, directly or not, each once. Containers are searched, but not among them."""
     return _walk([root], references)
 
 
 def _walk(roots: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
     seen: dict[Any, Any] = {}  # keeps objects alive: the id of a collected one is used again
     pending = list(roots)
-    while pending and len(seen) < MAX_OBJECTS:
+    while pending:
         item = pending.pop()
         # each access to a bound method creates a new object
         key = (id(item.__self__), id(item.__func__)) if isinstance(item, types.MethodType) else id(item)
-        if key not in seen and not isinstance(item, _LEAVES):
-            seen[key] = item
+        if key in seen or isinstance(item, _LEAVES):
+            continue
+        if len(seen) >= MAX_OBJECTS:
+            logger.warning("the agent has more than %s objects: tools behind the others are not known", f"{len(seen):,}")
+            return
+        seen[key] = item
+        if type(item) in _CONTAINERS:
+            parts = item.values() if isinstance(item, dict) else item
+        else:
             yield item
-            pending.extend(follow(item))
+            parts = follow(item)
+        pending.extend([part for part in parts if type(part) not in _PLAIN])
 
 
 def references(item: Any) -> Iterator[Any]:

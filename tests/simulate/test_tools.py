@@ -36,8 +36,8 @@ from dreamgym_lg.dream import Answer, Dream, Episode, Recorded, Verdict
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.replay import ReplayBuffer
-from dreamgym_lg.simulate import simulated
-from dreamgym_lg.simulate.object_graph import changes_state_only
+from dreamgym_lg.simulate import object_graph, simulated
+from dreamgym_lg.simulate.object_graph import changes_state_only, simulated_tools
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
 
@@ -593,3 +593,23 @@ def test_a_command_of_what_a_run_hands_in_may_act() -> None:
 
     assert state_only(reads_state)
     assert not any(map(state_only, (asks_config, asks_by_another_name, is_given_config, is_given_client)))
+
+
+def test_all_tools_of_an_agent_are_found_although_one_holds_many_records(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = {number: {"id": number, "lines": [{"sku": number}]} for number in range(10_000)}
+
+    def book(city: str) -> str:
+        """Book."""
+        raise RuntimeError("no tool really runs")
+
+    def read_order(number: int) -> str:
+        """Read."""
+        return str(orders[number])
+
+    graph = create_agent(ScriptedPolicy(), list(map(tool, (book, read_order))))
+    assert {each.name for each in simulated_tools(graph)[0]} == {"book", "read_order"} and not caplog.text
+    monkeypatch.setattr(object_graph, "MAX_OBJECTS", 20_000)
+    assert {each.name for each in simulated_tools(graph)[0]} == {"read_order"}, "or the check above shows nothing"
+    assert "the agent has more than 20,000 objects: tools behind the others are not known" in caplog.text
