@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_OBJECTS = 1_000_000
 """Most objects that a search visits. An agent's data may be in memory: each record counts."""
 
-_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})
+_PLAIN: frozenset[type] = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
 _LEAVES = (*_PLAIN, BaseMessage, type, types.ModuleType)
 _SEARCHED = ("langchain", "langgraph", "deepagents")
