@@ -31,10 +31,10 @@ from dreamgym_lg.compiled import enumerate_rules, runtime
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.compiled.enumerate_rules import find_rules
 from dreamgym_lg.compiled.examples import Binding, CallRecord
-from dreamgym_lg.compiled.expressions import MENTIONED, Build, Fixed, Later, Ref, Scope, Text
+from dreamgym_lg.compiled.expressions import MENTIONED, Build, Const, Fixed, Later, Ref, Scope, Text, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.limits import same_ids
-from dreamgym_lg.compiled.recordings import Recordings
+from dreamgym_lg.compiled.recordings import STYLES, Recordings, Trace
 from dreamgym_lg.compiled.replaying import ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
@@ -1200,6 +1200,23 @@ def test_a_sum_or_product_is_compared_with_a_limit_and_never_guessed(by_price: b
     assert outcomes["right"] > 570 and outcomes["wrong"] <= 6, outcomes
     state = State({("get_year", key_of(look.arguments)): json.dumps({**look.answer, "spent": None, "limit": "much"})})
     assert answer_of(source, state, "claim", arguments) is None
+
+
+def test_a_number_is_not_taken_for_a_truth_value() -> None:
+    assert generalize([1, 1], [Scope({"a": 1}, {}), Scope({"a": True}, {})]) == Const("1"), "and not the argument"
+    stocks: list[dict[str, Any]] = [{"A": 0, "B": 3}, {"A": 5, "B": 0}]
+    scopes = [Scope({"item": item}, {"shop": {"stock": stock}}) for item, stock in zip("AB", stocks, strict=True)]
+    emptied = [{"stock": {**stock, item: False}} for item, stock in zip("AB", stocks, strict=True)]
+    changed = generalize(emptied, scopes)
+    assert changed is not None
+    assert [json.dumps(evaluate(changed, scope)) for scope in scopes] == list(map(json.dumps, emptied))
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+def test_answers_are_written_in_the_recorded_json_format(style: Mapping[str, Any]) -> None:
+    answers = [json.dumps({"name": "Zo\u00eb", "number": number}, **style) for number in range(3)]
+    calls = [("show", {"id": number}, answer) for number, answer in enumerate([*answers, "out of order", "closed", "closed"])]
+    assert Recordings([Trace("t", calls)], frozenset(), {}).styles == {"show": style}
 
 
 def test_what_is_no_number_is_not_computed_with() -> None:
