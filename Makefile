@@ -24,7 +24,8 @@ PIP_INSTALL := $(BIN)/pip install -q --no-compile
 EXTRAS := .[all,dev]
 # $(call add,ENVIRONMENT,REQUIREMENTS). uv takes a sixth of pip's time, but reads none of pip's settings (mirrors, folders of
 # wheels): pip does what it cannot. torch is pip's, since its CPU build is often found by such a setting.
-add = $(BIN)/uv pip install -q --python $(1)/bin/python $(2) || $(1)/bin/python -m pip install -q --no-compile $(2)
+add = $(BIN)/uv pip install -q --python $(1)/bin/python $(2) \
+	|| { echo 'uv could not install this (above); pip tries' >&2; $(1)/bin/python -m pip install -q --no-compile $(2); }
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test coverage test-fast lint docs bench clean
