@@ -111,7 +111,7 @@ Expression: TypeAlias = Const | Sorted | Value | Text | Build | Extend | Put | R
 
 @dataclass(frozen=True)
 class Scope:
-    """The values that expressions refer to: a call's arguments and its bound documents."""
+    """The values that expressions refer to: a call's arguments and its bound documents. Objects are `dict`s, as of JSON."""
 
     args: Mapping[str, Any]
     documents: Mapping[str, Any]

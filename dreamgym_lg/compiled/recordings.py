@@ -283,9 +283,9 @@ class Recordings:
 
 
 @lru_cache(maxsize=10_000)  # each fold asks for the same answers
-def _styles_of(text: str) -> list[int]:
+def _styles_of(text: str) -> tuple[int, ...]:
     """Indices of the `STYLES` that write this JSON exactly so."""
-    return [number for number, style in enumerate(STYLES) if not isinstance(parsed(text, style), str)]
+    return tuple(number for number, style in enumerate(STYLES) if not isinstance(parsed(text, style), str))
 
 
 def _has_default(field: Any) -> bool:
