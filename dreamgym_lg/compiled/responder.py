@@ -106,9 +106,9 @@ class Compiled:
             raise self._lost(f"returned its changed documents as {type(changes).__name__} instead of an object")
         return changes
 
-    def hidden_calls(self, task: str, steps: list[list[Any]], *, own: bool = True) -> list[str]:
+    def untracked_writes(self, task: str, steps: list[list[Any]], *, own: bool = True) -> list[str]:
         """The writing calls among these steps whose effect no document shows. Args: `own`, as for `answer`."""
-        return list(map(str, self._ask("hidden_calls", task=task, steps=steps, own=own)))
+        return list(map(str, self._ask("untracked_writes", task=task, steps=steps, own=own)))
 
     def close(self) -> None:
         """End the process; the next request starts a new one."""
@@ -225,7 +225,7 @@ class EndState:
         changes = self.world.changes(episode.task.id, steps, own=own)
         if None in changes.values():
             return None
-        hidden, differs = self.world.hidden_calls(episode.task.id, steps, own=own), False
+        untracked, differs = self.world.untracked_writes(episode.task.id, steps, own=own), False
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
             expected = self.world.changes(episode.task.id, _drawn(episode) + calls, own=own)
@@ -233,7 +233,7 @@ class EndState:
                 return None
             if expected != changes:
                 continue
-            if hidden == self.world.hidden_calls(episode.task.id, _drawn(episode) + calls, own=own):
+            if untracked == self.world.untracked_writes(episode.task.id, _drawn(episode) + calls, own=own):
                 fault = message_fault(episode, [success])
                 reason = fault or "the world is as a recorded success leaves it"
                 return Verdict(float(not fault), not fault, reason, final=not fault or bool(episode.task.drawn))

@@ -273,12 +273,12 @@ class Module:
         unknown = {} if is_known else {"": None}
         return unknown | {f"{tool} {key}": text for (tool, key), text in state.changes.items()}
 
-    def hidden_calls(self, task: str, steps: Steps, own: bool = True) -> list[str]:
+    def untracked_writes(self, task: str, steps: Steps, own: bool = True) -> list[str]:
         """Writing calls, as `"tool arguments"`, whose effect no document shows. Sorted; `own` is as for `state`.
 
         A tool that changes documents in other cases did nothing where it changed none: that call is left out.
         """
-        hidden, state = list[str](), self.state(task, own=own)
+        untracked, state = list[str](), self.state(task, own=own)
         for tool, arguments, answer in steps:
             if answer is None:
                 answer = computed = answer_of(self.source, state, tool, arguments)
@@ -286,8 +286,8 @@ class Module:
                 computed = follow(self.source, state, tool, arguments, answer)
             shown = tool in self.source.READS or (computed == answer and computed is not None and self._changes(tool))
             if not shown and (answer is None or isinstance(answer, str)):
-                hidden.append(f"{tool} {key_of(arguments)}")
-        return sorted(hidden)
+                untracked.append(f"{tool} {key_of(arguments)}")
+        return sorted(untracked)
 
     def _changes(self, tool: str) -> bool:
         """True if the tool's function, or one that it calls, writes documents."""

@@ -12,7 +12,7 @@ from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream, awaited
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, overflow_fails_episode
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, fail_if_prompt_too_long
 from dreamgym_lg.dream.prompts import LineFormat, default_format, encoded, load_prompt, on_one_line, prompt_name, read_form
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
@@ -116,7 +116,7 @@ class ModelJudge(ChatModelPart):
         """The verdict; None for a text agent. Raises as `Model.respond`."""
         if answer is not None or not is_tool_task(episode.task):
             return None
-        with overflow_fails_episode(episode):
+        with fail_if_prompt_too_long(episode):
             return await self.prompter.ask(self.messages(episode), self.read, prompt=self.prompt, schema=self._schema)
 
     def messages(self, episode: Episode) -> list[BaseMessage]:

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, overflow_fails_episode
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, fail_if_prompt_too_long
 from dreamgym_lg.dream.prompts import Prediction, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.schemas import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -110,7 +110,7 @@ class Model(ChatModelPart):
             return prediction
 
         form = self.prompt_format
-        with overflow_fails_episode(episode):
+        with fail_if_prompt_too_long(episode):
             return await self.prompter.ask(self.messages(episode), read, prompt=form.name, schema=form.schema)
 
     # --- the prompt -------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def add_to_cache(cache: dict[Any, Value], key: Any, value: Value, limit: int) ->
 
 
 @contextmanager
-def overflow_fails_episode(episode: Episode) -> Iterator[None]:
+def fail_if_prompt_too_long(episode: Episode) -> Iterator[None]:
     """Turn `ContextExceeded` into `PredictionFailed`, except at the first step: then the settings are wrong."""
     try:
         yield

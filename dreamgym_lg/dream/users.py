@@ -13,7 +13,7 @@ from pydantic import BaseModel, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.parts import Episode, User
-from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, overflow_fails_episode
+from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, fail_if_prompt_too_long
 from dreamgym_lg.dream.prompts import encoded, json_prompt, load_prompt, read_form
 from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
@@ -154,7 +154,7 @@ class ModelUser(ChatModelPart):
     async def reply(self, episode: Episode) -> str | None:
         """The next message; None ends the conversation. Raises `UserFault`, and as `Model.respond`."""
         read = partial(read_reply, known_values(self.goal(episode.task), episode))
-        with overflow_fails_episode(episode):
+        with fail_if_prompt_too_long(episode):
             reply = await self.prompter.ask(self.messages(episode), read, prompt=PROMPT)
         if self.judge is not None and reply is not None and (verdict := await self.verdict(episode, reply)).contradicts:
             raise UserFault(f"the user's reply contradicts its goal: {verdict.reason[:500]}", verdict)

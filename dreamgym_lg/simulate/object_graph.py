@@ -53,7 +53,10 @@ def _walk(roots: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Itera
         if key in seen or isinstance(item, _LEAVES):
             continue
         if len(seen) >= MAX_OBJECTS:
-            logger.warning("the agent has more than %s objects: tools behind the others are not known", f"{len(seen):,}")
+            logger.warning(
+                "the agent has more than %s objects: tools behind the others are not known; load its data from a file",
+                f"{len(seen):,}",
+            )
             return
         seen[key] = item
         if type(item) in _CONTAINERS:
