@@ -13,8 +13,9 @@ from dreamgym_lg.dream.trace_index import (
     TraceIndex,
     Votes,
     facts,
+    message_facts,
     message_text,
-    numbers,
+    new_facts,
     unordered,
     worlds_of,
 )
@@ -165,12 +166,12 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
         return "the message is empty, and that of a recorded success is not"
     stated = facts(message)
     messages = [message, *(message_text(step.action) for step in episode.steps if is_answer(step.action))]
-    if missing := frozenset.intersection(*(each.facts for each in successes)) - facts(*messages) - numbers(*messages):
+    if missing := frozenset.intersection(*(each.facts for each in successes)) - message_facts(*messages):
         return f"no message has {', '.join(sorted(missing))}, which each recorded success told"
     seen = [described(episode.task), first_observation(episode.task), *recorded]
     seen += [text for step in episode.steps for text in (step.action, step.next_observation)]
     shown = facts(*seen).union(*map(words, seen), *map(_YEAR_OF_DATE.findall, seen))  # 72.00 may be shown as 72
-    if invented := stated - shown:
+    if invented := new_facts(stated, shown):
         return f"the message tells {', '.join(sorted(invented))}, which nothing in the episode shows"
     text, drawn = f" {' '.join(words(message))} ", episode.task.drawn
     if missing := frozenset(each for each in drawn.get("told", ()) if f" {each} " not in text):
@@ -182,7 +183,7 @@ def message_fault(episode: Episode, successes: Sequence[Success]) -> str:
 
 def _text_fault(texts: Sequence[str], successes: Sequence[Success]) -> str:
     """The ids and amounts that these free texts lack, and those of all successes have."""
-    missing = frozenset.intersection(*(facts(*each.texts) for each in successes)) - facts(*texts) - numbers(*texts)
+    missing = frozenset.intersection(*(facts(*each.texts) for each in successes)) - message_facts(*texts)
     return f"its writing calls lack {', '.join(sorted(missing))}, which each recorded success wrote" if missing else ""
 
 

@@ -1,11 +1,13 @@
 """An index of a replay buffer's real traces: answers by call, writing calls by task."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache, partial
+from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ FREE_TEXT_WORDS = 4
 """Least number of words of free text: an argument that does not occur earlier in the episode."""
 MISSES = 4
 """Unknown things, and tasks, whose look-ups need the same answer for others to get it."""
+_WITH_UNIT = re.compile(r"(\d+)[^\W\d_]+")
 
 
 class Call(NamedTuple):
@@ -178,7 +181,8 @@ class TraceIndex:
         before = [rules(task), task.instruction, steps[0].observation, *replies, *(step.next_observation for step in writing)]
         # a plain number such as 88 is a fact only if a look-up returned it: otherwise it may be a count
         looked_up = numbers(*(step.next_observation for step, writes in calls if not writes)) - numbers(*before)
-        stated = (facts(message_text(last)) - facts(*before)) | (numbers(message_text(last)) & looked_up)
+        message = message_text(last)
+        stated = new_facts(facts(message), facts(*before) | numbers(*before)) | (numbers(message) & looked_up)
         done = tuple(step.action for step in writing if step.valid)
         return Success(task.id, unordered(effects), done, last, stated, self.free_texts(steps), turns)
 
@@ -334,8 +338,26 @@ def facts(*texts: str) -> frozenset[str]:
 
 
 def numbers(*texts: str) -> frozenset[str]:
-    """The words with a digit in texts, counts too."""
-    return frozenset(each for text in texts for each in words(text) if any(map(str.isdigit, each)))
+    """The words with a digit in texts, counts too; of `5kg` also the number alone."""
+    numbered = frozenset(each for text in texts for each in words(text) if any(map(str.isdigit, each)))
+    return numbered.union(map(_number, numbered))
+
+
+def message_facts(*texts: str) -> frozenset[str]:
+    """All facts and numbers of messages. `5 kg` is also `5kg`."""
+    pairs = (pair for text in texts for pair in pairwise(words(text)))
+    joined = (one + other for one, other in pairs if one.isdigit() and other.isalpha())
+    return facts(*texts).union(numbers(*texts), joined)
+
+
+def new_facts(stated: Collection[str], shown: Collection[str]) -> frozenset[str]:
+    """The facts that are not shown. Of a number with its unit, as `2x`, the number is enough."""
+    return frozenset(each for each in stated if each not in shown and _number(each) not in shown)
+
+
+def _number(fact: str) -> str:
+    """The number of one that is written with its unit; any other fact as it is."""
+    return match[1] if (match := _WITH_UNIT.fullmatch(fact)) else fact
 
 
 def _is_text(value: Any) -> bool:

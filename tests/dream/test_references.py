@@ -370,6 +370,32 @@ def test_a_small_number_of_a_look_up_has_to_be_told(buffer: ReplayBuffer) -> Non
     assert rewards == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("weight", "recorded", "same", "other"),
+    [
+        (
+            "5kg",
+            "You get 5kg of tea.",
+            ["You get 5 kg of tea.", "It is 5kg."],
+            ["You get 6 kg.", "It is 56 kg.", "Tea."],
+        ),
+        ("5 kg", "You get 5 kg of tea.", ["You get 5kg of tea.", "5 kilograms"], ["You get 6kg.", "You get 5kg, order Z-999."]),
+        ("5kg", "You get tea.", ["You get 2x tea, 5kg each.", "2 of them"], ["You get 3x tea.", "You get 500g of tea."]),
+        ("5kg", "You get 2x tea.", ["You get two teas."], ["You get 3x tea."]),
+    ],
+)
+def test_a_number_is_the_same_with_its_unit_attached(
+    buffer: ReplayBuffer, weight: str, recorded: str, same: list[str], other: list[str]
+) -> None:
+    of = order_task("k", "Refund 2 teas of order K12, please.")
+    lookup = render_call("get_order", {"order_id": "K12"})
+    buffer.add(trace(of, (lookup, f"2 pieces, {weight}"), (K12, "ok"), render_answer(recorded)))
+    dream = Dream([Recorded(Index(buffer))], judges=[References(Index(buffer))])
+    for text in (*same, *other):
+        reward = play(dream.create_environment(), of, lookup, K12, render_answer(text))[-1].reward
+        assert reward == (text in same), text
+
+
 REFUSAL = render_answer("I will NOT refund K12.")
 
 
