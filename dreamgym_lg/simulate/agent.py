@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
@@ -218,7 +218,8 @@ def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = No
     """The same graph for production, with `policy` in place of its chat models.
 
     It streams, nests and is served as before; the original is unchanged. Models that a tool calls itself are not replaced,
-    unless the tool runs a graph or is named in `pass_through`.
+    unless the tool runs a graph or is named in `pass_through`. Of nested graphs with policies, the inner one's policy answers
+    first.
 
     Args:
         graph: What `StateGraph.compile` or `create_agent` returns.
@@ -232,17 +233,22 @@ def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = No
     production model there, and a warning names it. Submit `contextvars.copy_context().run` with the call to change that.
     """
     episode = production_episodes(graph, policy, route=route, pass_through=pass_through)
-    return derive(
-        graph,
-        lambda served, run, *args, **kwargs: iterate_in_episode(run(*args, **kwargs), guarded_episode() or episode(served)),
-        lambda served, run, *args, **kwargs: aiterate_in_episode(run(*args, **kwargs), guarded_episode() or episode(served)),
-    )
+
+    def stream(served: Pregel, run: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from iterate_in_episode(run(*args, **kwargs), episode(served))
+
+    async def astream(served: Pregel, run: Callable[..., AsyncIterator[Any]], *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with aclosing(cast(Any, aiterate_in_episode(run(*args, **kwargs), episode(served)))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    return derive(graph, stream, astream)
 
 
 def production_episodes(
     graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
 ) -> Callable[[Pregel], AgentEpisode]:
-    """A function that creates the episode of one production run; see `with_policy`."""
+    """A function that creates the episode of one production run (`with_policy`); in a played episode it returns that."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -260,8 +266,11 @@ def production_episodes(
         )
 
     def episode(served: Pregel) -> AgentEpisode:
+        if isinstance(around := guarded_episode(), SimulatedEpisode):
+            return around
+        parent = around if isinstance(around, AgentEpisode) else None
         install_answering()
-        return AgentEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
+        return AgentEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through, parent=parent)
 
     return episode
 

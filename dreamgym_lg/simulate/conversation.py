@@ -64,10 +64,14 @@ def next_input(graph: Any, payload: Any, state: Any, reply: str) -> Any:
 
 
 def final_answer(state: Any) -> str:
-    """The text of a state's last AI message; without messages, the state as text."""
+    """The text of a state's last AI message; without messages, the state as text.
+
+    A human message with a name counts too: so workers answer their supervisor.
+    """
     messages = _messages(state)
     if isinstance(messages, Sequence) and not isinstance(messages, str):
-        return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
+        said = (each for each in messages if isinstance(each, AIMessage) or (isinstance(each, HumanMessage) and each.name))
+        return next((message.text for message in reversed([*said])), "")
     return str(messages if messages is not None else state)
 
 

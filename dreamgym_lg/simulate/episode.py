@@ -157,6 +157,8 @@ class AgentEpisode(ContextEpisode):
     """The episode that the patched classes find in the context of the running code.
 
     Without an environment the tools are real: none is simulated, no graph is copied, and there is no guard.
+
+    Args: `parent`, the episode of a graph around this one, whose policy answers what this `route` leaves.
     """
 
     def __init__(
@@ -168,8 +170,9 @@ class AgentEpisode(ContextEpisode):
         task: Task | None = None,
         route: Route | None = None,
         pass_through: Sequence[str] = (),
+        parent: "AgentEpisode | None" = None,
     ) -> None:
-        self.graph, self.task, self.policy = graph, task, uncached(policy)
+        self.graph, self.task, self.policy, self._parent = graph, task, uncached(policy), parent
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.cause: Exception | None = None
@@ -192,8 +195,17 @@ class AgentEpisode(ContextEpisode):
             raise ConfigurationError("this episode has no environment: its tools are real, and nothing asks one")
         return self._environment
 
-    def selects(self, call: Call) -> bool:
-        """True if the policy answers this call, as it does all without a route."""
+    def policy_for(self, call: Call) -> BaseChatModel | None:
+        """The policy that answers this call; None for a call that no route selects."""
+        if self._selects(call):
+            return self.policy
+        return self._parent.policy_for(call) if self._parent is not None else None
+
+    def is_policy(self, model: BaseChatModel) -> bool:
+        """True for the policy, and that of a graph around."""
+        return model is self.policy or (self._parent is not None and self._parent.is_policy(model))
+
+    def _selects(self, call: Call) -> bool:
         if self._route is None or callable(self._route):
             return self._route is None or bool(self._route(call))
         path = (part.partition(":")[0] for part in call.namespace.split("|"))

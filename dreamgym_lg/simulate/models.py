@@ -92,7 +92,7 @@ def _entry_point(name: str) -> Handler:
     base = getattr(BaseChatModel, name)
 
     def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        return (original if episode.policy is model else base)(model, *args, **kwargs)
+        return (original if episode.is_policy(model) else base)(model, *args, **kwargs)
 
     return simulated
 
@@ -103,7 +103,7 @@ def _answer(name: str) -> Handler:
 
     def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         call = _describe(model, name, args, kwargs)
-        policy = episode.policy if episode.selects(call) else model
+        policy = episode.policy_for(call) or model
         if policy is model:  # the policy itself, or a model that production keeps
             return call_model(episode, original, model, args, kwargs, None)
         kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
@@ -152,7 +152,7 @@ def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Ca
 
 def _policy_call(episode: AgentEpisode, model: BaseChatModel) -> PolicyCall:
     """The `PolicyCall` of a model. All handlers of a model other than the policy are the agent's."""
-    callbacks = model.callbacks if episode.policy is model else None
+    callbacks = model.callbacks if episode.is_policy(model) else None
     return PolicyCall(episode, callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ())
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from enum import Enum
 from multiprocessing.pool import ThreadPool
-from typing import Any, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
@@ -82,6 +82,9 @@ def references(item: Any) -> Iterator[Any]:
     elif isinstance(item, list | tuple | set | frozenset):
         yield from item
     elif type(item).__module__.startswith(_SEARCHED) or users_class(type(item)):
+        if isinstance(item, BaseTool):  # its globals too if the agent is an installed package
+            function = inspect.unwrap(body(item))
+            yield from named_values(function) if isinstance(function, types.FunctionType) else ()
         for owner in filter(users_class, type(item).__mro__):
             yield from map(_unwrapped, vars(owner).values())
         yield from vars(item).values() if hasattr(item, "__dict__") else ()
@@ -126,8 +129,10 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
 
 
 def body(tool: BaseTool) -> Any:
-    """The function that a tool calls."""
-    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or type(tool)._run
+    """The function that a tool calls. Of a class whose `_run` only raises it is `_arun`."""
+    run, arun = type(tool)._run, type(tool)._arun
+    is_async = arun is not BaseTool._arun and "NotImplementedError" in inspect.unwrap(run).__code__.co_names
+    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or (arun if is_async else run)
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------------
@@ -230,15 +235,18 @@ _RUN_METHODS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "st
 
 def runs_an_agent(tool: BaseTool) -> bool:
     """True if the tool's code names a graph and a method that runs it. The graph's own tools are then simulated."""
-    function = inspect.unwrap(body(tool))
-    if isinstance(function, types.MethodType):  # a tool created from `graph.invoke`
-        return _runs_graph(function.__self__)
+    function: Any = inspect.unwrap(body(tool))
+    owner: Any = tool
+    if isinstance(function, types.MethodType):
+        function, owner = function.__func__, function.__self__
+        if _runs_graph(owner):  # a tool created from `graph.invoke`
+            return True
     if not isinstance(function, types.FunctionType):
         return False
     if function.__module__ == "langchain_core.tools.convert":  # `Runnable.as_tool`
         return any(map(_runs_graph, function_references(function)))
     names = code_names(function)
-    return bool(names & _RUN_METHODS) and any(_leads_to_graph(value, names) for value in (*function_references(function), tool))
+    return bool(names & _RUN_METHODS) and any(_leads_to_graph(value, names) for value in (*named_values(function), owner))
 
 
 def _runs_graph(runnable: Any) -> bool:
@@ -285,18 +293,33 @@ def changes_state_only(tool: BaseTool) -> bool:
     function = body(tool)
     if str(getattr(function, "__module__", "")).startswith(_STATE_TOOLS):
         return True
-    if function is type(tool)._run or not isinstance(function, types.FunctionType):
+    if function in (type(tool)._run, type(tool)._arun) or not isinstance(function, types.FunctionType):
         return False
     makes_command = any(value is Command for value in named_values(function))
-    return makes_command and not _has_injected_arguments(function) and _is_harmless(function)
+    return makes_command and _has_harmless_arguments(function) and _is_harmless(function)
 
 
-def _has_injected_arguments(function: types.FunctionType) -> bool:
-    """True if a parameter gets a run's config or another object of the user's."""
+def _has_harmless_arguments(function: types.FunctionType) -> bool:
+    """False if a parameter gets a run's config, or an object whose own methods may act."""
     hints = function.__annotations__
     with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text is used instead
         hints = get_type_hints(function, include_extras=True)
-    return any(_INJECTED.search(str(hint)) for hint in hints.values())
+    classes = (part for hint in hints.values() for part in _parts(hint) if isinstance(part, type))
+    return not any(_INJECTED.search(str(hint)) for hint in hints.values()) and all(map(_has_harmless_methods, classes))
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """An annotation and those inside of it."""
+    yield hint
+    for part in get_args(hint):
+        yield from _parts(part)
+
+
+def _has_harmless_methods(cls: type, seen: tuple[Any, ...] = ()) -> bool:
+    """True if the user's methods of a class, inherited ones too, are harmless."""
+    members = (_unwrapped(each) for owner in filter(users_class, cls.__mro__) for each in vars(owner).values())
+    methods = (each for each in members if isinstance(each, types.FunctionType) and users(each))
+    return all(_is_harmless(each, seen) for each in methods)
 
 
 def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
@@ -308,7 +331,10 @@ def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
             return False
         return _package(value) in _HARMLESS or any(value is each for each in seen) or _is_harmless_function(value, seen)
     if isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
-        return _package(value) in _HARMLESS or (isinstance(value, type) and issubclass(value, BaseModel | Enum | dict))
+        if _package(value) in _HARMLESS:
+            return True
+        is_data = isinstance(value, type) and issubclass(value, BaseModel | Enum | dict)
+        return is_data and _has_harmless_methods(cast(type, value), seen)
     return type(value).__module__ in ("typing", "re", "datetime", "uuid") or isinstance(value, _CONSTANTS)
 
 

@@ -6,6 +6,7 @@ Of a tool that returns a `Command`, the code is analysed: which state keys the e
 import ast
 import inspect
 import json
+import re
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +34,8 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate.object_graph import body, code_names, reachable
 
 UNKNOWN_UPDATE = (
-    "its code does not show what its Command does: write Command(update={...}) there, with literal keys and one goto, name it "
-    "in pass_through if it touches nothing else, or set the state in a node"
+    "its code does not show what its Command does: write Command(update={...}) there, with literal keys and one goto, and "
+    "literal texts where it returns one instead, name it in pass_through if it touches nothing else, or set the state in a node"
 )
 
 
@@ -59,9 +60,9 @@ def parse_answer(
     if call_id is not None and not valid:
         error = ToolMessage(answer, tool_call_id=call_id, name=tool.name, status="error")
         return (error, None) if tool.response_format == "content_and_artifact" else error
-    if update is not None:
+    if update is not None and not update.is_text(answer):
         return _command(tool, update, _types_of(graph).state, arguments, call_id, answer)
-    structure = _structure(tool, {})
+    structure = _structure(tool, {}) if update is None else None
     if structure is None:
         answer = _unquote(answer) if call_id is None else answer
         return (answer, None) if tool.response_format == "content_and_artifact" else answer
@@ -191,7 +192,8 @@ def _types_of(graph: Any) -> _GraphTypes:
         if isinstance(part, BaseTool) and (structure := _structure(part, graph_types.state)) is not None:
             with suppress(PydanticInvalidForJsonSchema):
                 schema = structure.json_schema()
-                if not returns_command(part) and not _is_json(_returned_type(part)):  # a tool node writes it as text
+                update = state_update(part) if returns_command(part) else None
+                if update.texts if update else not _is_json(_returned_type(part)):  # a tool node writes it as text
                     defined = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
                     schema = {"anyOf": [schema, {"type": "string"}], **defined}
                 schemas[part.name] = schema
@@ -216,6 +218,11 @@ class StateUpdate(NamedTuple):
     """True if it writes a message, which is the tool's answer."""
     goto: str | tuple[()]
     graph: str | None
+    texts: tuple[re.Pattern[str], ...]
+    """Answers that the tool returns without a Command."""
+
+    def is_text(self, answer: str) -> bool:
+        return any(text.fullmatch(answer) for text in self.texts)
 
     def values(self, function: types.FunctionType, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the `computed` keys for one call. Args: `arguments`, by name."""
@@ -233,7 +240,7 @@ def _command(
     answer: str,
 ) -> Command:
     """The tool's `Command` with the environment's answer. An answer that is no object becomes the message alone."""
-    values = update.values(inspect.unwrap(body(tool)), arguments)
+    values = update.values(_function(tool), arguments)
     if structure := _structure(tool, state):
         is_needed = any(update.answered.values())
         answered = _validate(tool, structure, answer) if is_needed or answer.lstrip().startswith("{") else {}
@@ -257,13 +264,19 @@ def returns_command(tool: BaseTool) -> bool:
     kinds = [kind := _returns(tool), *get_args(kind)]
     if any(kind is Command or get_origin(kind) is Command for kind in kinds):
         return True
-    function = inspect.unwrap(body(tool))
+    function = _function(tool)
     return isinstance(function, types.FunctionType) and "Command" in code_names(function) | {*function.__code__.co_freevars}
+
+
+def _function(tool: BaseTool) -> Any:
+    """The function that a tool calls, without decorators and the object that it is bound to."""
+    function = inspect.unwrap(body(tool))
+    return function.__func__ if isinstance(function, types.MethodType) else function
 
 
 def state_update(tool: BaseTool) -> StateUpdate | None:
     """The effect of a tool's Commands; None if its code does not show it."""
-    function = inspect.unwrap(body(tool))
+    function = _function(tool)
     return _analyse(function) if isinstance(function, types.FunctionType) else None
 
 
@@ -275,8 +288,8 @@ def _analyse(function: types.FunctionType) -> StateUpdate | None:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
     commands = [command for call in calls if (command := _read_command(call)) is not None]
-    targets = {command[1:] for command in commands}
-    if len(targets) != 1 or len(commands) < len(calls) or _makes_list_of_commands(tree):
+    targets, texts = {command[1:] for command in commands}, _returned_texts(tree)
+    if len(targets) != 1 or len(commands) < len(calls) or _makes_list_of_commands(tree) or None in texts:
         return None
     updates, (goto, graph) = [command[0] for command in commands], commands[0][1:]
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -289,7 +302,42 @@ def _analyse(function: types.FunctionType) -> StateUpdate | None:
             computed[key] = compile(ast.Expression(values[0]), f"<{key} of {function.__name__}>", "eval")
         else:
             answered[key] = in_all
-    return StateUpdate(answered, computed, any(MESSAGES in update for update in updates), goto, graph)
+    has_message = any(MESSAGES in update for update in updates)
+    return StateUpdate(answered, computed, has_message, goto, graph, tuple(filter(None, texts)))
+
+
+def _returned_texts(tree: ast.Module) -> list[re.Pattern[str] | None]:
+    """The texts that a function returns in place of a Command; None for what its code does not show."""
+    assigning = (node for node in ast.walk(tree) if _is_command(getattr(node, "value", None)))
+    parts = (part for node in assigning for part in ast.walk(node) if isinstance(part, ast.Name))
+    names = {part.id for part in parts if isinstance(part.ctx, ast.Store)}
+    pending, texts = list[ast.AST](getattr(tree.body[0], "body", ())), list[re.Pattern[str] | None]()
+    for node in pending:  # grows meanwhile
+        if isinstance(node, ast.Return):
+            texts += [_pattern(value) for value in _branches(node.value) if not (_is_command(value) or _name(value) in names)]
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            pending += ast.iter_child_nodes(node)
+    return texts
+
+
+def _is_command(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and _name(value.func) == "Command"
+
+
+def _branches(value: ast.expr | None) -> list[ast.expr]:
+    """The values of a conditional expression; any other value alone."""
+    if isinstance(value, ast.IfExp):
+        return [*_branches(value.body), *_branches(value.orelse)]
+    return [value or ast.Constant(None)]
+
+
+def _pattern(value: ast.expr) -> re.Pattern[str] | None:
+    """The texts that a string in code may be; None without a word of its own."""
+    parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+    literals = [each.value if isinstance(each, ast.Constant) else None for each in parts]
+    if not any(isinstance(each, str) and each.strip() for each in literals):
+        return None
+    return re.compile("".join(".*" if each is None else re.escape(str(each)) for each in literals), re.DOTALL)
 
 
 def _makes_list_of_commands(tree: ast.Module) -> bool:

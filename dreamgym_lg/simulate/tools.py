@@ -123,6 +123,8 @@ class _Attempt:
     ran: bool = False
     """True once the call passed validation: the tool's function runs, or the environment answers."""
     step: PendingStep | None = None
+    error: str | None = None
+    """Of a tool that raised, where a middleware may still word the answer."""
 
     def begin(self, tool: BaseTool, arguments: Any) -> None:
         """Set tool, action and line: the tool's first, or the one that calls it."""
@@ -196,7 +198,9 @@ def _tool_recorder(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kw
         except GraphBubbleUp:
             raise
         except Exception as error:
-            if attempt.step is None and not attempt.by_node:
+            if attempt.step is None and attempt.by_node:
+                attempt.error = str(error)
+            elif attempt.step is None:
                 _add_step(episode, attempt, str(error), valid=False)
             elif attempt.step is not None and episode.runs_anyway(tool):
                 attempt.step.answer = f"{type(error).__name__}: {error}"
@@ -219,8 +223,10 @@ def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None)
     if attempt is not None and is_begun and call_id in (None, attempt.call_id):
         yield attempt
         return
-    is_retry = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # by a middleware, say
-    attempt = _Attempt(call_id, line=attempt.line if attempt is not None and is_retry else "")
+    line = ""
+    if attempt is not None and attempt.tool is tool and attempt.call_id == call_id:  # a retry, by a middleware say
+        line, attempt.error = attempt.line, None
+    attempt = _Attempt(call_id, line=line)
     with set_var(_attempt, attempt), episode.call_order.running(call_id):
         yield attempt
 
@@ -234,13 +240,21 @@ def _node_recorder(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kw
 
     def record(result: Any) -> Any:
         tool = node.tools_by_name.get(call["name"])
-        if _is_error(result) and attempt.step is None and not (tool and episode.runs_anyway(tool)):
+        failed = _is_error(result) or attempt.error is not None
+        if failed and attempt.step is None and not (tool and episode.runs_anyway(tool)):
             attempt.action = attempt.action or render_call(call["name"], call["args"])
-            _add_step(episode, attempt, result.text, valid=False)
+            _add_step(episode, attempt, as_text(result), valid=False)
         return result
 
     with set_var(_attempt, attempt), episode.call_order.running(attempt.call_id):
-        yield record
+        try:
+            yield record
+        except GraphBubbleUp:
+            raise
+        except Exception:
+            if attempt.error is not None:  # the call ran, and perhaps acted
+                record(attempt.error)
+            raise
 
 
 def _refused(node: ToolNode, state: Any) -> Iterator[str]:

@@ -320,6 +320,26 @@ async def test_it_is_a_part_of_other_graphs(tmp_path: Path) -> None:
     assert [bool(namespace) for namespace, _ in parts] == [True, True, True, False, False]
 
 
+async def test_policies_of_nested_graphs_answer_at_their_own_nodes(tmp_path: Path) -> None:
+    """One agent was trained, then the graph around it; or one graph twice, for two nodes."""
+    world, inner, outer = World(folder=tmp_path), ScriptedPolicy(label="inner"), ScriptedPolicy(label="outer")
+
+    def says(text: str) -> Any:
+        return lambda state: {"messages": [world.model.invoke(text)]}
+
+    graph = StateGraph(MessagesState).add_node("agent", with_policy(react(world.model, []), inner))
+    graph.add_node("plan", says("plan")).add_node("write", says("write"))
+    whole = graph.add_edge(START, "agent").add_edge("agent", "plan").add_edge("plan", "write").compile()
+    nested = with_policy(whole, outer, route=["write"])
+    stacked = with_policy(nested, ScriptedPolicy(label="third"), route=["plan"])
+    for served, labels in ((nested, ["inner", "production", "outer"]), (stacked, ["inner", "third", "outer"])):
+        for state in (served.invoke(ask()), await served.ainvoke(ask())):
+            assert [each.text.partition(":")[0] for each in state["messages"][-3:]] == labels
+    with simulated(stacked, policy=ScriptedPolicy(label="new"), environment=Answers(), task=TASK) as episode:
+        state = episode.invoke(ask())
+    assert [each.text.partition(":")[0] for each in state["messages"][-3:]] == ["new"] * 3
+
+
 def test_a_stream_left_early_leaves_nothing_behind(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     served = with_policy(react(world.model, [toolbox(world)[0]]), ScriptedPolicy())

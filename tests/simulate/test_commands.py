@@ -217,3 +217,32 @@ def test_threads_that_read_code_at_once_do_not_disturb_each_other() -> None:
         sys.setswitchinterval(interval)
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(yielding)
+
+
+@tool
+def verify(name: str, tool_call_id: Id) -> str | Command:
+    """Verify a customer."""
+    ORDERS.append(name)
+    if len(name) < 3:
+        return f"{name} is no customer."
+    done = Command(update={"name": name, "messages": [ToolMessage("verified", tool_call_id=tool_call_id)]}, goto="after")
+    return done if name else "Who?"
+
+
+@tool
+def verify_by_text(name: str, tool_call_id: Id) -> Any:
+    """Verify a customer."""
+    refusal = f"{name} is no customer of {len(ORDERS)}."
+    return refusal if len(name) < 3 else Command(update={"name": name})
+
+
+@pytest.mark.parametrize(("answer", "name"), [("Bo is no customer.", None), ("Who?", None), ("verified", "Bo"), ("Hm.", "Bo")])
+def test_a_text_that_the_code_returns_in_place_of_a_command_writes_no_state(answer: str, name: str | None) -> None:
+    _, state = dream(asking(verify), Saying(says=[[("verify", {"name": "Bo"})]]), Answers({"verify": answer}))
+    assert (state.get("name"), ("after" in state.get("tags", []))) == (name, name is not None)
+    assert state["messages"][-1].text == answer and ORDERS == []
+
+
+def test_a_tool_whose_other_answers_the_code_does_not_show_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'verify_by_text' cannot be simulated: its code does not show"):
+        dream(asking(verify_by_text), Saying(says=[[("verify_by_text", {"name": "Bo"})]]), Answers())

@@ -36,6 +36,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated
+from dreamgym_lg.simulate.conversation import final_answer
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -392,3 +393,10 @@ async def test_an_agent_that_asks_nothing_and_one_that_never_stops(play: Any) ->
     graph = desk().with_config(recursion_limit=20)
     endless = await play(graph, Acts(actions=[ACTIONS[0], *[LOOK] * 100]))
     assert [step.action for step in endless.steps[:2]] == [ACTIONS[0], LOOK] and endless.steps[-1].truncated
+
+
+def test_a_workers_human_message_is_the_answer_of_its_team() -> None:
+    """LangGraph's supervisor pattern: workers answer with a human message that has their name."""
+    asked, plan = HumanMessage("Is ticket 7 closed?"), AIMessage("I will ask the worker.")
+    assert final_answer({"messages": [asked, plan, HumanMessage("It is closed.", name="worker")]}) == "It is closed."
+    assert final_answer({"messages": [asked, plan, HumanMessage("Thanks.")]}) == plan.text

@@ -1,6 +1,7 @@
 """Tool calls of an episode: their order, the invalid ones, and what comes back in which shape."""
 
 import asyncio
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from uuid import UUID
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ToolRetryMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, Tool, tool
@@ -29,15 +30,19 @@ from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
 from zoo import World
 from zoo.base import ask, react, toolbox
+from zoo.models import ScriptedModel
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg import user_code, with_policy
 from dreamgym_lg.actions import parse_action, render_call, tool_schemas
 from dreamgym_lg.dream import Answer, Dream, Episode, Recorded, Verdict
 from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.replay import ReplayBuffer
-from dreamgym_lg.simulate import object_graph, simulated
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate import SimulatedAgent, object_graph, simulated
 from dreamgym_lg.simulate.object_graph import changes_state_only, simulated_tools
+from dreamgym_lg.simulate.return_types import state_update
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
 
@@ -593,6 +598,128 @@ def test_a_command_of_what_a_run_hands_in_may_act() -> None:
 
     assert state_only(reads_state)
     assert not any(map(state_only, (asks_config, asks_by_another_name, is_given_config, is_given_client)))
+
+
+class Ticket(BaseModel):
+    id: str
+
+    def save(self) -> None:
+        ORDERS[self.id] = "saved"
+
+    @property
+    def link(self) -> str:
+        return f"https://tickets/{self.id}"
+
+
+class Label(BaseModel):
+    text: str
+
+    def upper(self) -> str:
+        return self.text.upper()
+
+
+ORDERS: dict[str, str] = {}
+
+
+def test_a_command_of_an_object_whose_methods_may_act_is_simulated() -> None:
+    """An active record is a pydantic model too."""
+
+    def makes_ticket(text: str) -> Command:
+        """Close."""
+        Ticket(id=text).save()
+        return Command(update={"note": text})
+
+    def is_given_ticket(ticket: Ticket) -> Command:
+        """Close."""
+        ticket.save()
+        return Command(update={"note": ticket.id})
+
+    def is_given_tickets(tickets: list[Ticket]) -> Command:
+        """Close."""
+        return Command(update={"note": [each.save() for each in tickets]})
+
+    def labels(label: Label) -> Command:
+        """Label."""
+        return Command(update={"note": Label(text=label.upper()).upper()})
+
+    assert state_only(labels)
+    assert not any(map(state_only, (makes_ticket, is_given_ticket, is_given_tickets)))
+
+
+def test_a_sub_agent_behind_a_tool_is_one_wherever_its_code_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent in site-packages is the user's too."""
+    (tmp_path / "installed_team.py").write_text(
+        "from langchain.agents import create_agent\n"
+        "from langchain_core.tools import tool\n"
+        "from zoo.models import ScriptedModel\n"
+        "researcher = create_agent(ScriptedModel(label='production'), [], name='researcher')\n"
+        "@tool\n"
+        "def research(question: str) -> str:\n"
+        "    'Research.'\n"
+        "    return researcher.invoke({'messages': [('user', question)]})['messages'][-1].text\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(user_code, "LIBRARIES", (*user_code.LIBRARIES, str(tmp_path)))
+    research = importlib.import_module("installed_team").research
+    world = World(folder=tmp_path)
+    graph = create_agent(world.model, [research])
+    served = with_policy(graph, Saying(says=[[("research", {"question": "?"})]]))
+    (answer,) = [each.text for each in served.invoke(ask())["messages"] if isinstance(each, ToolMessage)]
+    assert object_graph.runs_in_dream(research) == "a sub-agent" and not answer.startswith("production")
+    assert any(getattr(each, "name", "") == "researcher" for each in object_graph.reachable(graph))
+
+
+def test_a_tools_class_that_is_only_asynchronous_is_read_by_its_coroutine() -> None:
+    class Handover(BaseTool):
+        name: str = "hand_over"
+        description: str = "Hand over."
+
+        def _run(self) -> str:
+            raise NotImplementedError
+
+        async def _arun(self, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
+            message = ToolMessage("handed over", tool_call_id=tool_call_id)
+            return Command(goto="billing", graph=Command.PARENT, update={"messages": [message]})
+
+    class Kit:
+        def close(self, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
+            """Close."""
+            return Command(update={"status": "closed", "messages": [ToolMessage("ok", tool_call_id=tool_call_id)]})
+
+    update = state_update(Handover())
+    assert update is not None and update.goto == "billing" and update.graph == Command.PARENT
+    bound = state_update(StructuredTool.from_function(Kit().close))
+    assert bound is not None and [*bound.computed] == ["status"]
+
+
+@pytest.mark.parametrize("status", ["success", "error"])
+async def test_a_failed_real_call_is_a_step_whoever_words_the_error(status: Any) -> None:
+    """The tool ran, and perhaps acted."""
+
+    @tool
+    def refund(ticket: str) -> str:
+        """Refund."""
+        raise TimeoutError("the bank did not answer")
+
+    @wrap_tool_call
+    async def words(request: Any, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except TimeoutError as error:
+            return ToolMessage(f"Sorry: {error}", tool_call_id=request.tool_call["id"], name="refund", status=status)
+
+    async def steps(*middleware: Any) -> list[tuple[str, bool]]:
+        graph = create_agent(ScriptedModel(label="production"), [refund], middleware=middleware)
+        policy = Saying(says=[[("refund", {"ticket": "7"})]])
+        agent = SimulatedAgent(graph, policy, verify=lambda *_: 1.0, real=True)
+        (episode,) = await rollout(agent, [TASK], source="real", attempts=1)
+        return [(step.next_observation, step.valid) for step in episode.steps if "refund" in step.action]
+
+    assert await steps(words) == [("Sorry: the bank did not answer", False)]
+    assert await steps(ToolRetryMiddleware(max_retries=1, initial_delay=0, on_failure="continue"), words) != []
+    assert await steps() == [("the bank did not answer", False)]
 
 
 def test_all_tools_of_an_agent_are_found_although_one_holds_many_records(

@@ -164,7 +164,7 @@ def test_a_call_is_named_by_its_whole_path() -> None:
     call = Call("model", "team:1-2|worker:3-4|model:5", "alice", "gpt", False)
     for name, answered in {"team": True, "worker": True, "model": True, "alice": True, "tea": False, "gpt": False}.items():
         episode = AgentEpisode(graph, policy=ScriptedPolicy(), environment=None, route=[name])
-        assert episode.selects(call) is answered, name
+        assert (episode.policy_for(call) is not None) is answered, name
 
 
 # --- the original -------------------------------------------------------------------------------------------------------------
