@@ -356,7 +356,7 @@ def new_facts(stated: Collection[str], shown: Collection[str]) -> frozenset[str]
 
 
 def _number(fact: str) -> str:
-    """The number of one that is written with its unit; any other fact as it is."""
+    """The number in a fact such as `5kg`; any other fact unchanged."""
     return match[1] if (match := _WITH_UNIT.fullmatch(fact)) else fact
 
 

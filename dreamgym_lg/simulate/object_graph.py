@@ -300,7 +300,7 @@ def changes_state_only(tool: BaseTool) -> bool:
 
 
 def _has_harmless_arguments(function: types.FunctionType) -> bool:
-    """False if a parameter gets a run's config, or an object whose own methods may act."""
+    """False if a parameter may be a run's config, or an object that acts."""
     hints = function.__annotations__
     with contextlib.suppress(NameError, TypeError):  # a name that only type checkers import: its text is used instead
         hints = get_type_hints(function, include_extras=True)
