@@ -248,7 +248,7 @@ def with_policy(graph: Graph, policy: BaseChatModel, *, route: Route | None = No
 def production_episodes(
     graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
 ) -> Callable[[Pregel], AgentEpisode]:
-    """A function that creates the episode of one production run (`with_policy`); in a played episode it returns that."""
+    """A function that creates the episode of a production run. In a played episode it returns that."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"

@@ -332,7 +332,7 @@ def _branches(value: ast.expr | None) -> list[ast.expr]:
 
 
 def _pattern(value: ast.expr) -> re.Pattern[str] | None:
-    """The texts that a string in code may be; None without a word of its own."""
+    """The texts that a string in code may be. None without a word of its own."""
     parts = value.values if isinstance(value, ast.JoinedStr) else [value]
     literals = [each.value if isinstance(each, ast.Constant) else None for each in parts]
     if not any(isinstance(each, str) and each.strip() for each in literals):
