@@ -269,7 +269,7 @@ def returns_command(tool: BaseTool) -> bool:
 
 
 def _function(tool: BaseTool) -> Any:
-    """The function that a tool calls, without decorators and the object that it is bound to."""
+    """The function that a tool calls, without decorators and binding."""
     function = inspect.unwrap(body(tool))
     return function.__func__ if isinstance(function, types.MethodType) else function
 
@@ -307,7 +307,7 @@ def _analyse(function: types.FunctionType) -> StateUpdate | None:
 
 
 def _returned_texts(tree: ast.Module) -> list[re.Pattern[str] | None]:
-    """The texts that a function returns in place of a Command; None for what its code does not show."""
+    """The texts that a function returns in place of a Command; None for unclear ones."""
     assigning = (node for node in ast.walk(tree) if _is_command(getattr(node, "value", None)))
     parts = (part for node in assigning for part in ast.walk(node) if isinstance(part, ast.Name))
     names = {part.id for part in parts if isinstance(part.ctx, ast.Store)}
