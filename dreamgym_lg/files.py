@@ -13,12 +13,25 @@ from dreamgym_lg.errors import writing
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
-    draft = file.with_name(f"{file.name}.tmp")
+    with _draft(file, text) as draft:
+        draft.replace(file)
+
+
+def write_new(file: Path, text: str) -> None:
+    """As `write_whole`, but a file that another process has written meanwhile stays."""
+    with _draft(file, text) as draft, suppress(FileExistsError):
+        os.link(draft, file)
+
+
+@contextmanager
+def _draft(file: Path, text: str) -> Iterator[Path]:
+    """A file beside this one, of this process alone, for the block."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             draft.write_text(text)
-            draft.replace(file)
+            yield draft
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -40,7 +40,10 @@ def dream(request: pytest.FixtureRequest) -> "Iterator[SharedDream]":
         raise ConfigurationError(
             f"{file} does not exist: `dreamgym import TRACES --to FILE`, and name it as dream_replay_buffer"
         )
-    if arguments.get("world"):
-        arguments["world"] = root / arguments["world"]
+    model = arguments.get("experience_model")
+    names = ["world"] if arguments.get("world") else []
+    if isinstance(model, str) and (root / model).is_dir():
+        names.append("experience_model")
+    arguments |= {name: str(root / arguments[name]) for name in names}
     with ReplayBuffer(file) as buffer:
         yield SharedDream(buffer, **arguments)

@@ -308,12 +308,15 @@ _TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", fl
 def _schema(tool: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A schema that accepts all recorded arguments of a tool."""
     names = dict.fromkeys(name for arguments in calls for name in arguments)
-    types = {name: {_TYPES[type(each[name])] for each in calls if type(each.get(name)) in _TYPES} for name in names}
+    types = {name: {_TYPES.get(type(each[name])) for each in calls if name in each} for name in names}
     return {
         "name": tool,
         "parameters": {
             "type": "object",
-            "properties": {name: {"type": next(iter(kinds))} if len(kinds) == 1 else {} for name, kinds in types.items()},
+            "properties": {
+                name: {"type": next(iter(kinds))} if len(kinds) == 1 and None not in kinds else {}
+                for name, kinds in types.items()
+            },
             "required": [name for name in names if all(name in arguments for arguments in calls)],
         },
     }

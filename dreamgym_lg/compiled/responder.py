@@ -23,7 +23,7 @@ from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
-from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.dream.trace_index import Success, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.wall.wall import start_walled
@@ -225,20 +225,21 @@ class EndState:
         changes = self.world.changes(episode.task.id, steps, own=own)
         if None in changes.values():
             return None
-        untracked, differs = self.world.untracked_writes(episode.task.id, steps, own=own), False
+        untracked = self.world.untracked_writes(episode.task.id, steps, own=own)
+        alike, unclear = list[Success](), self.references.differ_in_free_text(episode, references)
         for success in references:
             calls = [[call.name, dict(call.arguments), None] for action in success.calls if (call := parse_call(action))]
             expected = self.world.changes(episode.task.id, _drawn(episode) + calls, own=own)
             if None in expected.values() or not (expected or changes):
-                return None
-            if expected != changes:
-                continue
-            if untracked == self.world.untracked_writes(episode.task.id, _drawn(episode) + calls, own=own):
-                fault = message_fault(episode, [success])
-                reason = fault or "the world is as a recorded success leaves it"
-                return Verdict(float(not fault), not fault, reason, final=not fault or bool(episode.task.drawn))
-            differs = True
-        if differs or self.references.differ_in_free_text(episode, references):
+                unclear = True
+            elif expected == changes:
+                is_same = untracked == self.world.untracked_writes(episode.task.id, _drawn(episode) + calls, own=own)
+                alike, unclear = [*alike, *([success] if is_same else [])], unclear or not is_same
+        if alike:
+            fault = message_fault(episode, alike)
+            reason = fault or "the world is as a recorded success leaves it"
+            return Verdict(float(not fault), not fault, reason, final=not fault or bool(episode.task.drawn))
+        if unclear:
             return None
         return Verdict(0.0, False, f"no recorded success leaves these changes: {json.dumps(changes, ensure_ascii=False)[:500]}")
 

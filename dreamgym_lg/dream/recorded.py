@@ -16,6 +16,7 @@ from dreamgym_lg.dream.trace_index import (
     message_facts,
     message_text,
     new_facts,
+    said_before,
     unordered,
     worlds_of,
 )
@@ -62,8 +63,16 @@ class Recorded:
         return None
 
     def _recorded(self, episode: Episode, call: Call) -> Answer | None:
-        effects = effects_of(self.index, episode)
+        calls = [(self.index.call(step.action), step.valid) for step in episode.steps]
+        exact, effects = self.index.exact_effects(calls), self.index.effects(calls)
+        return self._answer(episode, call, exact) or (self._answer(episode, call, effects) if exact != effects else None)
+
+    def _answer(self, episode: Episode, call: Call, effects: Effects) -> Answer | None:
+        """The answer that most traces have after these writing calls. None where their free text makes a difference."""
         scopes = worlds_of(episode.task.id, episode.task.environment)
+        by_wording = self.index.wordings.get((scopes[1], call, effects), {}).values()
+        if len(set(map(frozenset, by_wording))) > 1:
+            return None
         of_task, of_world = (self.index.answers.get((scope, call, effects), {}) for scope in scopes)
         if not episode.own_traces:
             none = Votes(0, "")
@@ -80,7 +89,7 @@ class Recorded:
     def _missed(self, episode: Episode, call: Call) -> Answer | None:
         """The usual answer to a look-up of an unknown thing."""
         task = episode.task
-        before = " ".join([task.instruction, first_observation(task), *(step.next_observation for step in episode.steps)])
+        before = " ".join([said_before(task), *(step.next_observation for step in episode.steps)])
         without = "" if episode.own_traces else task.id
         miss = None if self.index.writes(call.tool) else self.index.miss(task.environment, call, before, without=without)
         return None if miss is None else Answer(*miss)
@@ -95,7 +104,7 @@ class References:
       request, of the user's replies and of answers to writing calls. Its last one may state no other that does not occur in
       the episode. Free text in calls needs the ids and amounts that all these successes wrote there.
     * If messages or free text are worded differently, or lack or add an id or amount, the verdict is not final: it counts only
-      if no other judge decides.
+      if no other judge decides. It is a failure if a recorded failure wrote the same free text.
 
     Without a recorded success, or if neither side made a writing call, the next judge decides. A drawn task is always decided.
 
@@ -118,11 +127,22 @@ class References:
             texts = self.index.free_texts(episode.steps)
             if fault := message_fault(episode, alike) or _text_fault(texts, alike):
                 return Verdict(0.0, False, fault, final=bool(episode.task.drawn))
+            if self._failed(episode, alike, texts):
+                return Verdict(0.0, False, "a recorded failure made these calls with the same words", final=False)
             same = any(_wording(episode.action) == _wording(each.message) and texts == each.texts for each in alike)
             unread = "" if same else "; no judge read the words of its message and calls"
             return Verdict(1.0, True, f"the writing calls and facts are those of a recorded success{unread}", final=same)
         needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
+
+    def _failed(self, episode: Episode, alike: Sequence[Success], texts: Sequence[str]) -> bool:
+        """True if a recorded failure wrote these free texts, no success did, and its message told what theirs do."""
+        if not episode.own_traces or any(texts == each.texts for each in alike):
+            return False
+        needed = frozenset.intersection(*(each.facts for each in alike))
+        failures = self.index.failures.get(episode.task.id, ())
+        alike_failures = (each for each in failures if each.effects == alike[0].effects and each.texts == texts)
+        return any(needed <= message_facts(message_text(each.message)) for each in alike_failures)
 
     def of_episode(self, episode: Episode) -> list[Success]:
         """The recorded successes of the episode's task; none if an answer was imputed."""

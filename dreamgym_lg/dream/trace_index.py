@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -94,9 +94,15 @@ class TraceIndex:
         self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes.
 
-        Without answers that show the free text of those writing calls."""
+        Writing calls are there as they were and, but for answers that show their free text, with it replaced."""
+        self.wordings: dict[tuple[str, Call, Effects], dict[Effects, set[tuple[str, bool]]]] = {}
+        """The keys with replaced free text -> writing calls as they were -> (answer, valid)."""
+        self.known: dict[tuple[str, Call], dict[tuple[str, bool], set[str]]] = {}
+        """(environment, reading call) -> (answer, valid) -> task ids."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task id; by environment and instruction; and by these and the system message."""
+        self.failures: dict[str, list[Success]] = {}
+        """By task id, what failed episodes did."""
         self.misses: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, bool], set[tuple[str, ...]]]] = {}
         """(environment, reading tool, arguments with unknown values) -> (answer with placeholders, valid) -> (task, values)."""
         self.tools = list(tools)
@@ -132,10 +138,10 @@ class TraceIndex:
         new = copy(self)
         new.uses = find_tool_uses(self.tools, called, writes=self._writes, pass_through=self.pass_through)
         new._free_text = _find_free_text(recorded, new.writes) - self._enumerations(recorded)
-        new.answers, new.successes, new.misses = {}, {}, {}
+        new.answers, new.wordings, new.known, new.successes, new.failures, new.misses = {}, {}, {}, {}, {}, {}
         for trajectory in recorded:
             new._add(trajectory)
-        names = ("uses", "_free_text", "answers", "successes", "misses")
+        names = ("uses", "_free_text", "answers", "wordings", "known", "successes", "failures", "misses")
         self.__dict__.update({name: getattr(new, name) for name in names})  # at once, as other threads may be reading
 
     def _enumerations(self, recorded: Iterable[Trajectory]) -> set[tuple[str, str]]:
@@ -147,29 +153,38 @@ class TraceIndex:
     def _add(self, trajectory: Trajectory) -> None:
         task, calls = trajectory.task, [(self.call(step.action), step) for step in trajectory.steps]
         effects: Effects = ()
+        exact: Effects = ()
         wordings = set[str]()
-        before = f"{task.instruction} {first_observation(task)} {trajectory.steps[0].observation if trajectory.steps else ''}"
+        before = " ".join([said_before(task), *(step.observation for step in trajectory.steps[:1])])
         scopes = worlds_of(task.id, task.environment) if task.split == "train" else ()
         for call, step in calls:
             if call is None:
                 continue
             shows_wording = any(text in step.next_observation for text in wordings)  # another one, after other words
-            for scope in () if shows_wording else scopes:
-                votes = self.answers.setdefault((scope, call, effects), {})
-                earlier = votes.get((step.next_observation, step.valid), Votes(0, step.reasoning))
-                votes[step.next_observation, step.valid] = earlier._replace(number=earlier.number + 1)
+            answer = step.next_observation, step.valid
+            for scope, done in product(scopes, {exact} if shows_wording else {exact, effects}):
+                votes = self.answers.setdefault((scope, call, done), {})
+                earlier = votes.get(answer, Votes(0, step.reasoning))
+                votes[answer] = earlier._replace(number=earlier.number + 1)
+                if exact != effects:
+                    self.wordings.setdefault((scope, call, effects), {}).setdefault(exact, set()).add(answer)
+            if scopes and not self.writes(call.tool):
+                self.known.setdefault((task.environment, call), {}).setdefault(answer, set()).add(task.id)
             if scopes and (unnamed := unnamed_values(call, before)) and not self.writes(call.tool):
                 forms = self.misses.setdefault((task.environment, call.tool, tuple(unnamed)), {})
                 form = _with_placeholders(step.next_observation, unnamed)
                 forms.setdefault((form, step.valid), set()).add((task.id, *unnamed.values()))
             before += f" {step.next_observation}"
             effects += self.effects([(call, step.valid)])
+            exact += self.exact_effects([(call, step.valid)])
             wordings |= self._wordings(call) if step.valid else set()
         if trajectory.success and trajectory.steps:
             success = self.success(task, trajectory.steps)
             same_words = _words_key(task.environment, task.instruction, task.split)
             for key in ((task.id,), same_words, (*same_words, rules(task))):
                 self.successes.setdefault(key, []).append(success)
+        elif trajectory.has_outcome and trajectory.steps:
+            self.failures.setdefault(task.id, []).append(self.success(task, trajectory.steps))
 
     def success(self, task: Task, steps: Sequence[Step]) -> Success:
         """The steps of a successful episode as a reference."""
@@ -189,7 +204,7 @@ class TraceIndex:
     def miss(self, environment: str, call: Call, before: str, *, without: str = "") -> tuple[str, bool] | None:
         """(answer, valid) of look-ups of most unknown things; None without enough of them (`MISSES`).
 
-        Args: `without`, the id of a task whose traces do not count.
+        None, too, for a thing that a trace knows. Args: `without`, the id of a task whose traces do not count.
         """
         unnamed = unnamed_values(call, before)
         recorded = self.misses.get((environment, call.tool, tuple(unnamed)), {})
@@ -200,7 +215,8 @@ class TraceIndex:
             return None
         for name, value in unnamed.items():
             form = form.replace(_placeholder(name), value)
-        return form, valid
+        known = self.known.get((environment, call), {}).items()
+        return None if any(each != (form, valid) and tasks - {without} for each, tasks in known) else (form, valid)
 
     def writes(self, tool: str) -> bool:
         """True if calls of the tool count as writing calls."""
@@ -212,7 +228,11 @@ class TraceIndex:
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
         """The valid writing calls among (call, valid), in their order, with free text replaced."""
-        return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
+        return tuple(map(self._without_wording, self.exact_effects(calls)))
+
+    def exact_effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
+        """As `effects`, with free text as it is."""
+        return tuple(each for each, valid in calls if each and valid and self.writes(each.tool))
 
     def free_texts(self, steps: Iterable[Step]) -> tuple[str, ...]:
         """The texts in valid writing calls that `effects` replaces, in their order."""
@@ -254,6 +274,11 @@ def _lists_values(field: Any) -> bool:
     """True for a schema that lists its values, also in `Literal[...] | None`."""
     forms = [field, *((field.get("anyOf") or field.get("oneOf") or ()) if isinstance(field, Mapping) else ())]
     return any("enum" in each or "const" in each for each in forms if isinstance(each, Mapping))
+
+
+def said_before(task: Task) -> str:
+    """All that the agent reads before its first call."""
+    return " ".join([rules(task), task.instruction, first_observation(task)])
 
 
 def unnamed_values(call: Call, before: str) -> dict[str, str]:

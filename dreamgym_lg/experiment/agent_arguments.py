@@ -1,7 +1,7 @@
 """The arguments of `AgentWorld`: their checks, their defaults, and their names for the run's settings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -81,10 +81,6 @@ def check_arguments(
         if function is not None and not callable(function):
             raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
     check_tasks(tasks)
-    if duplicates := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
-        raise ConfigurationError(
-            f"tasks= has {len(duplicates)} ids more than once, such as {duplicates[0]!r}: give each task once"
-        )
 
 
 def check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | None) -> None:
@@ -97,11 +93,15 @@ def check_dream(dream: Dream | None, user: User | None, verify_dream: Verify | N
         raise ConfigurationError("dream= has a user and no judge: add judges=, or give verify_dream=")
 
 
-def check_tasks(tasks: Iterable[Task]) -> None:
-    """Raise `ConfigurationError` unless each is a `Task`."""
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """Raise `ConfigurationError` unless each is a `Task` with an id of its own."""
     for task in tasks:
         if not isinstance(task, Task):
             raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task, such as those of DreamGym.tasks('test')")
+    if duplicates := [id for id, number in Counter(task.id for task in tasks).items() if number > 1]:
+        raise ConfigurationError(
+            f"tasks= has {len(duplicates)} ids more than once, such as {duplicates[0]!r}: give each task once"
+        )
 
 
 def to_task_generator(generator: object) -> TaskGenerator | None:

@@ -31,6 +31,7 @@ from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
+MIN_TASKS = 10
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
 """Confidence of a difference's interval: one in fifty comparisons of equal versions claims a difference."""
@@ -164,6 +165,8 @@ class SharedDream:
     ) -> None:
         if experience_model is None and world is None:
             raise ConfigurationError("nothing answers what the traces do not: give an experience model or a compiled world")
+        if isinstance(tasks, str) or (tasks < MIN_TASKS if isinstance(tasks, int) else len(set(tasks)) < max(len(tasks), 1)):
+            raise ConfigurationError(f"tasks={tasks!r}: give a number from {MIN_TASKS}, or a list of ids, each once")
         self._buffer, self._world, self._policy = replay_buffer, world, policy
         self._model = None if experience_model is None else load_experience_model(experience_model, replay_buffer)
         self._wanted, self._episodes, self._seed = tasks, episodes, seed
@@ -223,10 +226,10 @@ class SharedDream:
             logger.warning(
                 "recorded successes decide %d of %d tasks; an experience model judges all", len(decided), len(stored)
             )
-        if len(decided) < 10:
+        if len(decided) < MIN_TASKS:
             raise ConfigurationError(
-                f"{len(decided)} of {len(stored)} recorded tasks can be judged, and 10 are needed: import more traces with "
-                "their outcome, or give an experience model"
+                f"{len(decided)} of {len(stored)} recorded tasks can be judged, and {MIN_TASKS} are needed: import more traces "
+                "with their outcome, or give an experience model"
             )
         return Random(self._seed).sample(decided, min(self._wanted, len(decided)))
 

@@ -131,10 +131,10 @@ def _retrieving(model: BaseChatModel | str | None, settings: Settings, replay_bu
 
 
 def policy_version(policy: BaseChatModel | str | Path) -> str:
-    """Version of weights: the stamp in their folder, else path or name, else the class."""
+    """Version of weights: the stamp in their folder, else path, else the model's name or class."""
     name = str(Path(policy) if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
-    return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
+    return stamp.read_text() if name and stamp.is_file() else name or name_of(policy)
 
 
 def model_name(model: object) -> str:

@@ -32,7 +32,7 @@ from dreamgym_lg.experiment.experience_models import (
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.files import write_whole
+from dreamgym_lg.files import write_new, write_whole
 from dreamgym_lg.progress import counter, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout, superstep_limit
@@ -180,7 +180,7 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                write_whole(file, f"{self.out.name}-{uuid4().hex[:8]}/")
+                write_new(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
 
@@ -235,13 +235,17 @@ class Workspace:
         return self.tasks("validation")[: self.settings.evaluate_tasks]
 
     def offline(self, *, reorder: bool = False) -> list[Trajectory]:
-        """The collected trajectories, or else all imported ones, in an order drawn by the seed.
+        """The imported and the collected trajectories, in an order drawn by the seed.
+
+        Those that other experiments collected are left out if this one collected some.
 
         Those added after the training that `DATA` records stay at the end, so that its held-out trajectories stay the same.
         Args: `reorder`, True to draw the order of all.
         """
         load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
-        episodes = list(load(run=self.run_name(OFFLINE))) or list(load())
+        episodes, own = list(load()), self.run_name(OFFLINE)
+        if any(each.run == own for each in episodes):
+            episodes = [each for each in episodes if each.run == own or not each.run.endswith(f"/{OFFLINE}")]
         environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}
         episodes = [episode for episode in episodes if episode.task.environment in environments]
         count = len(episodes) if reorder else int(self.record(DATA).get("trajectories", len(episodes)))

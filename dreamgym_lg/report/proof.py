@@ -54,7 +54,7 @@ class Claim(NamedTuple):
     baseline: str = ""
     """The best of `BASELINES`; empty where it is not known."""
     enough: bool = False
-    """True if, on at least `MIN_TASKS` tasks, the policy's success rate is not above that of a baseline that succeeds."""
+    """True if the trained policy's success rate, on at least `MIN_TASKS` of these tasks, is not above a baseline's."""
 
     @property
     def verdict(self) -> str:
@@ -91,7 +91,8 @@ def read_claim(result: Mapping[str, Any], mode: str = "sampled", policy: str = "
     word = "proven" if low > 0 else "worse" if high < 0 else "not proven"
     why = f"{LABELS[policy]} − {LABELS[best]} {gain:+.2f} [{low:+.2f}, {high:+.2f}], paired on {len(pairs)} tasks"
     why += f"; {left_out} and do not count" if len(pairs) < len(common) else ""
-    enough = imitation != "start" and values[policy] <= values[imitation] > 0 and rates[policy].episodes >= MIN_TASKS
+    is_dream = policy == "trained" and not before
+    enough = is_dream and imitation != "start" and values[policy] <= values[imitation] > 0 and len(pairs) >= MIN_TASKS
     return Claim(word, why, imitation, enough)
 
 
