@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.files import whole_folder, write_whole
+from dreamgym_lg.files import whole_folder, write_new, write_whole
 
 DEAD = 2**22 + 1
 """No process has such a number: Linux allows them up to 2^22."""
@@ -83,6 +83,16 @@ for _ in range(50):
         for name in ("one", "two"):
             (draft / name).write_text(sys.argv[2])
 """
+
+
+def test_the_first_of_several_processes_names_the_runs(tmp_path: Path) -> None:
+    """Else one would not find what the other has recorded."""
+    file = tmp_path / "new" / "run"
+    write_new(file, "first")
+    write_new(file, "second")
+    assert file.read_text() == "first" and names(file.parent) == ["run"]
+    write_whole(file, "third")
+    assert file.read_text() == "third" and names(file.parent) == ["run"]
 
 
 def test_processes_that_write_one_folder_at_once_leave_it_whole(tmp_path: Path) -> None:

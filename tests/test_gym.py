@@ -503,6 +503,18 @@ def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: Repl
     assert gym.evaluate(Away(failures=2))[0].successes == 2, "played again twice within one call"
     with pytest.raises(ConfigurationError, match="policy_version='Away', and policy_version='Says' is given now"):
         gym.evaluate(Says(), run=run)
+    with pytest.raises(ConfigurationError, match="tasks= has 1 ids more than once, such as 'a'"):
+        gym.evaluate(policy, tasks=[two[0], two[0]])
+
+
+def test_two_hosted_models_of_one_class_are_two_policies(agent: Agent, buffer: ReplayBuffer) -> None:
+    class Hosted(Says):
+        model_name: str
+
+    gym = gym_of(agent, buffer, verify_dream=lambda task, state: 1.0)
+    gym.evaluate(Hosted(model_name="large"), run="proof")
+    with pytest.raises(ConfigurationError, match="policy_version='large', and policy_version='small' is given now"):
+        gym.evaluate(Hosted(model_name="small"), run="proof")
 
 
 def test_export_is_the_graph_with_real_tools_and_the_policy(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -136,7 +136,10 @@ class References:
         return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
 
     def _failed(self, episode: Episode, alike: Sequence[Success], texts: Sequence[str]) -> bool:
-        """True if a recorded failure wrote these free texts, no success did, and its message told what theirs do."""
+        """True if a recorded failure wrote these free texts, and no success did.
+
+        A failure whose message lacks what theirs tell shows nothing about its texts.
+        """
         if not episode.own_traces or any(texts == each.texts for each in alike):
             return False
         needed = frozenset.intersection(*(each.facts for each in alike))

@@ -131,7 +131,7 @@ def _retrieving(model: BaseChatModel | str | None, settings: Settings, replay_bu
 
 
 def policy_version(policy: BaseChatModel | str | Path) -> str:
-    """Version of weights: the stamp in their folder, else path, else the model's name or class."""
+    """Version of weights: the stamp in their folder, else path, name or class."""
     name = str(Path(policy) if isinstance(policy, str | Path) else getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or name_of(policy)

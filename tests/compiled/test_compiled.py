@@ -34,7 +34,7 @@ from dreamgym_lg.compiled.examples import Binding, CallRecord
 from dreamgym_lg.compiled.expressions import MENTIONED, Build, Const, Fixed, Later, Ref, Scope, Text, evaluate
 from dreamgym_lg.compiled.generalizing import generalize
 from dreamgym_lg.compiled.limits import same_ids
-from dreamgym_lg.compiled.recordings import STYLES, Recordings, Trace
+from dreamgym_lg.compiled.recordings import STYLES, Recordings, Trace, _schema
 from dreamgym_lg.compiled.replaying import ToolReplay, replay_page
 from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
@@ -241,6 +241,48 @@ def test_calls_and_free_texts_that_no_document_shows_are_the_next_judges(buffer:
         assert verdict(calls(number, recorded_note)[:3]) is None, "no alert"
         assert verdict(calls(number, f"it never came, for order {number}")) is None, "another wording"
         assert not verdict(calls(number, recorded_note)[:1]).success
+
+
+@walled
+def test_a_message_needs_what_all_successes_with_this_end_state_told(tmp_path: Path) -> None:
+    """One told the card, another the total: which of them came first decided."""
+    replay_buffer = ReplayBuffer(":memory:")
+
+    def steps(number: int) -> list[Step]:
+        order = {"id": f"K{number}", "status": "open", "card": f"{4400 + number}", "total": number + 90}
+        moves = [
+            ("get_order", order),
+            ("cancel", {**order, "status": "cancelled"}),
+            ("get_order", {**order, "status": "cancelled"}),
+        ]
+        return [
+            Step(observation="", action=render_call(tool, {"id": order["id"]}), next_observation=json.dumps(document))
+            for tool, document in moves
+        ]
+
+    def told(number: int) -> list[str]:
+        return [f"The money goes to card {4400 + number}.", f"{number + 90} euros will be returned."]
+
+    for number in range(100, 124):
+        task = Task(id=f"t{number}", instruction=f"Cancel K{number}.", environment="desk")
+        for index, text in enumerate(told(number)):
+            last = Step(observation="", action=render_answer(text), next_observation="", reward=1, terminated=True)
+            trace = Trajectory(task=task, steps=[*steps(number), last], success=True, run="traces", rollout_index=index)
+            replay_buffer.add(trace)
+    compile_world(replay_buffer, tmp_path / "world", writes=["cancel"], on_progress=lambda *_: None)
+    references = References(TraceIndex(replay_buffer, writes=["cancel"]))
+    task = next(iter(replay_buffer.tasks()))
+    number = int(task.id[1:])
+    with contextlib.closing(Compiled(tmp_path / "world")) as world:
+        for text, reward in {**dict.fromkeys(told(number), 1), "It goes to card 9999.": 0}.items():
+            episode = Episode(task=task, steps=steps(number)[:2], action=render_answer(text))
+            verdict = EndState(world, references).judge(episode, None)
+            assert verdict is not None and verdict.reward == reward, text
+
+
+def test_an_argument_that_was_null_once_may_be_null() -> None:
+    schema = _schema("refund", [{"id": "K1", "note": None}, {"id": "K2", "note": "broken"}])
+    assert schema["parameters"]["properties"] == {"id": {"type": "string"}, "note": {}}
 
 
 def test_a_world_of_an_earlier_version_still_answers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Index, Say
 from pydantic import BaseModel
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References
 from dreamgym_lg.dream.trace_index import MISSES, TraceIndex
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -90,6 +90,42 @@ def test_what_is_measured_does_not_vote_on_unknown_things(buffer: ReplayBuffer) 
     recorded = Recorded(Index(buffer))
     assert recorded.respond(episode).observation == "no such order"  # type: ignore[union-attr]
     assert recorded.respond(replace(episode, own_traces=False)) is None
+
+
+def test_a_thing_that_traces_know_is_no_unknown_one_after_a_write(buffer: ReplayBuffer, desk: Desk) -> None:
+    def look_up(number: str) -> str:
+        return render_call("get_order", {"order_id": number})
+
+    for number in range(MISSES):
+        task = replace(order_task(f"t{number}"), instruction=f"Where is A{number}?")
+        buffer.add(trace(task, (look_up(f"B{number}"), "no such order", False), (look_up(f"A{number}"), PAID), DONE))
+    other = order_task("other", "Refund the order, please.")
+    assert desk.decided(other, REFUND, look_up("D8"))[1][1] == "recorded"
+    assert desk.decided(other, REFUND, look_up("A1"))[1][1] == "model", "its state is not known, but it exists"
+    customer = order_task("c", messages=[{"role": "system", "content": "You serve D8."}, {"role": "user", "content": "Hello"}])
+    assert desk.decided(customer, look_up("D8"))[0][1] == "model", "the system message names it"
+
+
+def test_an_answer_after_a_text_is_that_of_this_text(buffer: ReplayBuffer) -> None:
+    """Code, SQL or a patch is no wording: the tests' answer depends on it."""
+    of, run_tests = order_task("code", "Mend add."), render_call("get_order", {"order_id": "tests"})
+    bad, good, other = (render_call("write_file", {"text": f"def add(a, b): return {each}"}) for each in ("a-b", "a+b", "0"))
+    finished = render_answer("All tests pass.")
+    buffer.add(trace(of, (bad, "written"), (run_tests, "1 failed"), finished, success=False))
+    for index in (1, 2):
+        buffer.add(trace(of, (good, "written"), (run_tests, "1 passed"), finished, index=index))
+    index = Index(buffer)
+    recorded, references = Recorded(index), References(index)
+
+    def played(write: str) -> tuple[str | None, float]:
+        step = Step(observation="", action=write, next_observation="written")
+        answer = recorded.respond(Episode(task=of, steps=[step], action=run_tests))
+        verdict = references.judge(Episode(task=of, steps=[step], action=finished), None)
+        return answer.observation if answer else None, verdict.reward if verdict else -1
+
+    assert played(bad) == ("1 failed", 0), "a recorded failure is none of the successes"
+    assert played(good) == ("1 passed", 1)
+    assert played(other) == (None, 1), "the answer depends on the text; no judge read it"
 
 
 def test_an_error_is_answered_as_the_error_that_it_was(buffer: ReplayBuffer, desk: Desk) -> None:

@@ -240,6 +240,9 @@ def test_calls_and_tokens_are_the_servers(house: Models, tmp_path: Path) -> None
             SharedDream(buffer, experience_model="openai:dreamer", tasks=["none"]).play(f"{agents}:graph")
         with pytest.raises(ConfigurationError, match="nothing answers what the traces do not"):
             SharedDream(buffer)
+        for tasks in (0, -1, 9, [], "traces", ["a", "a"]):
+            with pytest.raises(ConfigurationError, match="give a number from 10, or a list of ids, each once"):
+                SharedDream(buffer, experience_model="openai:dreamer", tasks=tasks)
     before, after = comparison.before, comparison.after
     assert (before.success.value, after.success.value, before.success.episodes) == (1, 0, TASKS * 2)
     assert (before.calls, before.input_tokens, before.output_tokens, before.actions) == (3, 300, 60, 3)

@@ -162,6 +162,19 @@ def test_collecting_stores_tasks_and_trajectories_once(work: Experiment) -> None
     assert count_real_steps(work) == {"offline": 5, "train": 0, "evaluation": 0}
 
 
+def test_imported_traces_are_learned_from_beside_collected_ones(work: Experiment) -> None:
+    work.open()
+    work.replay_buffer.add_tasks(work.world.tasks("train"))
+    task = work.tasks("train")[0]
+    step = Step(observation="", action="left", next_observation="", reward=1, terminated=True)
+    for run in ("traces", "other-1/offline"):
+        work.replay_buffer.add(Trajectory(task=task, steps=[step], success=True, run=run, rollout_index=77))
+    assert {each.run for each in work.offline()} == {"traces", "other-1/offline"}
+    work.collect()
+    assert {each.run for each in work.offline()} == {"traces", work.run_name("offline")}, "another experiment's are its own"
+    assert len(work.offline()) == 6
+
+
 def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experiment, scripted: Any) -> None:
     work.collect()
     work.settings = replace(work.settings, batch_size=1, experience_steps=2)

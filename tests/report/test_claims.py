@@ -94,7 +94,17 @@ def test_where_imitation_is_as_good_it_is_enough(tmp_path):
 def test_nobody_is_told_by_a_few_tasks_that_imitation_is_enough():
     """Issue 48: on two tickets it said so."""
     for tasks, enough in ((2, False), (19, False), (20, True)):
-        assert read_claim(with_sampled(measured(tasks, tasks), measured(1, tasks))).enough == enough
+        result = with_sampled(measured(tasks, tasks), measured(1, tasks))
+        assert read_claim(result).enough == enough
+        shared = dict.fromkeys([*result["real"]["base"]["sampled"]["outcomes"]][1:], "K12")
+        assert not read_claim(result | {"shared_entities": shared}).enough, "one task is left that counts"
+    assert not read_claim(result, policy="trained", before="start").enough
+
+
+def test_before_a_training_no_policy_is_enough():
+    result = make_result(real={"start": {"sampled": measured(2, 30)}, "base": {"sampled": measured(20, 30)}})
+    result["real"]["offline_rl"] = {"sampled": measured(19, 30)}
+    assert not read_claim(result | {"offline_rl": "DPO"}, policy="offline_rl", before="start").enough
 
 
 def test_offline_rl_is_a_baseline_like_the_others(tmp_path):
