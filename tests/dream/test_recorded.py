@@ -108,7 +108,7 @@ def test_a_thing_that_traces_know_is_no_unknown_one_after_a_write(buffer: Replay
 
 def test_an_answer_after_a_text_is_that_of_this_text(buffer: ReplayBuffer) -> None:
     """Code, SQL or a patch is no wording: the tests' answer depends on it."""
-    of, run_tests = order_task("code", "Mend add."), render_call("get_order", {"order_id": "tests"})
+    of, run_tests = order_task("code", "Mend add.", tools=[]), render_call("get_order", {"order_id": "tests"})
     bad, good, other = (render_call("write_file", {"text": f"def add(a, b): return {each}"}) for each in ("a-b", "a+b", "0"))
     finished = render_answer("All tests pass.")
     buffer.add(trace(of, (bad, "written"), (run_tests, "1 failed"), finished, success=False))
