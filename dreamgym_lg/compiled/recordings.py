@@ -28,6 +28,7 @@ from dreamgym_lg.compiled.runtime import (
 )
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.dream.trace_index import receiver
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -63,15 +64,19 @@ class Trace(NamedTuple):
     calls: Sequence[Call]
 
 
-def _calls(trajectory: Trajectory, schemas: Schemas) -> Iterator[Call]:
-    """The calls of an episode, without those that a schema refuses: no tool saw them."""
+def _calls(
+    trajectory: Trajectory, schemas: Schemas, receivers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
+) -> Iterator[Call]:
+    """The calls of an episode as the tools received them, without those that a schema refuses: no tool saw them."""
     for step in trajectory.steps:
         if (call := parse_call(step.action)) is None:
             continue
+        receive = receivers.get(call.name)
+        arguments = call.arguments if receive is None else receive(call.arguments)
         if step.valid:
-            yield call.name, call.arguments, step.next_observation
+            yield call.name, arguments, step.next_observation
         elif schemas.respond(Episode(task=trajectory.task, action=step.action)) is None:
-            yield call.name, call.arguments, Refusal(step.next_observation)
+            yield call.name, arguments, Refusal(step.next_observation)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ class Recordings:
         recorded = replay_buffer.real_trajectories(split="train")
         chosen = [each for each in recorded if environment in (None, each.task.environment)]
         schemas_of_tools = Schemas(tools)
-        traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools))) for each in chosen]
+        receivers = {tool.name: receiver(tool, defaults=False) for tool in tools}
+        traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools, receivers))) for each in chosen]
         # a tool that only ever failed may be one that the policy made up
         called = {tool for trace in traces for tool, _, answer in trace.calls if isinstance(answer, str)}
         # Tool names become function names in `world.py`: a trace must not inject code.

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import pairwise, product
 from threading import Lock
 from typing import Any, NamedTuple
 
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
+from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import is_answer, parse_action, parse_call, tool_schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -108,7 +110,7 @@ class TraceIndex:
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
         self.pass_through = frozenset(pass_through)
-        received = {tool.name: partial(_as_received, tool.tool_call_schema, _defaults(tool)) for tool in tools}
+        received = {tool.name: receiver(tool) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
         """action -> its call in comparable form; None if it is no call."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
@@ -336,20 +338,41 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _as_received(schema: Any, defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments as the tool receives them: validated, with nested defaults, without ignored ones.
+def receiver(tool: BaseTool, *, defaults: bool = True) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """A function: arguments -> JSON of what the tool receives, which is validated and without ignored ones.
 
-    Refused arguments, and those of a tool with a JSON schema, only get the tool's top-level defaults.
+    The user's own validators do not run, as they may act. Refused arguments, and those of a tool with a JSON schema, only get
+    the tool's top-level defaults. Args: `defaults`, True to fill in the tool's.
     """
+    top_level = {name: field["default"] for name, field in tool.args.items() if isinstance(field, dict) and "default" in field}
+    return partial(_as_received, tool.tool_call_schema, top_level if defaults else {}, defaults=defaults)
+
+
+def _as_received(
+    schema: Any, top_level: Mapping[str, Any], arguments: Mapping[str, Any], *, defaults: bool
+) -> Mapping[str, Any]:
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         factories = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
         with suppress(ValueError):
-            return schema.model_validate(dict(arguments)).model_dump(mode="json", exclude=factories)
-    return {**defaults, **arguments}
+            model = schema.model_validate(dict(arguments))
+            return {**_plain(model.model_dump(exclude=factories, exclude_unset=not defaults))}
+    return {**top_level, **arguments}
 
 
-def _defaults(tool: BaseTool) -> dict[str, Any]:
-    return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
+def _plain(value: Any) -> Any:
+    """A validated value as JSON. Numbers are numbers, sets are sorted."""
+    match value:
+        case Mapping():
+            return {str(_plain(key)): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case set() | frozenset():
+            return sorted((_plain(each) for each in value), key=json.dumps)
+        case Decimal() if value.is_finite():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case SecretStr():
+            return value.get_secret_value()
+    return to_jsonable_python(value, fallback=str)
 
 
 def message_text(action: str) -> str:

@@ -280,6 +280,44 @@ def test_a_message_needs_what_all_successes_with_this_end_state_told(tmp_path: P
             assert verdict is not None and verdict.reward == reward, text
 
 
+@walled
+def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> None:
+    """LangChain hands 8.0 to a tool for 8 and "8"; the world answered 8, and the end state was a failure."""
+
+    def get_order(id: str) -> str:
+        """Look up."""
+        raise AssertionError("no real tool runs")
+
+    def refund(id: str, amount: float) -> str:
+        """Refund."""
+        raise AssertionError("no real tool runs")
+
+    done, replay_buffer = render_answer("Done."), ReplayBuffer(":memory:")
+    for number in range(100, 124):
+        order, amount = {"id": f"K{number}", "refunded": 0.0}, float(number % 7)
+        moves: list[Any] = [
+            ("get_order", {"id": order["id"]}, order),
+            ("refund", {"id": order["id"], "amount": amount}, {**order, "refunded": amount}),
+            ("get_order", {"id": order["id"]}, {**order, "refunded": amount}),
+        ]
+        steps = [Step(observation="", action=render_call(*call), next_observation=json.dumps(text)) for *call, text in moves]
+        last = Step(observation="", action=done, next_observation="", reward=1, terminated=True)
+        task = Task(id=f"t{number}", instruction=f"Refund K{number}.", environment="desk", tools=["get_order", "refund"])
+        replay_buffer.add(Trajectory(task=task, steps=[*steps, last], success=True, run="traces"))
+    tools, writes = [StructuredTool.from_function(each) for each in (get_order, refund)], ["refund"]
+    compile_world(replay_buffer, tmp_path / "world", tools=tools, writes=writes, on_progress=lambda *_: None)
+    index = TraceIndex(replay_buffer, tools=tools, writes=writes)
+    dream = compiled_dream(tmp_path / "world", index)
+    task = replay_buffer.tasks()[3]
+    for amount in (5.0, 5, "5"):
+        call = render_call("refund", {"id": "K103", "amount": amount})
+        environment = dream.create_environment()
+        environment.reset(task)
+        results = [environment.step(action) for action in (call, render_call("get_order", {"id": "K103"}), done)]
+        assert [json.loads(each.observation)["refunded"] for each in results[:2]] == [5.0, 5.0], amount
+        assert ": 5.0" in results[1].observation and results[2].reward == 1, amount
+
+
 def test_an_argument_that_was_null_once_may_be_null() -> None:
     schema = _schema("refund", [{"id": "K1", "note": None}, {"id": "K2", "note": "broken"}])
     assert schema["parameters"]["properties"] == {"id": {"type": "string"}, "note": {}}

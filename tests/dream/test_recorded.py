@@ -5,12 +5,13 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from langchain_core.tools import tool
 from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Index, Says, order_task, play, plays_and_judges, trace
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References
@@ -90,6 +91,29 @@ def test_what_is_measured_does_not_vote_on_unknown_things(buffer: ReplayBuffer) 
     recorded = Recorded(Index(buffer))
     assert recorded.respond(episode).observation == "no such order"  # type: ignore[union-attr]
     assert recorded.respond(replace(episode, own_traces=False)) is None
+
+
+@tool
+def transfer(amount: Decimal, tags: set[str], pin: SecretStr) -> str:
+    """Transfer money."""
+    raise AssertionError("no real tool runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same"),
+    [
+        ({"amount": 20, "tags": ["zz", "a", "b", "yy"], "pin": "4711"}, True),
+        ({"amount": "20.00", "tags": ["a", "b", "yy", "zz"], "pin": "4711"}, True),
+        ({"amount": 20.5, "tags": ["a", "b", "yy", "zz"], "pin": "4711"}, False),
+        ({"amount": 20, "tags": ["a", "b", "yy", "zz"], "pin": "0000"}, False),
+    ],
+)
+def test_decimals_sets_and_secrets_are_compared_by_value(buffer: ReplayBuffer, arguments: Any, same: bool) -> None:
+    recorded = render_call("transfer", {"amount": 20.0, "tags": ["a", "b", "yy", "zz"], "pin": "4711"})
+    buffer.add(trace(order_task(), (recorded, "sent"), DONE))
+    index = TraceIndex(buffer, tools=[transfer], writes=["transfer"])
+    index.refresh()
+    assert (index.call(render_call("transfer", arguments)) == index.call(recorded)) == same
 
 
 def test_a_thing_that_traces_know_is_no_unknown_one_after_a_write(buffer: ReplayBuffer, desk: Desk) -> None:
