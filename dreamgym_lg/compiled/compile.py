@@ -60,7 +60,7 @@ def compile_world(
         writer: `enumerate` finds rules without a model. A chat model, or its name, repairs what these do not replay; its code
             runs behind the wall alone.
         tools, writes: As of `find_tool_uses`.
-        environment: Name of the environment whose traces are compiled. Default: all of the buffer's.
+        environment: Name of the environment whose traces are compiled. Default: the buffer's only one.
         rounds: Most calls of a chat model.
         hosted: Prices and limits of a chat model. Its answers are kept beside the folder (`shop-answers.db`): after a
             kill the same call goes on, and pays for no answer twice.

@@ -67,7 +67,7 @@ class Trace(NamedTuple):
 def _calls(
     trajectory: Trajectory, schemas: Schemas, receivers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
 ) -> Iterator[Call]:
-    """The calls of an episode as the tools received them, without those that a schema refuses: no tool saw them."""
+    """The calls of an episode as the tools received them. A schema refused some: no tool saw these."""
     for step in trajectory.steps:
         if (call := parse_call(step.action)) is None:
             continue
@@ -92,9 +92,19 @@ class Recordings:
     def of(
         cls, replay_buffer: ReplayBuffer, *, tools: Sequence[BaseTool], writes: Collection[str] | None, environment: str | None
     ) -> "Recordings":
-        """The real episodes of a buffer's train tasks. Raises `ConfigurationError` if no called tool is known to only read."""
+        """The real episodes of a buffer's train tasks.
+
+        Raises `ConfigurationError` for several environments, and if no called tool is known to only read.
+        """
         recorded = replay_buffer.real_trajectories(split="train")
         chosen = [each for each in recorded if environment in (None, each.task.environment)]
+        with_calls = (each for each in chosen if any(parse_call(step.action) for step in each.steps))
+        worlds = sorted({each.task.environment for each in with_calls})
+        if len(worlds) > 1:
+            raise ConfigurationError(
+                f"the traces are of {len(worlds)} environments, each with a database of its own: compile one alone, e.g. "
+                f"environment={worlds[0]!r}, or import the traces of each into a replay buffer of their own"
+            )
         schemas_of_tools = Schemas(tools)
         receivers = {tool.name: receiver(tool, defaults=False) for tool in tools}
         traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools, receivers))) for each in chosen]

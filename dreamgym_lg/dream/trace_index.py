@@ -339,7 +339,7 @@ def _whole(value: Any) -> Any:
 
 
 def receiver(tool: BaseTool, *, defaults: bool = True) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """A function: arguments -> JSON of what the tool receives, which is validated and without ignored ones.
+    """A function: arguments -> JSON of what the tool receives. It is validated, without ignored arguments.
 
     The user's own validators do not run, as they may act. Refused arguments, and those of a tool with a JSON schema, only get
     the tool's top-level defaults. Args: `defaults`, True to fill in the tool's.

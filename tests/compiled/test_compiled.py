@@ -318,6 +318,17 @@ def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> No
         assert ": 5.0" in results[1].observation and results[2].reward == 1, amount
 
 
+def test_each_environment_is_compiled_alone(tmp_path: Path) -> None:
+    """Tasks of one environment share a database, and records of two may have one id."""
+    call = Step(observation="", action=render_call("get_order", {"id": "K1"}), next_observation="{}")
+    with ReplayBuffer(":memory:") as replay_buffer:
+        for name in ("shop-b", "shop-a"):
+            task = Task(id=name, instruction="Look.", environment=name)
+            replay_buffer.add(Trajectory(task=task, steps=[call], success=True, run="traces"))
+        with pytest.raises(ConfigurationError, match="of 2 environments, each with a database.*environment='shop-a'"):
+            compile_world(replay_buffer, tmp_path / "world", writes=[], on_progress=lambda *_: None)
+
+
 def test_an_argument_that_was_null_once_may_be_null() -> None:
     schema = _schema("refund", [{"id": "K1", "note": None}, {"id": "K2", "note": "broken"}])
     assert schema["parameters"]["properties"] == {"id": {"type": "string"}, "note": {}}
