@@ -18,7 +18,7 @@ from dreamgym_lg import Dream, DreamGym, ReplayBuffer, Step, Task, Verify, load_
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.compiled import compile_world, compiled_dream
 from dreamgym_lg.dream import TraceIndex
-from dreamgym_lg.dream.trace_index import message_text
+from dreamgym_lg.dream.facts import message_text
 from dreamgym_lg.simulate.conversation import final_answer
 
 HERE = Path(__file__).parent

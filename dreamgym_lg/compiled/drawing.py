@@ -14,7 +14,8 @@ from dreamgym_lg.compiled.entities import REQUEST, Place, Record, Records, objec
 from dreamgym_lg.compiled.identifiers import Renaming, Type, walk_ids
 from dreamgym_lg.compiled.responder import Compiled
 from dreamgym_lg.compiled.runtime import Refusal, key_of, parsed, values_in, walk
-from dreamgym_lg.dream.trace_index import TraceIndex, message_text
+from dreamgym_lg.dream.facts import message_text
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import words

@@ -10,12 +10,13 @@ from pydantic import BaseModel, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream, awaited
+from dreamgym_lg.dream.facts import message_text
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, fail_if_prompt_too_long
 from dreamgym_lg.dream.prompts import LineFormat, default_format, encoded, load_prompt, on_one_line, prompt_name, read_form
 from dreamgym_lg.dream.recorded import References
-from dreamgym_lg.dream.trace_index import Success, TraceIndex, message_text
+from dreamgym_lg.dream.trace_index import Success, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.facts import facts, message_facts, message_text, new_facts
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.trace_index import (
     Call,
@@ -12,10 +13,6 @@ from dreamgym_lg.dream.trace_index import (
     Success,
     TraceIndex,
     Votes,
-    facts,
-    message_facts,
-    message_text,
-    new_facts,
     said_before,
     unordered,
     worlds_of,

@@ -11,12 +11,12 @@ from langchain_core.language_models import BaseChatModel
 from pydantic import BaseModel
 
 from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.facts import message_text
 from dreamgym_lg.dream.judges import RUBRIC
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
 from dreamgym_lg.dream.prompter import ChatModelPart, Prompter
 from dreamgym_lg.dream.prompts import encoded, json_prompt, read_form
-from dreamgym_lg.dream.trace_index import message_text
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -1,14 +1,13 @@
 """An index of a replay buffer's real traces: answers by call, writing calls by task."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from decimal import Decimal
 from functools import lru_cache, partial
-from itertools import pairwise, product
+from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, SecretStr
 from pydantic_core import to_jsonable_python
 
-from dreamgym_lg.actions import is_answer, parse_action, parse_call, tool_schemas
+from dreamgym_lg.actions import is_answer, parse_call, tool_schemas
+from dreamgym_lg.dream.facts import facts, message_text, new_facts, numbers
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.splits import entities, words
 from dreamgym_lg.tasks import ToolUse, argument_schemas, find_tool_uses, first_observation, reference_episode, rules, schemas
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -26,7 +25,6 @@ FREE_TEXT_WORDS = 4
 """Least number of words of free text: an argument that does not occur earlier in the episode."""
 MISSES = 4
 """Unknown things, and tasks, whose look-ups need the same answer for others to get it."""
-_WITH_UNIT = re.compile(r"(\d+)[^\W\d_]+")
 
 
 class Call(NamedTuple):
@@ -373,39 +371,6 @@ def _plain(value: Any) -> Any:
         case SecretStr():
             return value.get_secret_value()
     return to_jsonable_python(value, fallback=str)
-
-
-def message_text(action: str) -> str:
-    """The text of a message; any other action as it is."""
-    return str(parse_action(action)) if is_answer(action) else action
-
-
-def facts(*texts: str) -> frozenset[str]:
-    """The ids, amounts and addresses in texts: `entities` with a digit or an `@`."""
-    return frozenset(each for text in texts for each in entities(text) if any(sign.isdigit() or sign == "@" for sign in each))
-
-
-def numbers(*texts: str) -> frozenset[str]:
-    """The words with a digit in texts, counts too; of `5kg` also the number alone."""
-    numbered = frozenset(each for text in texts for each in words(text) if any(map(str.isdigit, each)))
-    return numbered.union(map(_number, numbered))
-
-
-def message_facts(*texts: str) -> frozenset[str]:
-    """All facts and numbers of messages. `5 kg` is also `5kg`."""
-    pairs = (pair for text in texts for pair in pairwise(words(text)))
-    joined = (one + other for one, other in pairs if one.isdigit() and other.isalpha())
-    return facts(*texts).union(numbers(*texts), joined)
-
-
-def new_facts(stated: Collection[str], shown: Collection[str]) -> frozenset[str]:
-    """The facts that are not shown. Of a number with its unit, as `2x`, the number is enough."""
-    return frozenset(each for each in stated if each not in shown and _number(each) not in shown)
-
-
-def _number(fact: str) -> str:
-    """The number in a fact such as `5kg`; any other fact unchanged."""
-    return match[1] if (match := _WITH_UNIT.fullmatch(fact)) else fact
 
 
 def _is_text(value: Any) -> bool:

@@ -12,10 +12,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import BaseModel, StrictBool, StrictStr
 
 from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.dream.facts import facts, message_text
 from dreamgym_lg.dream.parts import Episode, User
 from dreamgym_lg.dream.prompter import ChatModelPart, Prompter, add_to_cache, fail_if_prompt_too_long
 from dreamgym_lg.dream.prompts import encoded, json_prompt, load_prompt, read_form
-from dreamgym_lg.dream.trace_index import Call, comparable_call, facts, message_text
+from dreamgym_lg.dream.trace_index import Call, comparable_call
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, UserFault
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -20,7 +20,7 @@ from dreamgym_lg.compiled.identifiers import Renaming
 from dreamgym_lg.compiled.imputation import Imputed
 from dreamgym_lg.compiled.responder import Compiled, compiled_dream
 from dreamgym_lg.dream import Episode, TraceIndex
-from dreamgym_lg.dream.trace_index import message_text
+from dreamgym_lg.dream.facts import message_text
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Split
 
