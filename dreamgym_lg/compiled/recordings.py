@@ -2,8 +2,10 @@
 
 import json
 import keyword
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -28,7 +30,6 @@ from dreamgym_lg.compiled.runtime import (
 )
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.schemas import Schemas
-from dreamgym_lg.dream.trace_index import receiver
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.splits import common_entities, tied_groups
@@ -64,19 +65,15 @@ class Trace(NamedTuple):
     calls: Sequence[Call]
 
 
-def _calls(
-    trajectory: Trajectory, schemas: Schemas, receivers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
-) -> Iterator[Call]:
-    """The calls of an episode as the tools received them. A schema refused some: no tool saw these."""
+def _calls(trajectory: Trajectory, schemas: Schemas) -> Iterator[Call]:
+    """The calls of an episode, without those that a schema refuses: no tool saw them."""
     for step in trajectory.steps:
         if (call := parse_call(step.action)) is None:
             continue
-        receive = receivers.get(call.name)
-        arguments = call.arguments if receive is None else receive(call.arguments)
         if step.valid:
-            yield call.name, arguments, step.next_observation
+            yield call.name, call.arguments, step.next_observation
         elif schemas.respond(Episode(task=trajectory.task, action=step.action)) is None:
-            yield call.name, arguments, Refusal(step.next_observation)
+            yield call.name, call.arguments, Refusal(step.next_observation)
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ class Recordings:
                 f"environment={worlds[0]!r}, or import the traces of each into a replay buffer of their own"
             )
         schemas_of_tools = Schemas(tools)
-        receivers = {tool.name: receiver(tool, defaults=False) for tool in tools}
-        traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools, receivers))) for each in chosen]
+        traces = [Trace(each.task.id, list(_calls(each, schemas_of_tools))) for each in chosen]
         # a tool that only ever failed may be one that the policy made up
         called = {tool for trace in traces for tool, _, answer in trace.calls if isinstance(answer, str)}
         # Tool names become function names in `world.py`: a trace must not inject code.
@@ -127,7 +123,7 @@ class Recordings:
         functions = {name: function for name, function in offered.items() if "parameters" in function}
         functions |= {schema["function"]["name"]: schema["function"] for schema in tool_schemas(tools)}
         written = frozenset(tool for tool, use in uses.items() if use.writes)
-        recordings = cls(traces, written, functions)._in_one_form()
+        recordings = cls(traces, written, functions)._as_received()._in_one_form()
         return recordings._filtered(lambda tool, answer: isinstance(answer, str) or tool in called & written)
 
     @property
@@ -139,6 +135,14 @@ class Recordings:
             if tool not in self.writes
         }
         return {tool: fields for tool, fields in values.items() if fields}
+
+    def _as_received(self) -> "Recordings":
+        """The recordings with arguments of the tools' types (`received`)."""
+
+        def convert(tool: str, arguments: Mapping[str, Any], answer: str | Refusal) -> Call:
+            return tool, received(self.schemas.get(tool), arguments), answer
+
+        return replace(self, traces=[Trace(task, [convert(*call) for call in calls]) for task, calls in self.traces])
 
     def _in_one_form(self) -> "Recordings":
         """The recordings with each look-up in one form (`as_recorded`)."""
@@ -319,6 +323,39 @@ def _entity(arguments: Mapping[str, Any]) -> str:
 
 
 _TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def received(function: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments by the types of the tool's schema, as LangChain hands them to it.
+
+    Args: `function`, the schema in OpenAI's form; None for an unknown one.
+    """
+    return {**_as_typed(arguments, (function or {}).get("parameters"))}
+
+
+def _as_typed(value: Any, schema: Any) -> Any:
+    """A value by its JSON schema: 8 is 8.0 where the tool takes a number. Any other value is unchanged."""
+    if not isinstance(schema, Mapping) or value is None or isinstance(value, bool):
+        return value
+    forms = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(forms, list):
+        rest = [each for each in forms if each != {"type": "null"}]
+        return _as_typed(value, rest[0]) if len(rest) == 1 else value
+    with suppress(ValueError, OverflowError):
+        match schema.get("type"), value:
+            case "number", int() | str():
+                return number if math.isfinite(number := float(value)) else value
+            case "integer", str():
+                return int(value)
+            case "integer", float() if value.is_integer():
+                return int(value)
+            case "array", list():
+                items = [_as_typed(each, schema.get("items")) for each in value]
+                return sorted(items, key=canonical) if schema.get("uniqueItems") else items
+            case "object", Mapping():
+                fields = argument_schemas({"parameters": schema})
+                return {name: _as_typed(each, fields.get(name)) for name, each in value.items()}
+    return value
 
 
 def _schema(tool: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

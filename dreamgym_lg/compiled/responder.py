@@ -8,16 +8,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from langchain_core.tools import BaseTool
-
 from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.compiled import runtime
-from dreamgym_lg.compiled.recordings import Trace
+from dreamgym_lg.compiled.recordings import Trace, received
 from dreamgym_lg.compiled.runtime import Refusal
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import ModelJudge
@@ -25,7 +24,7 @@ from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Responder, User, Verdict
 from dreamgym_lg.dream.recorded import Recorded, References, message_fault
 from dreamgym_lg.dream.schemas import Schemas
-from dreamgym_lg.dream.trace_index import Success, TraceIndex, receiver
+from dreamgym_lg.dream.trace_index import Success, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.redaction import hidden_files
 from dreamgym_lg.simulate.wall.wall import start_walled
@@ -44,7 +43,7 @@ class Compiled:
     The world's module may be written by a person or a model: it has no network, reads no replay buffer, writes no file, and is
     killed if an answer takes more than `PATIENCE` seconds.
 
-    Args: `folder`, as `compile_world` writes it; `tools`, the agent's: their types decide that 8 is 8.0, as in compilation.
+    Args: `folder`, as `compile_world` writes it. Its schemas decide that 8 is 8.0 for a number, as in compilation.
 
     Raises `ConfigurationError` if the folder is no world, or this machine cannot build the wall; `ProcessLost` if the module
     ends its process, hangs or returns something else than a text.
@@ -52,9 +51,8 @@ class Compiled:
 
     name, version = "compiled", ""
 
-    def __init__(self, folder: str | Path, tools: Sequence[BaseTool] = ()) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
-        self._receivers = {tool.name: receiver(tool, defaults=False) for tool in tools}
         for name in _FILES:
             if not (self.folder / name).is_file():
                 raise ConfigurationError(f"{str(folder)!r} holds no {name}: give a folder that `compile_world` wrote")
@@ -87,7 +85,13 @@ class Compiled:
     def schemas(self) -> list[dict[str, Any]]:
         """The admitted tools as functions in OpenAI's form."""
         rules = json.loads((self.folder / "rules.json").read_text())
-        return [schema for schema in rules["tools"] if rules["admitted"].get(schema["name"])]
+        return [schema for name, schema in self._functions.items() if rules["admitted"].get(name)]
+
+    @cached_property
+    def _functions(self) -> dict[str, dict[str, Any]]:
+        """The schemas of all tools, by name."""
+        rules = json.loads((self.folder / "rules.json").read_text())
+        return {schema["name"]: schema for schema in rules.get("tools", ())}
 
     def answer(
         self, task: str, steps: list[list[Any]], tool: str, arguments: Mapping[str, Any], *, own: bool = True
@@ -147,8 +151,7 @@ class Compiled:
 
     def _received(self, tool: str, arguments: Mapping[str, Any], *answer: Any) -> list[Any]:
         """A call with the arguments that its tool receives."""
-        receive = self._receivers.get(tool)
-        return [tool, dict(arguments if receive is None else receive(arguments)), *answer]
+        return [tool, received(self._functions.get(tool), arguments), *answer]
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-I", runtime.__file__, str(self.folder)]
@@ -261,7 +264,7 @@ def compiled_dream(folder: str | Path, index: TraceIndex, *, user: User | None =
     Args: `folder`, of `compile_world`; `index`, of the traces, with the agent's tools; `model`, an experience model for what
     the world does not know: its prompt shows the documents of the entities in a call.
     """
-    compiled, references = Compiled(folder, index.tools), References(index, conversations=user is not None)
+    compiled, references = Compiled(folder), References(index, conversations=user is not None)
     responders: list[Responder] = [Schemas(index.tools), Recorded(index), compiled, *([] if model is None else [model])]
     last = [] if model is None else [ModelJudge(model, references=references)]
     return Dream(responders, user, [EndState(compiled, references), references, *last])

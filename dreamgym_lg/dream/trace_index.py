@@ -108,7 +108,7 @@ class TraceIndex:
         self.tools = list(tools)
         self.replay_buffer, self._writes = replay_buffer, writes
         self.pass_through = frozenset(pass_through)
-        received = {tool.name: receiver(tool) for tool in tools}
+        received = {tool.name: _receiver(tool) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, received=received))
         """action -> its call in comparable form; None if it is no call."""
         self._free_text: frozenset[tuple[str, str]] = frozenset()
@@ -336,24 +336,21 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def receiver(tool: BaseTool, *, defaults: bool = True) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+def _receiver(tool: BaseTool) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """A function: arguments -> JSON of what the tool receives. It is validated, without ignored arguments.
 
     The user's own validators do not run, as they may act. Refused arguments, and those of a tool with a JSON schema, only get
-    the tool's top-level defaults. Args: `defaults`, True to fill in the tool's.
+    the tool's top-level defaults.
     """
     top_level = {name: field["default"] for name, field in tool.args.items() if isinstance(field, dict) and "default" in field}
-    return partial(_as_received, tool.tool_call_schema, top_level if defaults else {}, defaults=defaults)
+    return partial(_as_received, tool.tool_call_schema, top_level)
 
 
-def _as_received(
-    schema: Any, top_level: Mapping[str, Any], arguments: Mapping[str, Any], *, defaults: bool
-) -> Mapping[str, Any]:
+def _as_received(schema: Any, top_level: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         factories = {name for name, field in schema.model_fields.items() if field.default_factory and name not in arguments}
         with suppress(ValueError):
-            model = schema.model_validate(dict(arguments))
-            return {**_plain(model.model_dump(exclude=factories, exclude_unset=not defaults))}
+            return {**_plain(schema.model_validate(dict(arguments)).model_dump(exclude=factories))}
     return {**top_level, **arguments}
 
 

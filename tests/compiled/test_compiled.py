@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -40,7 +41,7 @@ from dreamgym_lg.compiled.responder import Compiled, EndState, compiled_dream
 from dreamgym_lg.compiled.runtime import Module, State, Unknown, answer_of, fixed, follow, key_of, later, parsed, put, rounded
 from dreamgym_lg.compiled.source import write_rules
 from dreamgym_lg.compiled.trees import MIXED, decide, learn
-from dreamgym_lg.dream import Episode, Model, References, TraceIndex
+from dreamgym_lg.dream import Dream, Episode, Model, Recorded, References, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 
 WRITES = ("refund", "move", "note")
@@ -295,9 +296,10 @@ def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> No
     done, replay_buffer = render_answer("Done."), ReplayBuffer(":memory:")
     for number in range(100, 124):
         order, amount = {"id": f"K{number}", "refunded": 0.0}, float(number % 7)
+        written = int(amount) if number % 2 else amount  # as models write it
         moves: list[Any] = [
             ("get_order", {"id": order["id"]}, order),
-            ("refund", {"id": order["id"], "amount": amount}, {**order, "refunded": amount}),
+            ("refund", {"id": order["id"], "amount": written}, {**order, "refunded": amount}),
             ("get_order", {"id": order["id"]}, {**order, "refunded": amount}),
         ]
         steps = [Step(observation="", action=render_call(*call), next_observation=json.dumps(text)) for *call, text in moves]
@@ -307,9 +309,10 @@ def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> No
     tools, writes = [StructuredTool.from_function(each) for each in (get_order, refund)], ["refund"]
     compile_world(replay_buffer, tmp_path / "world", tools=tools, writes=writes, on_progress=lambda *_: None)
     index = TraceIndex(replay_buffer, tools=tools, writes=writes)
-    dream = compiled_dream(tmp_path / "world", index)
+    world, references = Compiled(tmp_path / "world"), References(replay_buffer)
+    of_parts = Dream([Recorded(index), world], judges=[EndState(world, references), References(index)])
     task = replay_buffer.tasks()[3]
-    for amount in (5.0, 5, "5"):
+    for dream, amount in product((compiled_dream(tmp_path / "world", index), of_parts), (5.0, 5, "5")):
         call = render_call("refund", {"id": "K103", "amount": amount})
         environment = dream.create_environment()
         environment.reset(task)
