@@ -19,8 +19,13 @@ def write_whole(file: Path, text: str) -> None:
 
 def write_new(file: Path, text: str) -> None:
     """As `write_whole`, but a file that another process has written meanwhile stays."""
-    with _draft(file, text) as draft, suppress(FileExistsError):
-        os.link(draft, file)
+    with _draft(file, text) as draft:
+        try:
+            os.link(draft, file)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            draft.replace(file)
 
 
 @contextmanager

@@ -95,6 +95,30 @@ def test_the_first_of_several_processes_names_the_runs(tmp_path: Path) -> None:
     assert file.read_text() == "third" and names(file.parent) == ["run"]
 
 
+def test_a_new_file_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", link)
+    write_new(tmp_path / "run", "first")
+    assert (tmp_path / "run").read_text() == "first" and names(tmp_path) == ["run"]
+
+
+RACER = """
+import sys
+from pathlib import Path
+from dreamgym_lg.files import write_new
+write_new(Path(sys.argv[1]), sys.argv[2])
+print(Path(sys.argv[1]).read_text())
+"""
+
+
+def test_processes_that_name_a_folder_at_once_agree(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RACER, str(tmp_path / "run")]
+    racers = [subprocess.Popen([*command, text], stdout=subprocess.PIPE, text=True) for text in "abcd"]
+    assert len({racer.communicate(timeout=60)[0] for racer in racers}) == 1 and names(tmp_path) == ["run"]
+
+
 def test_processes_that_write_one_folder_at_once_leave_it_whole(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "shop"), text]) for text in ("a", "b", "c")]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]

@@ -52,7 +52,7 @@ class Schemas:
         return Answer(template.format(tool_name=call.name, tool_kwargs=arguments, error=error), valid=False)
 
     def _validated(self, call: ToolCall, tool: BaseTool) -> Answer | None:
-        schema = tool.tool_call_schema  # without injected arguments, and the user's validators, which may act
+        schema = tool.tool_call_schema  # without injected arguments
         try:
             if isinstance(schema, type):
                 schema(**call.arguments)

@@ -339,8 +339,8 @@ def _whole(value: Any) -> Any:
 def _receiver(tool: BaseTool) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """A function: arguments -> JSON of what the tool receives. It is validated, without ignored arguments.
 
-    The user's own validators do not run, as they may act. Refused arguments, and those of a tool with a JSON schema, only get
-    the tool's top-level defaults.
+    A `@field_validator` of the tool's own schema does not run; validators of nested models and in `Annotated` do. Refused
+    arguments, and those of a tool with a JSON schema, only get the tool's top-level defaults.
     """
     top_level = {name: field["default"] for name, field in tool.args.items() if isinstance(field, dict) and "default" in field}
     return partial(_as_received, tool.tool_call_schema, top_level)

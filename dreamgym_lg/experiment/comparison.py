@@ -32,6 +32,7 @@ from dreamgym_lg.statistics import Rate, clustered_rate, mean_interval
 from dreamgym_lg.types import Task, Trajectory, is_unanswered
 
 MIN_TASKS = 10
+"""Fewer tasks hide every difference in the interval."""
 _CONCURRENCY = 16
 CONFIDENCE = 0.98
 """Confidence of a difference's interval: one in fifty comparisons of equal versions claims a difference."""

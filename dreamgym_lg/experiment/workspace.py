@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -237,13 +236,11 @@ class Workspace:
     def offline(self, *, reorder: bool = False) -> list[Trajectory]:
         """The imported and the collected trajectories, in an order drawn by the seed.
 
-        Those that other experiments collected are left out if this one collected some.
-
-        Those added after the training that `DATA` records stay at the end, so that its held-out trajectories stay the same.
-        Args: `reorder`, True to draw the order of all.
+        Others' collected ones are left out if this experiment collected some. Those added after the training that `DATA`
+        records stay at the end: its held-out ones stay the same. Args: `reorder`, True to draw the order of all.
         """
-        load = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
-        episodes, own = list(load()), self.run_name(OFFLINE)
+        episodes = list(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
+        own = self.run_name(OFFLINE)
         if any(each.run == own for each in episodes):
             episodes = [each for each in episodes if each.run == own or not each.run.endswith(f"/{OFFLINE}")]
         environments = {task.environment for split in get_args(Split) for task in self.tasks(split)}

@@ -70,8 +70,10 @@ def final_answer(state: Any) -> str:
     """
     messages = _messages(state)
     if isinstance(messages, Sequence) and not isinstance(messages, str):
-        said = (each for each in messages if isinstance(each, AIMessage) or (isinstance(each, HumanMessage) and each.name))
-        return next((message.text for message in reversed([*said])), "")
+        last = (
+            each for each in reversed(messages) if isinstance(each, AIMessage) or (isinstance(each, HumanMessage) and each.name)
+        )
+        return next((message.text for message in last), "")
     return str(messages if messages is not None else state)
 
 

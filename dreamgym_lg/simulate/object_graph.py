@@ -95,6 +95,7 @@ def references(item: Any) -> Iterator[Any]:
 def _unwrapped(member: Any) -> Any:
     """The function of a property, static method or class method; any other member unchanged."""
     member = member.fget if isinstance(member, property) else member
+    member = member.func if isinstance(member, functools.cached_property) else member
     return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 

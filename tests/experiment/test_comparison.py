@@ -19,6 +19,7 @@ from dreamgym_lg import ReplayBuffer, Task, Trajectory, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.compiled.compile import compile_world
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment import comparison as comparison_module
 from dreamgym_lg.experiment.comparison import Comparison, Meter, SharedDream, Version
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
@@ -385,6 +386,25 @@ def test_a_users_tests_play_in_the_dream(house: Models, tmp_path: Path, pytester
     for line in ("*worse: -1.000*", "*ConfigurationError: *none.db does not exist*"):
         done.stdout.fnmatch_lines([line])
     assert house.calls("production") > 0
+
+
+def test_a_tests_model_and_world_are_folders_below_pytests_root(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever pytest was started."""
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr(comparison_module, "SharedDream", lambda buffer, **arguments: shared.update(arguments))
+    root = pytester.path
+    for name in ("models/exp", "world", "sub"):
+        (root / name).mkdir(parents=True)
+    ReplayBuffer(root / "replay.db").close()
+    ini = "dream_replay_buffer = replay.db\ndream_experience_model = models/exp\ndream_world = world\n"
+    pytester.makeini(f"[pytest]\n{ini}")
+    (root / "sub" / "test_it.py").write_text("def test_it(dream):\n    pass\n")
+    monkeypatch.chdir(root / "sub")
+    installed = [each.value for each in entry_points(group="pytest11")]
+    pytester.runpytest_inprocess(*([] if PLUGIN in installed else ["-p", PLUGIN])).assert_outcomes(passed=1)
+    assert shared == {"experience_model": str(root / "models" / "exp"), "world": str(root / "world")}
 
 
 # --- a compiled world --------------------------------------------------------------------------------------------------------

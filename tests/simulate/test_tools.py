@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import UUID
@@ -611,6 +612,15 @@ class Ticket(BaseModel):
         return f"https://tickets/{self.id}"
 
 
+class Desk(BaseModel):
+    name: str
+
+    @cached_property
+    def client(self) -> str:
+        ORDERS[self.name] = "opened"
+        return self.name
+
+
 class Label(BaseModel):
     text: str
 
@@ -638,12 +648,16 @@ def test_a_command_of_an_object_whose_methods_may_act_is_simulated() -> None:
         """Close."""
         return Command(update={"note": [each.save() for each in tickets]})
 
+    def reads_a_client(text: str) -> Command:
+        """Close."""
+        return Command(update={"note": Desk(name=text).client})
+
     def labels(label: Label) -> Command:
         """Label."""
         return Command(update={"note": Label(text=label.upper()).upper()})
 
     assert state_only(labels)
-    assert not any(map(state_only, (makes_ticket, is_given_ticket, is_given_tickets)))
+    assert not any(map(state_only, (makes_ticket, is_given_ticket, is_given_tickets, reads_a_client)))
 
 
 def test_a_sub_agent_behind_a_tool_is_one_wherever_its_code_is_installed(
