@@ -223,12 +223,17 @@ def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None)
     if attempt is not None and is_begun and call_id in (None, attempt.call_id):
         yield attempt
         return
-    line = ""
-    if attempt is not None and attempt.tool is tool and attempt.call_id == call_id:  # a retry, by a middleware say
-        line, attempt.error = attempt.line, None
-    attempt = _Attempt(call_id, line=line)
-    with set_var(_attempt, attempt), episode.call_order.running(call_id):
-        yield attempt
+    if attempt is None or attempt.tool is not tool or attempt.call_id != call_id:
+        attempt = _Attempt(call_id)
+        with set_var(_attempt, attempt), episode.call_order.running(call_id):
+            yield attempt
+        return
+    retry = _Attempt(call_id, by_node=attempt.by_node, line=attempt.line)  # by a middleware, say
+    try:
+        with set_var(_attempt, retry), episode.call_order.running(call_id):
+            yield retry
+    finally:
+        attempt.step, attempt.error = retry.step or attempt.step, retry.error
 
 
 @contextmanager

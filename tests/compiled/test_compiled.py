@@ -253,7 +253,7 @@ def test_a_message_needs_what_all_successes_with_this_end_state_told(tmp_path: P
         order = {"id": f"K{number}", "status": "open", "card": f"{4400 + number}", "total": number + 90}
         moves = [
             ("get_order", order),
-            ("cancel", {**order, "status": "cancelled"}),
+            ("cancel", {"ok": True}),  # what a write answers need not be told
             ("get_order", {**order, "status": "cancelled"}),
         ]
         return [
@@ -285,7 +285,7 @@ def test_a_message_needs_what_all_successes_with_this_end_state_told(tmp_path: P
 def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> None:
     """LangChain hands 8.0 to a tool for 8 and "8"; the world answered 8, and the end state was a failure."""
 
-    def get_order(id: str) -> str:
+    def get_order(id: str, page: float) -> str:
         """Look up."""
         raise AssertionError("no real tool runs")
 
@@ -298,9 +298,9 @@ def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> No
         order, amount = {"id": f"K{number}", "refunded": 0.0}, float(number % 7)
         written = int(amount) if number % 2 else amount  # as models write it
         moves: list[Any] = [
-            ("get_order", {"id": order["id"]}, order),
+            ("get_order", {"id": order["id"], "page": 1}, order),
             ("refund", {"id": order["id"], "amount": written}, {**order, "refunded": amount}),
-            ("get_order", {"id": order["id"]}, {**order, "refunded": amount}),
+            ("get_order", {"id": order["id"], "page": 1}, {**order, "refunded": amount}),
         ]
         steps = [Step(observation="", action=render_call(*call), next_observation=json.dumps(text)) for *call, text in moves]
         last = Step(observation="", action=done, next_observation="", reward=1, terminated=True)
@@ -310,13 +310,14 @@ def test_a_world_takes_arguments_as_the_tool_receives_them(tmp_path: Path) -> No
     compile_world(replay_buffer, tmp_path / "world", tools=tools, writes=writes, on_progress=lambda *_: None)
     index = TraceIndex(replay_buffer, tools=tools, writes=writes)
     world, references = Compiled(tmp_path / "world"), References(replay_buffer)
+    assert all(world.answer("t103", [], "get_order", {"id": "K103", "page": page}) for page in (1, 1.0, "1"))
     of_parts = Dream([Recorded(index), world], judges=[EndState(world, references), References(index)])
     task = replay_buffer.tasks()[3]
     for dream, amount in product((compiled_dream(tmp_path / "world", index), of_parts), (5.0, 5, "5")):
         call = render_call("refund", {"id": "K103", "amount": amount})
         environment = dream.create_environment()
         environment.reset(task)
-        results = [environment.step(action) for action in (call, render_call("get_order", {"id": "K103"}), done)]
+        results = [environment.step(action) for action in (call, render_call("get_order", {"id": "K103", "page": 1.0}), done)]
         assert [json.loads(each.observation)["refunded"] for each in results[:2]] == [5.0, 5.0], amount
         assert ": 5.0" in results[1].observation and results[2].reward == 1, amount
 

@@ -717,6 +717,16 @@ async def test_a_failed_real_call_is_a_step_whoever_words_the_error(status: Any)
         """Refund."""
         raise TimeoutError("the bank did not answer")
 
+    tries = list[str]()
+
+    @tool("refund")
+    def second_time(ticket: str) -> str:
+        """Refund."""
+        tries.append(ticket)
+        if len(tries) < 2:
+            raise TimeoutError
+        return "refunded"
+
     @wrap_tool_call
     async def words(request: Any, handler: Any) -> Any:
         try:
@@ -724,7 +734,7 @@ async def test_a_failed_real_call_is_a_step_whoever_words_the_error(status: Any)
         except TimeoutError as error:
             return ToolMessage(f"Sorry: {error}", tool_call_id=request.tool_call["id"], name="refund", status=status)
 
-    async def steps(*middleware: Any) -> list[tuple[str, bool]]:
+    async def steps(*middleware: Any, refund: BaseTool = refund) -> list[tuple[str, bool]]:
         graph = create_agent(ScriptedModel(label="production"), [refund], middleware=middleware)
         policy = Saying(says=[[("refund", {"ticket": "7"})]])
         agent = SimulatedAgent(graph, policy, verify=lambda *_: 1.0, real=True)
@@ -732,7 +742,9 @@ async def test_a_failed_real_call_is_a_step_whoever_words_the_error(status: Any)
         return [(step.next_observation, step.valid) for step in episode.steps if "refund" in step.action]
 
     assert await steps(words) == [("Sorry: the bank did not answer", False)]
-    assert await steps(ToolRetryMiddleware(max_retries=1, initial_delay=0, on_failure="continue"), words) != []
+    retry = ToolRetryMiddleware(max_retries=1, initial_delay=0, on_failure="error")
+    assert await steps(words, retry) == [("Sorry: the bank did not answer", False)], "one call, however often it was tried"
+    assert await steps(retry, refund=second_time) == [("refunded", True)]
     assert await steps() == [("the bank did not answer", False)]
 
 
